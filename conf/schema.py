@@ -1,0 +1,287 @@
+"""The configuration, as typed dataclasses: type, default, unit and meaning of every key.
+
+What follows from other values is a property and never a key. Nothing here checks values across fields
+(see ``conf.validate``) or knows YAML (see ``conf.load``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A LLaMA-family decoder: pre-norm RMSNorm, SwiGLU, rotary embeddings, no biases."""
+
+    name: str = "llama_tiny"
+    """Name of the shape; a label only."""
+    vocab_size: int = 8192
+    """Rows of the embedding; at least the tokenizer's vocabulary."""
+    hidden_size: int = 128
+    intermediate_size: int = 352
+    """Width of the feed-forward layer."""
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 4
+    """Key/value heads; fewer than num_heads is grouped-query attention."""
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.021
+    """Standard deviation of the initial weights (HLAT's scripts)."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The corpus."""
+
+    source: str = "python_stdlib"
+    """Corpus to build when `path` is not given: the running interpreter's standard library."""
+    path: str | None = None
+    """File or folder of Arrow, Parquet, JSON Lines (.zst, .gz too) or plain text."""
+    text_column: str = "text"
+    """Column (or JSON field) that holds a document's text."""
+    validation_fraction: float = 0.02
+    """Share of the documents held out for validation, chosen by a hash of their position."""
+    prefetch_batches: int = 4
+    """Packed batches that the background loader keeps ready."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The tokenizer."""
+
+    path: str | None = None
+    """SentencePiece `.model`, `tokenizer.json`, or a Hugging Face folder; none: train one on the corpus."""
+    train_vocab_size: int = 8192
+    """Vocabulary of the BPE tokenizer that is trained when `path` is not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its schedule: linear warm-up, then cosine to `min_lr_fraction` of the peak."""
+
+    lr: float = 3e-4
+    """Peak learning rate."""
+    min_lr_fraction: float = 0.1
+    """Final learning rate as a share of the peak."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    """Applied to every parameter, norm weights too (HLAT)."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this global L2 norm."""
+    warmup_steps: int = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Number formats."""
+
+    name: str = "fp32"
+    """Only `fp32` so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the model is cut; what is left of the world is data parallel."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How much is trained, in which batches."""
+
+    tokens: int = 2_500_000
+    """Tokens to train on; the run ends with the first step that reaches them."""
+    max_steps: int | None = None
+    """Ends the run earlier if it comes before `tokens`."""
+    global_batch_size: int = 8
+    """Sequences per optimizer step over all processes."""
+    micro_batch_size: int | None = None
+    """Sequences per process and forward pass; none: a process's whole share at once."""
+    seq_len: int = 512
+    """Tokens per sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written and which are kept."""
+
+    every_steps: int = 100
+    keep: int = 3
+    """Newest checkpoints kept; those of milestones are kept besides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """What judges a checkpoint, and when."""
+
+    enabled: bool = True
+    suite: str = "smoke"
+    """Name of the suite: `smoke` is built in and needs no download."""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks of the suite to run; none: all of them."""
+    every_tokens: int = 200_000_000_000
+    """A milestone every this many tokens, and one at the end of the run."""
+    limit: int | None = None
+    """At most this many items a task."""
+    validation_tokens: int = 65_536
+    """Tokens of held-out text to score."""
+    code_samples_per_problem: int = 1
+    """Programs generated for each code problem."""
+    batch_size: int = 16
+    """Requests scored at once."""
+    max_retries: int = 1
+    """Times that a failed milestone evaluation is tried again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryConfig:
+    """When a broken attempt is restarted."""
+
+    max_restarts_without_progress: int = 3
+    """Restarts in a row that gain no checkpoint before the run is given up."""
+    backoff_s: float = 2.0
+    """Wait before the first restart without progress; doubles with each further one."""
+    max_backoff_s: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Where the journal is mirrored to."""
+
+    enabled: bool = True
+    mlflow_uri: str | None = None
+    """MLflow tracking server or `sqlite:///file`; none: `<runs_dir>/mlflow.db`."""
+    experiment: str = "hlatctl"
+    """MLflow experiment."""
+    poll_s: float = 5.0
+    """How often the mirror looks for new events."""
+    final_sync_timeout_s: float = 20.0
+    """How long the end of a run waits for MLflow; `hlatctl sync` brings the rest later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig:
+    """The software and the device that train."""
+
+    name: str = "torch_native"
+    device: str = "cpu"
+    """`cpu` or `cuda`."""
+    compile: bool = True
+    """Compile the model's graphs with torch.compile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where jobs run."""
+
+    name: str = "local"
+    launcher: str = "local"
+    """`local`, or `mock` (which --dry-run selects)."""
+    nodes: int = 1
+    processes_per_node: int = 1
+    threads_per_process: int = 1
+    worker_cache_dir: str = "~/.cache/hlatctl"
+    """Folder on each worker's own disk for compiled graphs."""
+    price_usd_per_node_hour: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightConfig:
+    """What a worker must show before training starts."""
+
+    min_matmul_gflops_per_s: float = 1.0
+    """Timed FP32 matrix product, per process."""
+    min_allreduce_mib_per_s: float = 1.0
+    """Timed all-reduce of 16 MiB over all processes."""
+    max_clock_skew_s: float = 2.0
+    """Difference between a worker's clock and rank 0's."""
+    min_open_files: int = 1024
+    """Soft limit of open files."""
+    timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run, complete."""
+
+    experiment_name: str = "quickstart"
+    runs_dir: str = "runs"
+    """Folder that holds the run directories (absolute once composed)."""
+    seed: int = 1234
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    preflight: PreflightConfig = field(default_factory=PreflightConfig)
+
+    @property
+    def world_size(self) -> int:
+        """Training processes in all."""
+        return self.cluster.nodes * self.cluster.processes_per_node
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas of the model."""
+        return self.world_size // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per process and forward pass."""
+        return self.train.micro_batch_size or self.train.global_batch_size // self.data_parallel_size
+
+    @property
+    def grad_accum_steps(self) -> int:
+        """Forward passes per process and optimizer step."""
+        return self.train.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step consumes."""
+        return self.train.global_batch_size * self.train.seq_len
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        steps = math.ceil(self.train.tokens / self.tokens_per_step)
+        return steps if self.train.max_steps is None else min(steps, self.train.max_steps)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens consumed when the run ends."""
+        return self.total_steps * self.tokens_per_step
+
+    @property
+    def milestones(self) -> dict[int, int]:
+        """Milestone tokens by the optimizer step whose checkpoint is evaluated.
+
+        A milestone of T tokens belongs to the first step that has consumed T; the last step of the run is always one,
+        with the tokens consumed by then. Empty if evaluation is off.
+        """
+        if not self.eval.enabled:
+            return {}
+        found: dict[int, int] = {}
+        for nth in range(1, self.total_tokens // self.eval.every_tokens + 1):
+            tokens = nth * self.eval.every_tokens
+            found[math.ceil(tokens / self.tokens_per_step)] = tokens
+        found[self.total_steps] = self.total_tokens
+        return found

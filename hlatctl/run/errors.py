@@ -1,0 +1,176 @@
+"""The one exception tree, its exit codes, and how an error crosses a process boundary.
+
+Tree (exit code)::
+
+    HlatctlError (1)
+    +-- ConfigError (10)        a value that can't be asked for
+    +-- DataError (11)          corpus, tokenizer or dataset unusable
+    +-- RunExistsError (12)     the run id is taken
+    +-- RunNotFoundError (13)   no run of that name, or more than one
+    +-- StorageError (14)       read-only, full or unreachable storage
+    +-- PreflightError (15)     a worker is not fit to train
+    +-- PortInUseError (16)     a server's address is taken
+    +-- DependencyError (17)    a package or a system tool is missing
+    +-- RunBusyError (18)       another process drives this run
+    +-- LaunchError (19)        a job could not be started or was lost
+    +-- TrainingError (20)      training stopped and the restart policy gave up
+    +-- EvaluationError (21)    a checkpoint could not be judged
+    +-- CheckpointError (22)    no valid checkpoint where one is needed
+    +-- StoppedError (23)       stopped on request; the run can be resumed
+
+Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
+An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+#: Environment variable that tells a launched process where to leave its error for the process that launched it.
+ERROR_FILE_ENV = "HLATCTL_ERROR_FILE"
+
+
+class HlatctlError(Exception):
+    """An error that a person can act on.
+
+    Args:
+        message: what is wrong: the field, its value with unit, the rule, the other value.
+        hint: the command or the edit that helps; shown on a line of its own.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(HlatctlError):
+    """A configuration value that can't be asked for."""
+
+    exit_code = 10
+
+
+class DataError(HlatctlError):
+    """A corpus, tokenizer or dataset that can't be used."""
+
+    exit_code = 11
+
+
+class RunExistsError(HlatctlError):
+    """The run id is taken."""
+
+    exit_code = 12
+
+
+class RunNotFoundError(HlatctlError):
+    """No run of that name, or more than one."""
+
+    exit_code = 13
+
+
+class StorageError(HlatctlError):
+    """Storage that is read-only, full or unreachable."""
+
+    exit_code = 14
+
+
+class PreflightError(HlatctlError):
+    """A worker that is not fit to train."""
+
+    exit_code = 15
+
+
+class PortInUseError(HlatctlError):
+    """A server's address is taken."""
+
+    exit_code = 16
+
+
+class DependencyError(HlatctlError):
+    """A missing package or system tool."""
+
+    exit_code = 17
+
+
+class RunBusyError(HlatctlError):
+    """Another process drives this run."""
+
+    exit_code = 18
+
+
+class LaunchError(HlatctlError):
+    """A job that could not be started, or was lost."""
+
+    exit_code = 19
+
+
+class TrainingError(HlatctlError):
+    """Training stopped and the restart policy gave up."""
+
+    exit_code = 20
+
+
+class EvaluationError(HlatctlError):
+    """A checkpoint that could not be judged."""
+
+    exit_code = 21
+
+
+class CheckpointError(HlatctlError):
+    """No valid checkpoint where one is needed."""
+
+    exit_code = 22
+
+
+class StoppedError(HlatctlError):
+    """Stopped on request; the run can be resumed."""
+
+    exit_code = 23
+
+
+def error_types() -> dict[str, type[HlatctlError]]:
+    """All errors of the tree by class name."""
+    return {c.__name__: c for c in [HlatctlError, *HlatctlError.__subclasses__()]}
+
+
+def run_main(main: Callable[[], int]) -> int:
+    """Run a process's main function; an ``HlatctlError`` becomes two lines on stderr and its exit code.
+
+    The error is also left as JSON in the file that ``HLATCTL_ERROR_FILE`` names, so that the process which launched
+    this one can raise it again (see :func:`load_error`).
+    """
+    try:
+        return main()
+    except HlatctlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        target = os.environ.get(ERROR_FILE_ENV)
+        if target:
+            dump_error(error, Path(target))
+        return error.exit_code
+
+
+def dump_error(error: HlatctlError, path: Path) -> None:
+    """Write an error as JSON, for :func:`load_error`."""
+    record = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(record), encoding="utf-8")
+    temporary.replace(path)
+
+
+def load_error(path: Path) -> HlatctlError | None:
+    """The error that a launched process left behind, or None if it left none that can be read."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        error_type = error_types()[record["type"]]
+        return error_type(str(record["message"]), hint=str(record["hint"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

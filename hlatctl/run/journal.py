@@ -1,0 +1,169 @@
+"""The journal: append-only JSON Lines, one writer a file, and a reader that merges them.
+
+An event is ``{"v", "seq", "time_unix_s", "attempt", "kind", ...}``; ``docs/architecture.md`` lists the kinds and their
+fields. A torn last line (a writer that died in the middle) is legal: readers leave it out, and the next writer of
+that file cuts it off before it appends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.paths import RunPaths
+
+Event = dict[str, Any]
+
+FLOW_WRITER = "flow"
+OPERATOR_WRITER = "operator"
+_VERSION = 1
+
+
+def train_writer(rank: int) -> str:
+    """The journal writer of one training process."""
+    return f"train-rank{rank:05d}"
+
+
+def eval_writer(milestone_tokens: int) -> str:
+    """The journal writer of one milestone's evaluation."""
+    return f"eval-{milestone_tokens}"
+
+
+class JournalWriter:
+    """Appends events to ``journal/<writer>.jsonl``; holds a lock on it until closed.
+
+    Args:
+        run: the run directory.
+        writer: file stem; there is one writer a file.
+        attempt: the attempt that the events belong to (0 before the first).
+
+    Raises:
+        RunBusyError: another live process has the file open for writing.
+        StorageError: the folder can't be written.
+    """
+
+    def __init__(self, run: RunPaths, writer: str, attempt: int = 0) -> None:
+        self.path = run.journal / f"{writer}.jsonl"
+        self.attempt = attempt
+        try:
+            run.journal.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+b")
+        except OSError as error:
+            raise StorageError(f"{self.path}: can't be written ({error.strerror})") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise RunBusyError(
+                f"{self.path}: another process writes this journal", hint="wait for it, or stop it, then try again"
+            ) from None
+        self._cut_torn_line()
+        self._seq = _last_seq(self.path) + 1
+
+    def append(self, kind: str, *, durable: bool = False, **fields: Any) -> Event:
+        """Append one event and return it.
+
+        Args:
+            kind: one of the kinds in ``docs/architecture.md``.
+            durable: fsync before returning; for events that something else relies on after a power cut.
+            fields: JSON values; NaN and infinities are written as strings, which JSON can't hold.
+        """
+        event: Event = {
+            "v": _VERSION, "seq": self._seq, "time_unix_s": time.time(), "attempt": self.attempt, "kind": kind,
+            **{key: _json_safe(value) for key, value in fields.items()},
+        }  # fmt: skip
+        self._file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        if durable:
+            os.fsync(self._file.fileno())
+        self._seq += 1
+        return event
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _cut_torn_line(self) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        if content and not content.endswith(b"\n"):
+            self._file.truncate(content.rfind(b"\n") + 1)
+        self._file.seek(0, os.SEEK_END)
+
+
+class JournalTail:
+    """Reads what is new in a run's journal since the last look, across all writers.
+
+    ``offsets`` (bytes read by file stem) can be kept and given back to go on later.
+    """
+
+    def __init__(self, run: RunPaths, offsets: dict[str, int] | None = None) -> None:
+        self._journal = run.journal
+        self.offsets: dict[str, int] = dict(offsets or {})
+
+    def read_new(self) -> list[Event]:
+        """Complete events that have appeared since the last call, in order of time."""
+        events: list[Event] = []
+        for path in sorted(self._journal.glob("*.jsonl")):
+            offset = self.offsets.get(path.stem, 0)
+            if path.stat().st_size <= offset:
+                continue
+            with path.open("rb") as file:
+                file.seek(offset)
+                block = file.read()
+            complete = block[: block.rfind(b"\n") + 1]
+            self.offsets[path.stem] = offset + len(complete)
+            events.extend(_parse_lines(complete, path.stem))
+        return sorted(events, key=_order)
+
+
+def read_events(run: RunPaths) -> list[Event]:
+    """All events of a run in order of time; each also carries its ``writer`` (file stem)."""
+    return JournalTail(run).read_new()
+
+
+def _order(event: Event) -> tuple[float, str, int]:
+    return (event["time_unix_s"], event["writer"], event["seq"])
+
+
+def _parse_lines(block: bytes, writer: str) -> Iterator[Event]:
+    for line in block.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # a torn or damaged line is no event; what it said is lost, the rest is not
+        if _is_event(event):
+            event["writer"] = writer
+            yield event
+
+
+def _is_event(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    numbers = isinstance(value.get("seq"), int) and isinstance(value.get("time_unix_s"), int | float)
+    return numbers and isinstance(value.get("kind"), str) and isinstance(value.get("attempt"), int)
+
+
+def _last_seq(path: Path) -> int:
+    last = 0
+    for event in _parse_lines(path.read_bytes(), path.stem):
+        last = max(last, event["seq"])
+    return last
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value

@@ -1,0 +1,90 @@
+"""Checkpoint manifests: which checkpoints of a run are complete, and why another is not.
+
+A checkpoint counts once its ``manifest.json`` is there, which is written last; it is valid if every file that the
+manifest lists has its bytes and its SHA-256. What the shards hold is the trainer's business, not this module's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hlatctl.run import files
+from hlatctl.run.errors import CheckpointError
+from hlatctl.run.paths import RunPaths
+
+MANIFEST = "manifest.json"
+_STEP_DIR = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Args:
+        step: optimizer step it was taken after (1-based; step 0 is the initial model).
+        tokens: tokens that the optimizer had consumed.
+        world: layout of the processes that wrote it, such as ``{"data_parallel_size": 2}``.
+        files: ``[{"path", "bytes", "sha256"}]`` relative to the checkpoint's folder.
+        v: version of this format.
+    """
+
+    step: int
+    tokens: int
+    world: dict[str, int]
+    files: list[dict[str, Any]]
+    v: int = 1
+
+
+def write_manifest(checkpoint: Path, *, step: int, tokens: int, world: dict[str, int]) -> Manifest:
+    """Describe every file of a checkpoint's folder and write its manifest, durably and last."""
+    manifest = Manifest(step=step, tokens=tokens, world=world, files=files.describe_tree(checkpoint))
+    files.write_json(checkpoint / MANIFEST, asdict(manifest))
+    files.fsync_dir(checkpoint)
+    return manifest
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        CheckpointError: there is none, or it can't be read.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return Manifest(
+            step=int(record["step"]),
+            tokens=int(record["tokens"]),
+            world=dict(record["world"]),
+            files=list(record["files"]),
+            v=int(record["v"]),
+        )
+    except FileNotFoundError:
+        raise CheckpointError(f"{checkpoint}: no {MANIFEST}, so the checkpoint was never completed") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: unreadable manifest ({error})") from None
+
+
+def why_invalid(checkpoint: Path, *, checksums: bool = True) -> str | None:
+    """The reason why a checkpoint can't be trusted, naming the file; None if it can."""
+    try:
+        manifest = read_manifest(checkpoint)
+    except CheckpointError as error:
+        return error.message
+    if checkpoint.name != f"step-{manifest.step:08d}":
+        return f"{MANIFEST}: step {manifest.step} in a folder named {checkpoint.name}"
+    return files.first_difference(checkpoint, manifest.files, checksums=checksums)
+
+
+def checkpoint_steps(run: RunPaths) -> list[int]:
+    """Steps whose folder has a manifest, ascending; nothing is verified."""
+    if not run.checkpoints.is_dir():
+        return []
+    found = (
+        (_STEP_DIR.fullmatch(p.name), p) for p in run.checkpoints.iterdir() if (p / MANIFEST).is_file()
+    )
+    return sorted(int(match.group(1)) for match, _ in found if match)

@@ -1,0 +1,116 @@
+"""Where everything lies: the one place that spells a path below the runs folder.
+
+Layout (``docs/architecture.md`` has the whole picture)::
+
+    <runs_dir>/<run_id>/   one run, see RunPaths
+    <runs_dir>/.cache/     prepared corpora and compiled graphs, shared by runs, keyed by fingerprint
+    <runs_dir>/.prefect/   Prefect's own database when no server is configured
+    <runs_dir>/mlflow.db   MLflow's database by default, with mlartifacts/ beside it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def step_name(step: int) -> str:
+    """The folder name of a checkpoint: ``step-00001000``."""
+    return f"step-{step:08d}"
+
+
+def attempt_name(attempt: int) -> str:
+    """The folder name of an attempt: ``attempt-0001``."""
+    return f"attempt-{attempt:04d}"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Paths of one run directory.
+
+    Args:
+        root: ``<runs_dir>/<run_id>``.
+    """
+
+    root: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: the folder's name."""
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        """Resolved, complete configuration; written once."""
+        return self.root / "config.yaml"
+
+    @property
+    def provenance(self) -> Path:
+        """argv, git state, versions, host."""
+        return self.root / "provenance.json"
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the append-only event files, one writer a file."""
+        return self.root / "journal"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of one checkpoint."""
+        return self.checkpoints / step_name(step)
+
+    @property
+    def evals(self) -> Path:
+        """Folder of the evaluations."""
+        return self.root / "evals"
+
+    def eval(self, milestone_tokens: int) -> Path:
+        """Folder of one milestone's evaluation."""
+        return self.evals / f"tokens-{milestone_tokens}"
+
+    def logs(self, attempt: int) -> Path:
+        """Folder of one attempt's logs."""
+        return self.root / "logs" / attempt_name(attempt)
+
+    def launch(self, attempt: int) -> Path:
+        """Folder of what was submitted for one attempt; attempt 0 is everything before training."""
+        return self.root / "launch" / attempt_name(attempt)
+
+    @property
+    def dataset(self) -> Path:
+        """``dataset.json``: the prepared corpus and tokenizer that this run trains on."""
+        return self.root / "dataset.json"
+
+    @property
+    def compile_cache(self) -> Path:
+        """``compile_cache.json``: where the compiled graphs lie (shared, and local to each worker)."""
+        return self.root / "compile_cache.json"
+
+    @property
+    def preflight(self) -> Path:
+        """``preflight.json``: what each worker measured before training."""
+        return self.root / "preflight.json"
+
+    @property
+    def report(self) -> Path:
+        """Folder of figures, tables and the HTML page."""
+        return self.root / "report"
+
+    @property
+    def head_lock(self) -> Path:
+        """Held (flock) by the process that drives the run."""
+        return self.root / "head.lock"
+
+    @property
+    def mirror(self) -> Path:
+        """``mirror.json``: how far the journal has been copied to MLflow."""
+        return self.root / "mirror.json"
+
+
+def cache_dir(runs_dir: Path) -> Path:
+    """Prepared corpora and compiled graphs, shared by the runs of a runs folder."""
+    return runs_dir / ".cache"
