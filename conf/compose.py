@@ -1,0 +1,125 @@
+"""Composition of a configuration from YAML groups and overrides, in Hydra's grammar; the only importer of Hydra.
+
+Hydra's structured configs reject frozen nested dataclasses, so the schema's defaults go into its ConfigStore as plain
+values (Hydra still refuses unknown keys and mistyped overrides), and ``conf.load.decode`` builds the typed result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.load import decode, flatten
+from conf.schema import Config
+from conf.validate import validate
+from hlatctl.run.errors import ConfigError
+
+RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
+CONF_DIR = Path(__file__).parent
+#: More local processes than this gain nothing on one machine's memory bandwidth.
+_MAX_LOCAL_PROCESSES = 16
+
+
+def compose(overrides: Sequence[str] = ()) -> Config:
+    """Compose, decode and validate a configuration.
+
+    Args:
+        overrides: Hydra overrides, such as ``["experiment=quickstart", "train.tokens=100000"]``.
+
+    Raises:
+        ConfigError: unknown key or group (with the nearest match), bad grammar, wrong type, or a broken rule.
+    """
+    config = _resolve_paths(decode(_compose_plain(list(overrides))))
+    validate(config)
+    return config
+
+
+def groups() -> dict[str, list[str]]:
+    """The configuration groups and their options."""
+    folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and any(p.glob("*.yaml")))
+    return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in folders}
+
+
+def default_runs_dir() -> Path:
+    """The runs folder where no configuration says another: ``$HLATCTL_RUNS_DIR`` or ``./runs``."""
+    return Path(os.environ.get(RUNS_DIR_ENV) or "runs").expanduser().absolute()
+
+
+def _compose_plain(overrides: list[str]) -> dict[str, Any]:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store(name="schema", node=dataclasses.asdict(Config()), provider="conf.schema")
+    OmegaConf.register_new_resolver("local_processes", local_processes, replace=True)
+    try:
+        with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
+            composed = hydra_compose("config", overrides=overrides)
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain(error, overrides) from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def local_processes() -> int:
+    """Training processes for this machine: the largest power of two that its usable cores hold, at most 16."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(1 << (usable.bit_length() - 1), _MAX_LOCAL_PROCESSES)
+
+
+def _resolve_paths(config: Config) -> Config:
+    """Make paths absolute: a run is resumed from another working directory."""
+
+    def absolute(path: str | None) -> str | None:
+        return os.fspath(Path(path).expanduser().absolute()) if path else None
+
+    return dataclasses.replace(
+        config,
+        runs_dir=absolute(config.runs_dir) or "",
+        data=dataclasses.replace(config.data, path=absolute(config.data.path)),
+        tokenizer=dataclasses.replace(config.tokenizer, path=absolute(config.tokenizer.path)),
+        cluster=dataclasses.replace(config.cluster, worker_cache_dir=absolute(config.cluster.worker_cache_dir) or ""),
+    )
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Hydra's error in our words: the key or option, and the nearest one that exists."""
+    text = str(error).strip()
+    key = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
+    if key:
+        return _unknown_key(next(name for name in key.groups() if name), overrides)
+    option = re.search(r"Could not find '([^']+)/([^'/]+)'", text) or re.search(r"In '[^']+': Could not find '([^']+)/([^']+)'", text)
+    if option:
+        return _unknown_option(*option.groups())
+    group = re.search(r"Could not override '([^'@]+)'\. No match in the defaults list", text)
+    if group:
+        return _unknown_key(group.group(1), overrides)
+    return ConfigError(" ".join(text.split()), hint="overrides look like train.tokens=100000 or cluster=local")
+
+
+def _unknown_key(name: str, overrides: Sequence[str]) -> ConfigError:
+    asked = next((o.split("=")[0].lstrip("+~") for o in overrides if o.split("=")[0].lstrip("+~").endswith(name)), name)
+    known = [*flatten(Config()), *groups()]
+    near = difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
+    if not near:  # the leaf may be right and the group wrong
+        leaf = asked.rsplit(".", maxsplit=1)[-1]
+        near = difflib.get_close_matches(leaf, [k.rsplit(".", maxsplit=1)[-1] for k in known], n=1, cutoff=0.7)
+        near = [next(k for k in known if k.rsplit(".", maxsplit=1)[-1] == near[0])] if near else []
+    hint = f"did you mean {near[0]}?" if near else "`hlatctl plan` prints every key"
+    return ConfigError(f"{asked}: unknown key", hint=hint)
+
+
+def _unknown_option(group: str, option: str) -> ConfigError:
+    options = groups().get(group, [])
+    near = difflib.get_close_matches(option, options, n=1, cutoff=0.4)
+    hint = f"did you mean {group}={near[0]}? " if near else ""
+    return ConfigError(f"{group}={option}: no such option", hint=f"{hint}known: {', '.join(options) or 'none'}")

@@ -1,0 +1,87 @@
+"""What each stage truly depends on, as a short hash: the key under which its result is kept.
+
+A changed learning rate must not recompile a graph, and a changed seed must not rebuild a corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from conf.load import flatten
+from conf.schema import Config
+
+_DATA_KEYS = ("data.source", "data.path", "data.text_column", "data.validation_fraction", "tokenizer.path")
+_GRAPH_KEYS = (
+    "precision.name", "backend.name", "backend.device", "backend.compile", "train.seq_len",
+    "cluster.threads_per_process",
+)  # fmt: skip
+
+
+def digest(value: Any) -> str:
+    """A hash of a JSON value, 16 hexadecimal digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def data_fingerprint(config: Config) -> str:
+    """Corpus and tokenizer: the keys that shape them, and the name, size and time of every file they come from."""
+    values = flatten(config)
+    parts: dict[str, Any] = {key: values[key] for key in _DATA_KEYS}
+    if config.tokenizer.path is None:
+        parts["tokenizer.train_vocab_size"] = config.tokenizer.train_vocab_size
+    if config.data.path is None:
+        parts["python"] = [sys.version, sysconfig.get_path("stdlib")]
+    parts["files"] = [_stat_tree(path) for path in (config.data.path, config.tokenizer.path) if path]
+    return digest(parts)
+
+
+def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
+    """Compiled graphs: shapes, precision, layout, the software's versions and the processor they are made for.
+
+    Args:
+        versions: package versions that a graph depends on, such as ``{"torch": "2.13.0"}``.
+    """
+    values = flatten(config)
+    parts: dict[str, Any] = {key: values[key] for key in _GRAPH_KEYS}
+    parts.update({key: value for key, value in values.items() if key.startswith(("model.", "parallel."))})
+    # Names and initial values do not enter a graph.
+    for key in ("model.name", "model.initializer_range"):
+        del parts[key]
+    parts["micro_batch_size"] = config.micro_batch_size
+    parts["versions"] = versions
+    parts["python"] = platform.python_version()
+    parts["machine"] = [platform.machine(), _cpu_flags()]
+    return digest(parts)
+
+
+def hardware_fingerprint(config: Config) -> str:
+    """What a preflight depends on; its result is valid for one attempt only, so this is for showing, not for skipping."""
+    values = flatten(config)
+    return digest({key: value for key, value in values.items() if key.startswith(("cluster.", "preflight.", "backend."))})
+
+
+def config_fingerprint(config: Config) -> str:
+    """The whole configuration."""
+    return digest(flatten(config))
+
+
+def _stat_tree(path: str) -> list[tuple[str, int, int]]:
+    root = Path(path)
+    files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
+    return [(os.fspath(p.absolute()), p.stat().st_size, p.stat().st_mtime_ns) for p in files if p.exists()]
+
+
+def _cpu_flags() -> str:
+    """The instruction sets of this processor: Inductor's C++ is made for them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((" ".join(sorted(line.split(":")[1].split())) for line in lines if line.startswith("flags")), "")

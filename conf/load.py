@@ -1,0 +1,110 @@
+"""From YAML text to the typed configuration and back; strict, without Hydra.
+
+This is all the trainer and the evaluator need to read a run's ``config.yaml``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError
+
+_TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def load(path: Path) -> Config:
+    """Read a resolved ``config.yaml``.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or does not fit the schema.
+    """
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: holds {type(value).__name__}, expected a mapping")
+    return decode(value)
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML, complete, keys in the order of the schema."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def decode(value: dict[str, Any]) -> Config:
+    """Build the typed configuration from plain values; every key must be known and every value of its type.
+
+    Raises:
+        ConfigError: names the dotted key, the value and the type expected.
+    """
+    return typing.cast(Config, _decode_dataclass(Config, value, ""))
+
+
+def dotted_keys(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as one level: ``{"model.vocab_size": 8192, ...}``."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            flat.update(dotted_keys(item, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """The configuration by dotted key."""
+    return dotted_keys(dataclasses.asdict(config))
+
+
+def _decode_dataclass(cls: type, value: dict[str, Any], prefix: str) -> object:
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(value) - set(hints))
+    if unknown:
+        raise ConfigError(f"{prefix}{unknown[0]}: unknown key", hint=f"known here: {', '.join(hints)}")
+    return cls(**{name: _decode_value(hints[name], item, prefix + name) for name, item in value.items()})
+
+
+def _decode_value(expected: Any, value: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(expected) and isinstance(expected, type):
+        if not isinstance(value, dict):
+            raise _type_error(key, value, "a group of keys")
+        return _decode_dataclass(expected, value, f"{key}.")
+    if isinstance(expected, types.UnionType):
+        return None if value is None else _decode_value(typing.get_args(expected)[0], value, key)
+    if typing.get_origin(expected) is list:
+        if not isinstance(value, list):
+            raise _type_error(key, value, "a list")
+        (item_type,) = typing.get_args(expected)
+        return [_decode_value(item_type, item, f"{key}[{index}]") for index, item in enumerate(value)]
+    if expected is int and isinstance(value, str) and key.endswith("tokens"):
+        return _token_count(value, key)
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not expected:
+        raise _type_error(key, value, expected.__name__)
+    return value
+
+
+def _token_count(text: str, key: str) -> int:
+    """A token count as people write it: ``200B``, ``1.8T``, ``2.5M``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT])", text.strip())
+    count = Decimal(match.group(1)) * _TOKEN_UNITS[match.group(2)] if match else None
+    if count is None or count != int(count):
+        raise ConfigError(f"{key}={text!r}: is no token count", hint="write a whole number, or 500K, 2.5M, 200B, 1.8T")
+    return int(count)
+
+
+def _type_error(key: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"{key}={value!r}: is {type(value).__name__}, must be {expected}")

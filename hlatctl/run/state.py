@@ -1,0 +1,259 @@
+"""A run's state: a fold over its events, never stored.
+
+``fold`` is pure. Whether the process that drives the run is alive is not in the journal; ``hlatctl.run.lease`` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hlatctl.run.journal import Event
+
+
+@dataclass
+class StageState:
+    """One stage of the flow: ``running``, ``finished``, ``skipped`` or ``failed``."""
+
+    name: str
+    status: str
+    fingerprint: str = ""
+    wall_s: float = 0.0
+    message: str = ""
+
+
+@dataclass
+class AttemptState:
+    """One training attempt.
+
+    Args:
+        resumed_from_step: None until the trainer has started.
+        cause: why it ended; empty while it runs.
+    """
+
+    number: int
+    handle: dict[str, Any]
+    started_unix_s: float
+    resumed_from_step: int | None = None
+    ended_unix_s: float | None = None
+    cause: str = ""
+    decision: str = ""
+    why: str = ""
+    last_step: int = 0
+    compile_cache: dict[str, Any] | None = None
+
+
+@dataclass
+class MilestoneState:
+    """One milestone: ``due``, ``running``, ``evaluated`` or ``failed``."""
+
+    milestone_tokens: int
+    step: int
+    status: str = "due"
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    message: str = ""
+
+
+@dataclass
+class RunState:
+    """What the journal says of a run.
+
+    Args:
+        status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
+        steps: the step events that count, by step; superseded ones are left out.
+        checkpoints: steps of the checkpoints that were written and neither rejected nor deleted.
+    """
+
+    run_id: str = ""
+    status: str = "created"
+    simulated: bool = False
+    created_unix_s: float = 0.0
+    last_event_unix_s: float = 0.0
+    stages: dict[str, StageState] = field(default_factory=dict)
+    attempts: list[AttemptState] = field(default_factory=list)
+    steps: dict[int, Event] = field(default_factory=dict)
+    checkpoints: list[int] = field(default_factory=list)
+    milestones: dict[int, MilestoneState] = field(default_factory=dict)
+    spikes: list[Event] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    train_stopped: str = ""
+    stop_requested: bool = False
+    message: str = ""
+
+    @property
+    def last_step(self) -> Event | None:
+        """The newest step that counts."""
+        return self.steps[max(self.steps)] if self.steps else None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return max(self.steps, default=0)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the optimizer has consumed."""
+        last = self.last_step
+        return int(last["tokens"]) if last else 0
+
+    @property
+    def attempt(self) -> AttemptState | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+
+def fold(events: Iterable[Event]) -> RunState:
+    """The state that a sequence of events, in order of time, describes. Unknown kinds are ignored."""
+    state = RunState()
+    for event in events:
+        apply(state, event)
+    return state
+
+
+def apply(state: RunState, event: Event) -> None:
+    """Bring a state up to date with one more event."""
+    state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
+    handler = _HANDLERS.get(event["kind"])
+    if handler:
+        handler(state, event)
+
+
+def _run_created(state: RunState, event: Event) -> None:
+    state.run_id = event.get("run_id", "")
+    state.simulated = bool(event.get("simulated", False))
+    state.created_unix_s = event["time_unix_s"]
+
+
+def _head_started(state: RunState, event: Event) -> None:
+    # Someone drives the run again: an earlier outcome or request to stop is history.
+    state.status, state.message, state.stop_requested = "running", "", False
+
+
+def _stage(status: str) -> Any:
+    def handler(state: RunState, event: Event) -> None:
+        name = event.get("stage", "")
+        state.stages[name] = StageState(
+            name, status, event.get("fingerprint", ""), event.get("wall_s", 0.0),
+            event.get("why") or event.get("message") or "",
+        )  # fmt: skip
+
+    return handler
+
+
+def _attempt_started(state: RunState, event: Event) -> None:
+    state.attempts.append(AttemptState(event["attempt"], event.get("handle", {}), event["time_unix_s"]))
+    state.train_stopped = ""
+
+
+def _attempt_of(state: RunState, event: Event) -> AttemptState | None:
+    return next((a for a in reversed(state.attempts) if a.number == event["attempt"]), None)
+
+
+def _attempt_ended(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.ended_unix_s = event["time_unix_s"]
+        attempt.cause = event.get("cause", "")
+        attempt.decision = event.get("decision", "")
+        attempt.why = event.get("why", "")
+
+
+def _train_started(state: RunState, event: Event) -> None:
+    resumed = int(event.get("resumed_from_step", 0))
+    state.steps = {step: kept for step, kept in state.steps.items() if step <= resumed}
+    state.spikes = [spike for spike in state.spikes if spike.get("step", 0) <= resumed]
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.resumed_from_step = resumed
+
+
+def _step(state: RunState, event: Event) -> None:
+    state.steps[int(event["step"])] = event
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.last_step = int(event["step"])
+
+
+def _compile_cache(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.compile_cache = {key: event[key] for key in ("hits", "misses", "wall_s") if key in event}
+
+
+def _checkpoint_written(state: RunState, event: Event) -> None:
+    state.checkpoints = sorted({*state.checkpoints, int(event["step"])})
+
+
+def _checkpoint_gone(state: RunState, event: Event) -> None:
+    state.checkpoints = [step for step in state.checkpoints if step != event.get("step")]
+
+
+def _milestone(state: RunState, event: Event) -> None:
+    tokens = int(event["milestone_tokens"])
+    state.milestones.setdefault(tokens, MilestoneState(tokens, int(event["step"])))
+
+
+def _eval(status: str) -> Any:
+    def handler(state: RunState, event: Event) -> None:
+        _milestone(state, event)
+        milestone = state.milestones[int(event["milestone_tokens"])]
+        milestone.status = status
+        milestone.scores = event.get("scores", milestone.scores)
+        milestone.skipped = event.get("skipped", milestone.skipped)
+        milestone.message = event.get("message", "")
+
+    return handler
+
+
+def _eval_failed(state: RunState, event: Event) -> None:
+    _eval("failed" if event.get("final", True) else "due")(state, event)
+
+
+def _run_finished(state: RunState, event: Event) -> None:
+    state.status = event.get("outcome", "finished")
+    state.message = event.get("message", "")
+
+
+def _train_stopped(state: RunState, event: Event) -> None:
+    state.train_stopped = event.get("reason", "")
+
+
+def _stop_requested(state: RunState, event: Event) -> None:
+    state.stop_requested = True
+
+
+def _gradient_spike(state: RunState, event: Event) -> None:
+    state.spikes.append(event)
+
+
+def _warning(state: RunState, event: Event) -> None:
+    state.warnings.append(str(event.get("message", "")))
+
+
+_HANDLERS = {
+    "run_created": _run_created,
+    "head_started": _head_started,
+    "stage_started": _stage("running"),
+    "stage_finished": _stage("finished"),
+    "stage_skipped": _stage("skipped"),
+    "stage_failed": _stage("failed"),
+    "attempt_started": _attempt_started,
+    "attempt_ended": _attempt_ended,
+    "train_started": _train_started,
+    "step": _step,
+    "compile_cache": _compile_cache,
+    "checkpoint_written": _checkpoint_written,
+    "checkpoint_rejected": _checkpoint_gone,
+    "checkpoint_deleted": _checkpoint_gone,
+    "train_stopped": _train_stopped,
+    "milestone": _milestone,
+    "eval_started": _eval("running"),
+    "eval_finished": _eval("evaluated"),
+    "eval_failed": _eval_failed,
+    "gradient_spike": _gradient_spike,
+    "warning": _warning,
+    "stop_requested": _stop_requested,
+    "run_finished": _run_finished,
+}
