@@ -1,0 +1,42 @@
+# Two commands matter: `make train` and `make test`. Each sets up what it needs in .venv and may be called again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The environment is made anew only when what it is made from changes.
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup train test lint benchmark clean
+
+help:
+	@echo "make setup      create $(VENV) with everything (about two minutes, once)"
+	@echo "make train      pre-train a small real model on this machine: hlatctl train"
+	@echo "make test       ruff, mypy, import-linter and pytest"
+	@echo "make benchmark  the benchmarks of tests/benchmarks"
+	@echo "make clean      remove $(VENV) and caches; runs/ is never touched"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python %d.%d is too old, 3.11 or newer is needed\nhint: make PYTHON=python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import venv, ensurepip' || { echo "error: this Python can not make virtual environments"; echo "hint: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	@touch $(STAMP)
+
+train: $(STAMP)
+	@$(BIN)/hlatctl train $(OVERRIDES)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest
+
+benchmark: $(STAMP)
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
