@@ -97,7 +97,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     key = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if key:
         return _unknown_key(next(name for name in key.groups() if name), overrides)
-    option = re.search(r"Could not find '([^']+)/([^'/]+)'", text) or re.search(r"In '[^']+': Could not find '([^']+)/([^']+)'", text)
+    option = re.search(r"Could not find '([^']+)/([^'/]+)'", text) or re.search(
+        r"In '[^']+': Could not find '([^']+)/([^']+)'", text
+    )
     if option:
         return _unknown_option(*option.groups())
     group = re.search(r"Could not override '([^'@]+)'\. No match in the defaults list", text)

@@ -62,9 +62,11 @@ def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
 
 
 def hardware_fingerprint(config: Config) -> str:
-    """What a preflight depends on; its result is valid for one attempt only, so this is for showing, not for skipping."""
+    """What a preflight depends on; for showing, for a worker that was fit may no longer be."""
     values = flatten(config)
-    return digest({key: value for key, value in values.items() if key.startswith(("cluster.", "preflight.", "backend."))})
+    return digest(
+        {key: value for key, value in values.items() if key.startswith(("cluster.", "preflight.", "backend."))}
+    )
 
 
 def config_fingerprint(config: Config) -> str:

@@ -139,7 +139,8 @@ class StoppedError(HlatctlError):
 
 def error_types() -> dict[str, type[HlatctlError]]:
     """All errors of the tree by class name."""
-    return {c.__name__: c for c in [HlatctlError, *HlatctlError.__subclasses__()]}
+    types: list[type[HlatctlError]] = [HlatctlError, *HlatctlError.__subclasses__()]
+    return {error_type.__name__: error_type for error_type in types}
 
 
 def run_main(main: Callable[[], int]) -> int:

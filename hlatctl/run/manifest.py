@@ -84,7 +84,5 @@ def checkpoint_steps(run: RunPaths) -> list[int]:
     """Steps whose folder has a manifest, ascending; nothing is verified."""
     if not run.checkpoints.is_dir():
         return []
-    found = (
-        (_STEP_DIR.fullmatch(p.name), p) for p in run.checkpoints.iterdir() if (p / MANIFEST).is_file()
-    )
+    found = ((_STEP_DIR.fullmatch(p.name), p) for p in run.checkpoints.iterdir() if (p / MANIFEST).is_file())
     return sorted(int(match.group(1)) for match, _ in found if match)

@@ -47,7 +47,8 @@ def create_run(runs_dir: Path, run_id: str, config_yaml: str) -> RunPaths:
         if not runs_dir.is_dir():
             raise StorageError(f"runs_dir={runs_dir}: is not a folder", hint="choose another with runs_dir=") from None
         raise RunExistsError(
-            f"--run-id={run_id}: exists in {runs_dir}", hint=f"`hlatctl resume {run_id}` goes on with it; or use another id"
+            f"--run-id={run_id}: exists in {runs_dir}",
+            hint=f"`hlatctl resume {run_id}` goes on with it; or use another id",
         ) from None
     except OSError as error:
         raise StorageError(

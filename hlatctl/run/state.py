@@ -30,6 +30,7 @@ class AttemptState:
     Args:
         resumed_from_step: None until the trainer has started.
         cause: why it ended; empty while it runs.
+        last_step, newest_checkpoint: how far it came; 0 if it made no step, no checkpoint.
     """
 
     number: int
@@ -41,6 +42,7 @@ class AttemptState:
     decision: str = ""
     why: str = ""
     last_step: int = 0
+    newest_checkpoint: int = 0
     compile_cache: dict[str, Any] | None = None
 
 
@@ -170,8 +172,12 @@ def _train_started(state: RunState, event: Event) -> None:
 
 
 def _step(state: RunState, event: Event) -> None:
-    state.steps[int(event["step"])] = event
     attempt = _attempt_of(state, event)
+    newest = state.attempt
+    superseded = newest and newest.resumed_from_step is not None and newest.resumed_from_step < int(event["step"])
+    if newest and event["attempt"] < newest.number and superseded:
+        return  # a late line of an attempt that another has replaced
+    state.steps[int(event["step"])] = event
     if attempt:
         attempt.last_step = int(event["step"])
 
@@ -183,7 +189,11 @@ def _compile_cache(state: RunState, event: Event) -> None:
 
 
 def _checkpoint_written(state: RunState, event: Event) -> None:
-    state.checkpoints = sorted({*state.checkpoints, int(event["step"])})
+    step = int(event["step"])
+    state.checkpoints = sorted({*state.checkpoints, step})
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.newest_checkpoint = max(attempt.newest_checkpoint, step)
 
 
 def _checkpoint_gone(state: RunState, event: Event) -> None:

@@ -1,0 +1,120 @@
+"""What the stages of one flow share: the run, its configuration, its journal, its launcher and who watches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import conf.load
+from conf.schema import Config
+from flows.launch import launcher_for
+from flows.launch.base import Job
+from flows.observer import Observer, SilentObserver
+from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
+from hlatctl.run.paths import RunPaths, cache_dir
+from hlatctl.run.state import RunState, apply
+
+
+class FlowContext:
+    """One flow's surroundings. Its journal and its state may be used from several threads."""
+
+    def __init__(self, run: RunPaths, observer: Observer | None = None) -> None:
+        self.run = run
+        self.config = conf.load.load(run.config)
+        self.launcher = launcher_for(self.config)
+        self.observer = observer or SilentObserver()
+        self.state = RunState()
+        #: Further places where messages go, such as Prefect's log.
+        self.message_sinks: list[Callable[[str], None]] = []
+        #: Set when the flow ends early: background work gives up.
+        self.cancelled = threading.Event()
+        self._tail = JournalTail(run)
+        self._lock = threading.RLock()
+        self._journal = JournalWriter(run, FLOW_WRITER)
+        self.refresh()
+
+    def event(self, kind: str, *, attempt: int | None = None, **fields: Any) -> None:
+        """Journal an event, durably, and fold it into the state."""
+        with self._lock:
+            newest = self.state.attempt
+            self._journal.attempt = attempt if attempt is not None else (newest.number if newest else 0)
+            self._journal.append(kind, durable=True, **fields)
+            self.refresh()
+
+    def refresh(self) -> RunState:
+        """Fold what all writers have added to the journal."""
+        with self._lock:
+            for event in self._tail.read_new():
+                apply(self.state, event)
+            return self.state
+
+    def watch(self) -> RunState:
+        """Refresh, and show it to the observer."""
+        state = self.refresh()
+        self.observer.update(state, self.config)
+        return state
+
+    def message(self, text: str) -> None:
+        """Tell whoever watches."""
+        self.observer.message(text)
+        for sink in self.message_sinks:
+            sink(text)
+
+    def close(self) -> None:
+        """Release the journal."""
+        self._journal.close()
+
+    def job(
+        self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, env: dict[str, str] | None = None
+    ) -> Job:
+        """A job of this run; see :func:`make_job`."""
+        return make_job(self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, env=env)
+
+
+def cache_root(config: Config) -> Path:
+    """Prepared corpora and compiled graphs, shared by runs; what a mock pretends to have made stays apart."""
+    root = cache_dir(Path(config.runs_dir))
+    return root / "mock" if config.cluster.launcher == "mock" else root
+
+
+def make_job(
+    config: Config,
+    run: RunPaths,
+    name: str,
+    *argv: str,
+    attempt: int = 0,
+    distributed: bool = False,
+    env: dict[str, str] | None = None,
+) -> Job:
+    """A job of a run; pure.
+
+    Args:
+        config: the run's.
+        run: its directory, which need not exist.
+        name: names its files.
+        argv: what follows ``python``, such as ``-m``, ``trainer.export``, ….
+        attempt: whose folders its files go to; 0 is everything that is not a training attempt.
+        distributed: one process per slot of the cluster, by torchrun; otherwise a single process.
+        env: variables besides the common ones.
+    """
+    cluster = config.cluster
+    threads = cluster.threads_per_process * (1 if distributed else cluster.processes_per_node)
+    return Job(
+        name=name,
+        run_dir=run.root,
+        argv=argv,
+        launch_dir=run.launch(attempt),
+        log_dir=run.logs(attempt),
+        env={
+            "OMP_NUM_THREADS": str(threads),
+            # The working directory must not shadow our packages: a folder named eval/ or conf/ is common.
+            "PYTHONSAFEPATH": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **(env or {}),
+        },
+        nodes=cluster.nodes,
+        processes_per_node=cluster.processes_per_node if distributed else 0,
+    )

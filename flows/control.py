@@ -1,0 +1,50 @@
+"""Asking a run to stop, from any process of this machine."""
+
+from __future__ import annotations
+
+import time
+
+import conf.load
+from flows.launch import launcher_for
+from flows.launch.base import Handle
+from flows.stages.train import STOP_GRACE_S
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
+from hlatctl.run.lease import head_pid
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import RunState, fold
+
+_POLL_S = 0.2
+
+
+def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
+    """Ask a run to write a checkpoint and stop, and wait for it.
+
+    The process that drives the run sees the request in the journal. Where none does, but the training job still lives,
+    the job itself is asked.
+
+    Args:
+        by: who asks; goes into the journal.
+        wait_s: how long to wait until nothing drives the run any more.
+
+    Returns:
+        The state after that.
+    """
+    with JournalWriter(run, OPERATOR_WRITER) as journal:
+        journal.append("stop_requested", durable=True, by=by)
+    deadline = time.monotonic() + wait_s
+    while head_pid(run) is not None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    state = fold(read_events(run))
+    if head_pid(run) is None:
+        _stop_orphan(run, state)
+    return fold(read_events(run))
+
+
+def _stop_orphan(run: RunPaths, state: RunState) -> None:
+    attempt = state.attempt
+    if attempt is None or attempt.ended_unix_s is not None:
+        return
+    launcher = launcher_for(conf.load.load(run.config))
+    handle = Handle.from_json(attempt.handle)
+    if not launcher.status(handle).ended:
+        launcher.cancel(handle, grace_s=STOP_GRACE_S)

@@ -1,0 +1,70 @@
+"""What a flow would do, without doing it: for ``hlatctl plan``. Touches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf import fingerprint
+from conf.schema import Config
+from flows.context import cache_root
+from flows.launch import launcher_for
+from flows.stages.compile import CACHE_MANIFEST, graph_key
+from flows.stages.train import training_job
+from hlatctl.run.paths import RunPaths
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageDescription:
+    """One stage: its fingerprint and whether it would run."""
+
+    name: str
+    fingerprint: str
+    will_run: bool
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowDescription:
+    """All stages in order, and the script that would start training."""
+
+    stages: list[StageDescription]
+    launch_script: str
+
+
+def describe(config: Config) -> FlowDescription:
+    """What `hlatctl train` would do with a configuration in its runs folder."""
+    cache = cache_root(config)
+    data_key, graphs = fingerprint.data_fingerprint(config), graph_key(config)
+    whole, hardware = fingerprint.config_fingerprint(config), fingerprint.hardware_fingerprint(config)
+    prepared = (cache / "data" / data_key / "dataset.json").is_file()
+    compiled = (cache / "compile" / graphs / CACHE_MANIFEST).is_file()
+    stages = [
+        StageDescription(name="validate", fingerprint=whole, will_run=True, why="always"),
+        StageDescription(name="provenance", fingerprint=whole, will_run=True, why="once a run"),
+        StageDescription(name="preflight", fingerprint=hardware, will_run=True, why="always"),
+        StageDescription(
+            name="data", fingerprint=data_key, will_run=not prepared,
+            why="prepared before" if prepared else "not prepared yet",
+        ),
+        _compile_stage(config, graphs, compiled),
+        StageDescription(
+            name="warm_cache", fingerprint=graphs, will_run=config.backend.compile,
+            why="verified every time" if config.backend.compile else "backend.compile=false",
+        ),
+        StageDescription(name="train", fingerprint=whole, will_run=True, why=f"{config.total_steps:,} steps"),
+        StageDescription(
+            name="evaluate", fingerprint=whole, will_run=bool(config.milestones),
+            why=f"{len(config.milestones)} milestones" if config.milestones else "eval.enabled=false",
+        ),
+        StageDescription(name="report", fingerprint=whole, will_run=True, why="always"),
+    ]  # fmt: skip
+    job = training_job(config, RunPaths(Path(config.runs_dir) / "RUN_ID"), 1)
+    return FlowDescription(stages=stages, launch_script=launcher_for(config).render(job).script)
+
+
+def _compile_stage(config: Config, key: str, compiled: bool) -> StageDescription:
+    if not config.backend.compile:
+        return StageDescription(name="compile", fingerprint=key, will_run=False, why="backend.compile=false")
+    why = "compiled before" if compiled else "not compiled yet"
+    return StageDescription(name="compile", fingerprint=key, will_run=not compiled, why=why)

@@ -1,0 +1,70 @@
+"""Running a job to its end, and turning its failure into an error that a person can act on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from flows.context import FlowContext
+from flows.launch.base import Job, Status
+from hlatctl.run.errors import HlatctlError, LaunchError, StoppedError, load_error
+
+#: How long a job that is cancelled may take to put its things in order.
+CANCEL_GRACE_S = 5.0
+_POLL_S = 0.1
+_LOG_TAIL_BYTES = 8000
+_LOG_TAIL_LINES = 12
+
+
+def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reattach: bool = False) -> None:
+    """Submit a job and wait for it. An interrupt, or the time-out, cancels it.
+
+    Args:
+        timeout_s: cancel it after this long.
+        reattach: wait for one of the same name that a dead head left running, instead of starting over.
+
+    Raises:
+        HlatctlError: the error that the job left behind.
+        StoppedError: the run stops.
+        LaunchError: it failed without one, timed out, or was lost; the message ends with its last lines.
+    """
+    plan = ctx.launcher.render(job)
+    handle = ctx.launcher.handle(plan)
+    left_running = not ctx.launcher.status(handle).ended
+    if left_running and not reattach:
+        ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+    if not (left_running and reattach):
+        ctx.launcher.submit(plan)
+    deadline = time.monotonic() + timeout_s if timeout_s else float("inf")
+    try:
+        while not (status := ctx.launcher.status(handle)).ended:
+            if ctx.cancelled.is_set() or ctx.refresh().stop_requested:
+                raise StoppedError(f"job {job.name}: cut short because the run stops")
+            if time.monotonic() > deadline:
+                raise LaunchError(f"job {job.name}: not finished after {timeout_s:g} s", hint=f"see {job.log}")
+            time.sleep(_POLL_S)
+    finally:
+        # Nothing of a job outlives it: an interrupt, a time-out, or children that its end left behind.
+        ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+    if status.state != "succeeded":
+        raise job_error(job, status)
+
+
+def job_error(job: Job, status: Status) -> HlatctlError:
+    """The error that a failed job left behind, or else one that shows its last lines."""
+    error = load_error(job.error_file)
+    if error:
+        return error
+    how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
+    return LaunchError(f"job {job.name}: {how}\n{log_tail(job.log)}", hint=f"see {job.log}")
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join([line for line in lines if line.strip()][-_LOG_TAIL_LINES:])

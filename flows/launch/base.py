@@ -1,0 +1,142 @@
+"""The launcher protocol and its plain data: a job, its rendered plan, its handle and its status.
+
+A handle is known before submission and is journalled first: it names a place (the job's launch folder) where the job
+leaves its process id and exit code. So a head that dies between submitting and journalling loses no job.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from hlatctl.run.errors import ConfigError
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+State = Literal["running", "succeeded", "failed", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to run, in no launcher's words.
+
+    Args:
+        name: names its files: ``train``, ``preflight``, ``eval-833333``.
+        run_dir: the run it belongs to.
+        argv: the program of one process, without the launching program.
+        launch_dir: where its script, process id, exit code and error go.
+        log_dir: where its output goes.
+        env: variables to set for it.
+        processes_per_node: 0 runs ``argv`` once, on one node, without torchrun.
+        nodes: nodes it takes.
+    """
+
+    name: str
+    run_dir: Path
+    argv: tuple[str, ...]
+    launch_dir: Path
+    log_dir: Path
+    env: dict[str, str] = field(default_factory=dict)
+    processes_per_node: int = 0
+    nodes: int = 1
+
+    @property
+    def log(self) -> Path:
+        """The file that its output goes to."""
+        return self.log_dir / f"{self.name}.log"
+
+    @property
+    def error_file(self) -> Path:
+        """Where it leaves an error that a person can act on."""
+        return self.launch_dir / f"{self.name}.error.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A job as text: exactly what will be submitted.
+
+    Args:
+        script: the script's text.
+        script_path: where it is written.
+    """
+
+    job: Job
+    script: str
+    script_path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handle:
+    """How to find a submitted job again, from any process; JSON through ``to_json``/``from_json``."""
+
+    launcher: str
+    name: str
+    launch_dir: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values for the journal."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Handle:
+        """From the journal's plain values."""
+        return cls(launcher=value["launcher"], name=value["name"], launch_dir=value["launch_dir"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How a job stands.
+
+    Args:
+        state: ``lost`` means that it is gone and left no exit code.
+        exit_code: of a job that ended; 128 + n if signal n ended it.
+    """
+
+    state: State
+    exit_code: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """It will not change any more."""
+        return self.state != "running"
+
+
+class Launcher(Protocol):
+    """Starts jobs and tells how they stand."""
+
+    name: str
+
+    def render(self, job: Job) -> Plan:
+        """The job as text; touches nothing."""
+
+    def handle(self, plan: Plan) -> Handle:
+        """The handle that ``submit`` will give the job."""
+
+    def submit(self, plan: Plan) -> Handle:
+        """Start it; returns once the job can be found through its handle."""
+
+    def status(self, handle: Handle) -> Status:
+        """How it stands, whoever submitted it."""
+
+    def cancel(self, handle: Handle, *, grace_s: float) -> None:
+        """Ask it to end (SIGTERM) and, after the grace, make it; returns when nothing of it is left."""
+
+
+def quote(words: tuple[str, ...]) -> str:
+    """Words as a shell command, each quoted: configuration never becomes shell syntax."""
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def export_lines(env: dict[str, str]) -> str:
+    """``export NAME=value`` lines, sorted.
+
+    Raises:
+        ConfigError: a name that is no variable name.
+    """
+    for name in env:
+        if not _ENV_NAME.fullmatch(name):
+            raise ConfigError(f"{name!r}: is no name of an environment variable")
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(env.items()))

@@ -1,0 +1,127 @@
+"""The pipeline as a Prefect flow: every stage becomes a task, and nothing else changes.
+
+Prefect is a view. A run whose Prefect does not answer, or goes away in the middle, goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config
+from flows import prefect_env
+from flows.context import FlowContext
+from hlatctl.run.errors import HlatctlError
+from hlatctl.run.state import RunState
+
+Pipeline = Callable[[FlowContext, Any], None]
+_PROGRESS_EVERY_S = 10.0
+
+
+class PrefectCaller:
+    """Calls every stage as a Prefect task of the flow run that is current."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
+
+    def call(self, name: str, stage: Callable[[], Any]) -> Any:
+        """Run the stage as a task, in this thread."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        # What is done is the journal's to say: Prefect neither caches, nor keeps results, nor retries.
+        return task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(_named(name, stage))()
+
+    def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
+        """Queue the stage for the one worker thread, as a task of the same flow run."""
+        context = contextvars.copy_context()
+        return self._pool.submit(context.run, self.call, name, stage)
+
+
+class _Progress:
+    """An observer that keeps a progress artifact beside what the person watches."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._artifact: Any = None
+        self._next_s = 0.0
+
+    def update(self, state: RunState, config: Config) -> None:
+        """Show it to the person; to Prefect at most every few seconds."""
+        self._inner.update(state, config)
+        if time.monotonic() >= self._next_s and state.step:
+            self._next_s = time.monotonic() + _PROGRESS_EVERY_S
+            self._publish(100.0 * state.step / config.total_steps)
+
+    def message(self, text: str) -> None:
+        """Pass it on."""
+        self._inner.message(text)
+
+    def _publish(self, percent: float) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(progress=percent, key="training", description="Optimizer steps")
+        else:
+            update_progress_artifact(self._artifact, progress=percent)
+
+
+def run_under_prefect(ctx: FlowContext, pipeline: Pipeline) -> bool:
+    """Run the pipeline as a Prefect flow.
+
+    Returns:
+        False if Prefect failed, before or in the middle; the pipeline's stages are idempotent, so it can be called
+        again without Prefect.
+
+    Raises:
+        HlatctlError: the pipeline's own.
+    """
+    try:
+        prefect_env.configure(Path(ctx.config.runs_dir))
+        flow = _make_flow(ctx, pipeline)
+        flow(run_id=ctx.run.run_id, experiment=ctx.config.experiment_name)
+    except HlatctlError:
+        raise
+    except Exception as error:
+        if not _is_prefects(error):
+            raise
+        ctx.message(f"Prefect failed ({type(error).__name__}: {error}); going on without it")
+        return False
+    return True
+
+
+def _make_flow(ctx: FlowContext, pipeline: Pipeline) -> Any:
+    from prefect import flow, get_run_logger
+    from prefect.artifacts import create_markdown_artifact
+
+    from hlatctl.report import summary_markdown
+
+    @flow(name="pretrain", flow_run_name=ctx.run.run_id, persist_result=False, validate_parameters=False)
+    def pretrain(run_id: str, experiment: str) -> None:
+        ctx.message_sinks.append(get_run_logger().info)
+        watcher, ctx.observer = ctx.observer, _Progress(ctx.observer)
+        try:
+            pipeline(ctx, PrefectCaller())
+        finally:
+            ctx.observer = watcher
+            ctx.message_sinks.clear()
+            create_markdown_artifact(summary_markdown(ctx.refresh(), ctx.config), key="summary", description=run_id)
+
+    return pretrain
+
+
+def _named(name: str, stage: Callable[[], Any]) -> Callable[[], Any]:
+    def call() -> Any:
+        return stage()
+
+    call.__name__ = name.replace(" ", "_")
+    return call
+
+
+def _is_prefects(error: Exception) -> bool:
+    """It comes from Prefect or from the connection to it, and not from a stage."""
+    return type(error).__module__.split(".")[0] in ("prefect", "httpx", "httpcore", "anyio", "sqlalchemy", "websockets")

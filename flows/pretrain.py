@@ -1,0 +1,188 @@
+"""The main job: make a run, and drive it from wherever it stands to its end.
+
+``pipeline`` is the order of the stages, in one place. ``flows.prefect_flow`` calls the same pipeline with every stage
+wrapped as a Prefect task; without a Prefect that answers it is called bare.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import conf.load
+from conf.schema import Config
+from flows import mirror_process
+from flows.context import FlowContext
+from flows.observer import Observer
+from flows.stages.compile import compile_graphs, warm_cache
+from flows.stages.data import prepare_data
+from flows.stages.evaluate import due_milestones, evaluate_milestone
+from flows.stages.preflight import preflight
+from flows.stages.provenance import record_provenance
+from flows.stages.report import write_report
+from flows.stages.train import announce_milestones, next_attempt, run_attempt
+from flows.stages.validate import check, validate
+from hlatctl.run import runs
+from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import RunState
+
+_POLL_S = 0.2
+
+
+class Caller(Protocol):
+    """How the pipeline calls its stages."""
+
+    def call(self, name: str, stage: Callable[[], Any]) -> Any:
+        """Run a stage now and return what it returns."""
+
+    def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
+        """Run a stage beside the pipeline, one such stage after another."""
+
+
+class PlainCaller:
+    """Calls stages as they are."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
+
+    def call(self, name: str, stage: Callable[[], Any]) -> Any:
+        """Call the stage."""
+        return stage()
+
+    def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
+        """Queue the stage for the one worker thread."""
+        return self._pool.submit(stage)
+
+
+def create(config: Config, *, argv: list[str], run_id: str | None = None, simulated: bool = False) -> RunPaths:
+    """Make a run's directory, once the configuration and its inputs have been found good.
+
+    Args:
+        argv: the command line, for provenance.
+        run_id: none: one made from the experiment's name and the time.
+        simulated: nothing will really be trained.
+
+    Raises:
+        ConfigError, DataError: the configuration or its inputs; nothing has been made.
+        RunExistsError, StorageError: the run directory can't be made.
+    """
+    if run_id is not None:
+        runs.check_run_id(run_id)
+    check(config)
+    run_id = run_id or runs.new_run_id(config.experiment_name)
+    run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config))
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("run_created", durable=True, run_id=run_id, simulated=simulated, argv=argv)
+    return run
+
+
+def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
+    """Bring a run to its end from wherever it stands; what `train` and `resume` both do.
+
+    Raises:
+        RunBusyError: another process drives it.
+        StoppedError: it was stopped on request and can be resumed.
+        HlatctlError: what a person must mend.
+    """
+    with hold_head(run):
+        ctx = FlowContext(run, observer)
+        ctx.event("head_started", pid=os.getpid(), host=platform.node())
+        follower = mirror_process.start(ctx)
+        try:
+            _run(ctx)
+            _finish(ctx, "finished", "")
+        except HlatctlError as error:
+            stopped = isinstance(error, StoppedError)
+            _finish(ctx, "stopped" if stopped else "failed", error.message)
+            _report_anyway(ctx)
+            raise
+        except KeyboardInterrupt:
+            message = f"run {run.run_id}: interrupted"
+            _finish(ctx, "stopped", message)
+            raise StoppedError(message, hint=f"hlatctl resume {run.run_id}") from None
+        finally:
+            mirror_process.finish(ctx, follower)
+            ctx.close()
+        return ctx.refresh()
+
+
+def pipeline(ctx: FlowContext, caller: Caller) -> None:
+    """The stages in order. Every one is idempotent, so that a resumed run goes through all of them again."""
+    argv = _created_argv(ctx)
+    caller.call("validate", partial(validate, ctx))
+    caller.call("provenance", partial(record_provenance, ctx, argv))
+    caller.call("preflight", partial(preflight, ctx))
+    caller.call("data", partial(prepare_data, ctx))
+    caller.call("compile", partial(compile_graphs, ctx))
+    caller.call("warm cache", partial(warm_cache, ctx))
+    evaluations = _train_and_evaluate(ctx, caller)
+    caller.call("report", partial(write_report, ctx))
+    if "failed" in evaluations:
+        raise EvaluationError(
+            f"{evaluations.count('failed')} of {len(evaluations)} milestone evaluations failed; training is finished",
+            hint=f"see {ctx.run.logs(0)}, then `hlatctl resume {ctx.run.run_id}`",
+        )
+
+
+def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
+    """Train to the last step while milestones are evaluated; returns each milestone's status."""
+    pending: list[Future[Any]] = []
+
+    def on_milestone(milestone_tokens: int) -> None:
+        stage = partial(evaluate_milestone, ctx, milestone_tokens)
+        pending.append(caller.submit(f"evaluate {milestone_tokens:,} tokens", stage))
+
+    try:
+        for left_over in due_milestones(ctx):
+            on_milestone(left_over)
+        while (number := next_attempt(ctx)) is not None:
+            decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, on_milestone))
+            time.sleep(decision.wait_s)
+        announce_milestones(ctx, on_milestone)
+        if not all(future.done() for future in pending):
+            ctx.message("training is finished; waiting for the last evaluation")
+        while not all(future.done() for future in pending):
+            ctx.watch()
+            time.sleep(_POLL_S)
+        return [future.result() for future in pending]
+    except BaseException:
+        # An evaluation that runs now is cut short; it is due again when the run is resumed.
+        ctx.cancelled.set()
+        wait(pending)
+        raise
+
+
+def _run(ctx: FlowContext) -> None:
+    from flows.prefect_flow import run_under_prefect
+
+    if not run_under_prefect(ctx, pipeline):
+        pipeline(ctx, PlainCaller())
+
+
+def _created_argv(ctx: FlowContext) -> list[str]:
+    created = (event for event in read_events(ctx.run) if event["kind"] == "run_created")
+    return list(next(created, {}).get("argv", sys.argv))
+
+
+def _finish(ctx: FlowContext, outcome: str, message: str) -> None:
+    state = ctx.refresh()
+    ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message)
+    ctx.watch()
+
+
+def _report_anyway(ctx: FlowContext) -> None:
+    """A run that stopped or failed is worth a page too; its own error is what counts, so this one only tells."""
+    try:
+        write_report(ctx)
+    except HlatctlError as error:
+        ctx.message(f"no report: {error.message}")

@@ -1,0 +1,54 @@
+"""Data: the corpus as Arrow and the tokenizer as a folder, prepared once and shared by runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from conf import fingerprint
+from flows.context import FlowContext, cache_root
+from flows.jobs import run_job
+from flows.stages import run_stage
+from flows.stages.provenance import add_data_fingerprints
+from hlatctl.run import files
+from hlatctl.run.errors import DataError
+
+
+def prepare_data(ctx: FlowContext) -> None:
+    """Prepare corpus and tokenizer, and note in the run directory which ones it trains on."""
+    key = fingerprint.data_fingerprint(ctx.config)
+    folder = cache_root(ctx.config) / "data" / key
+    description = folder / "dataset.json"
+
+    def adopt() -> dict[str, Any]:
+        dataset = files.read_json(description)
+        _refuse_another_corpus(ctx, dataset)
+        files.write_json(ctx.run.dataset, dataset)
+        add_data_fingerprints(ctx, dataset)
+        return {name: dataset[name] for name in ("documents", "text_bytes", "fingerprint")}
+
+    def work() -> dict[str, Any]:
+        argv = ("--config", os.fspath(ctx.run.config), "--to", os.fspath(folder))
+        run_job(ctx, ctx.job("data", "-m", "trainer.data.prepare", *argv))
+        return adopt()
+
+    def done() -> str:
+        if not description.is_file():
+            return ""
+        adopt()
+        return f"prepared before in {folder}"
+
+    run_stage(ctx, "data", key, work, done=done)
+
+
+def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
+    """A run that goes on must go on with the corpus that it began with."""
+    if not ctx.run.dataset.is_file():
+        return
+    before = files.read_json(ctx.run.dataset)["fingerprint"]
+    if before != dataset["fingerprint"]:
+        raise DataError(
+            f"data.path={ctx.config.data.path}: has changed since the run began "
+            f"(fingerprint {dataset['fingerprint']}, was {before})",
+            hint="bring the files back as they were, or start a new run",
+        )

@@ -1,0 +1,36 @@
+"""Provenance: where the run comes from, written before anything is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hlatctl
+from conf import fingerprint
+from flows.context import FlowContext
+from flows.stages import run_stage
+from hlatctl.run import files, provenance
+
+
+def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
+    """Write ``provenance.json`` once."""
+
+    def work() -> dict[str, Any]:
+        record = provenance.collect(argv, Path(hlatctl.__file__).parent)
+        record["config_fingerprint"] = fingerprint.config_fingerprint(ctx.config)
+        record["simulated"] = ctx.state.simulated
+        files.write_json(ctx.run.provenance, record)
+        return {"commit": (record["git"] or {}).get("commit")}
+
+    def done() -> str:
+        return "recorded when the run was made" if ctx.run.provenance.is_file() else ""
+
+    run_stage(ctx, "provenance", fingerprint.config_fingerprint(ctx.config), work, done=done)
+
+
+def add_data_fingerprints(ctx: FlowContext, dataset: dict[str, Any]) -> None:
+    """Complete ``provenance.json`` with the corpus's and the tokenizer's fingerprints, once they are known."""
+    record = files.read_json(ctx.run.provenance)
+    record["dataset_fingerprint"] = dataset["fingerprint"]
+    record["tokenizer_fingerprint"] = dataset["tokenizer"]["fingerprint"]
+    files.write_json(ctx.run.provenance, record)
