@@ -1,0 +1,36 @@
+"""What the flow tests share: configurations that are small, and runs in a temporary folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import Config
+from flows.observer import Observer
+from hlatctl.run.state import RunState
+
+
+class Recorder(Observer):
+    """An observer that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.updates = 0
+
+    def update(self, state: RunState, config: Config) -> None:
+        self.updates += 1
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def mock_config(tmp_path: Path) -> Config:
+    return compose(["cluster=mock", "tracking=none", "recovery.backoff_s=0", f"runs_dir={tmp_path / 'runs'}"])

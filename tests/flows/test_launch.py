@@ -1,0 +1,144 @@
+"""Every launcher keeps the protocol; what is rendered can't be broken out of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conf.schema import Config
+from flows import pretrain
+from flows.context import make_job
+from flows.launch.base import Handle, Job, Launcher
+from flows.launch.local import LocalLauncher, _group_alive
+from flows.launch.mock import MockLauncher
+from hlatctl.run.errors import ConfigError
+
+WAIT_S = 20.0
+
+
+def python_job(folder: Path, code: str, **env: str) -> Job:
+    return Job(
+        name="try", run_dir=folder, argv=("-c", code), launch_dir=folder / "launch", log_dir=folder / "logs", env=env
+    )
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture(params=["local", "mock"])
+def launched(request: pytest.FixtureRequest, tmp_path: Path, mock_config: Config) -> tuple[Launcher, Job]:
+    """A launcher and a job that it can bring to a good end."""
+    if request.param == "local":
+        return LocalLauncher(), python_job(tmp_path, "print('hello')")
+    run = pretrain.create(mock_config, argv=[], simulated=True)
+    return MockLauncher(), make_job(mock_config, run, "preflight", "-m", "trainer.preflight")
+
+
+def test_a_job_is_unknown_then_found_by_its_handle_then_ended(launched: tuple[Launcher, Job]) -> None:
+    launcher, job = launched
+    plan = launcher.render(job)
+    assert not job.launch_dir.exists(), "rendering touches nothing"
+    assert launcher.status(launcher.handle(plan)).state == "lost"
+    handle = Handle.from_json(launcher.submit(plan).to_json())
+    assert handle == launcher.handle(plan)
+    wait_until(lambda: launcher.status(handle).ended)
+    status = launcher.status(handle)
+    assert (status.state, status.exit_code) == ("succeeded", 0)
+    assert plan.script_path.read_text() == plan.script
+    assert job.log.is_file()
+    launcher.cancel(handle, grace_s=1)
+    assert launcher.status(handle) == status, "cancelling what has ended changes nothing"
+
+
+def test_the_exit_code_is_kept_for_any_process_that_asks(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    handle = launcher.submit(launcher.render(python_job(tmp_path, "raise SystemExit(75)")))
+    wait_until(lambda: LocalLauncher().status(handle).ended)
+    assert LocalLauncher().status(handle).exit_code == 75
+
+
+def test_a_job_outlives_the_process_that_submitted_it_and_is_found_again(tmp_path: Path) -> None:
+    head = f"""
+import os, sys
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from tests.flows.test_launch import python_job
+from flows.launch.local import LocalLauncher
+launcher = LocalLauncher()
+launcher.submit(launcher.render(python_job(Path({os.fspath(tmp_path)!r}), "import time; time.sleep(60)")))
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", head], check=False).returncode == -signal.SIGKILL
+    launcher = LocalLauncher()
+    handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
+    assert launcher.status(handle).state == "running"
+    launcher.cancel(handle, grace_s=5)
+    assert launcher.status(handle).ended
+
+
+def test_cancelling_ends_children_that_do_not_listen(tmp_path: Path) -> None:
+    code = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+    launcher, job = LocalLauncher(), python_job(tmp_path, code)
+    handle = launcher.submit(launcher.render(job))
+    wait_until(lambda: job.log.read_text().strip().isdigit())
+    launcher.cancel(handle, grace_s=0.3)
+    assert launcher.status(handle).ended
+    child = Path(f"/proc/{job.log.read_text().strip()}/stat")
+    wait_until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def test_a_killed_script_is_lost_and_its_children_can_be_ended(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    handle = launcher.submit(launcher.render(python_job(tmp_path, "import time; time.sleep(60)")))
+    pid = int((tmp_path / "launch" / "try.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: launcher.status(handle).state == "lost")
+    launcher.cancel(handle, grace_s=1)
+    assert not _group_alive(pid)
+
+
+def test_values_never_become_shell_syntax(tmp_path: Path) -> None:
+    evil = "'; touch pwned; $(touch pwned) `touch pwned` \" \\"
+    code = "import os, sys; print(os.environ['EVIL'] == sys.argv[1])"
+    launcher = LocalLauncher()
+    job = python_job(tmp_path, code, EVIL=evil)
+    job = Job(**{**vars(job), "argv": (*job.argv, evil)})
+    handle = launcher.submit(launcher.render(job))
+    wait_until(lambda: launcher.status(handle).ended)
+    assert job.log.read_text() == "True\n"
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_name_that_is_no_variable_is_refused(tmp_path: Path) -> None:
+    job = python_job(tmp_path, "")
+    job = Job(**{**vars(job), "env": {"A;B": "1"}})
+    with pytest.raises(ConfigError, match=r"'A;B': is no name of an environment variable"):
+        LocalLauncher().render(job)
+
+
+def test_the_training_script_is_as_in_the_golden_file(mock_config: Config) -> None:
+    from flows.stages.train import training_job
+    from hlatctl.run.paths import RunPaths
+
+    job = training_job(mock_config, RunPaths(Path("/runs/golden")), 2)
+    script = LocalLauncher().render(job).script.replace(sys.executable, "PYTHON")
+    cache = job.env["TORCHINDUCTOR_CACHE_DIR"]
+    golden = Path(__file__).parents[1] / "golden" / "train.sh"
+    assert script.replace(cache, "CACHE_DIR") == golden.read_text()

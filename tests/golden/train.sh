@@ -1,0 +1,16 @@
+#!/bin/sh
+# Job train, written by hlatctl. May be run by hand to repeat it.
+printf '%s\n' "$$" >/runs/golden/launch/attempt-0002/train.pid.tmp && mv /runs/golden/launch/attempt-0002/train.pid.tmp /runs/golden/launch/attempt-0002/train.pid
+# A request to stop goes to the whole process group; this shell waits for the job to answer it.
+trap : TERM INT
+export HLATCTL_ERROR_FILE=/runs/golden/launch/attempt-0002/train.error.json
+export OMP_NUM_THREADS=1
+export PYTHONSAFEPATH=1
+export PYTHONUNBUFFERED=1
+export TOKENIZERS_PARALLELISM=false
+export TORCHINDUCTOR_CACHE_DIR=CACHE_DIR
+
+PYTHON -m torch.distributed.run --standalone --nproc-per-node=2 -m trainer --run-dir /runs/golden --attempt 2
+code=$?
+printf '%s\n' "$code" >/runs/golden/launch/attempt-0002/train.exit_code.tmp && mv /runs/golden/launch/attempt-0002/train.exit_code.tmp /runs/golden/launch/attempt-0002/train.exit_code
+exit "$code"
