@@ -1,0 +1,30 @@
+"""Driving a run from a terminal: progress while it goes on, a summary when it has ended."""
+
+from __future__ import annotations
+
+import sys
+
+from hlatctl.cli.common import look, say
+from hlatctl.cli.progress import observer_for
+from hlatctl.cli.summary import end_lines
+from hlatctl.run.errors import HlatctlError
+from hlatctl.run.paths import RunPaths
+
+
+def drive(run: RunPaths) -> None:
+    """Bring a run to its end and tell how it went.
+
+    Raises:
+        HlatctlError: the flow's own error, with how to go on as its hint if it has none.
+    """
+    from flows import pretrain
+
+    say(f"run {run.run_id} in {run.root}")
+    try:
+        with observer_for(sys.stderr) as observer:
+            pretrain.drive(run, observer)
+    except HlatctlError as error:
+        error.hint = error.hint or f"`hlatctl resume {run.run_id}` goes on with the run"
+        raise
+    for line in end_lines(look(run)):
+        say(line)

@@ -1,0 +1,93 @@
+"""The application: its commands, and how errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from hlatctl import __version__
+from hlatctl.cli import diff, logs, plan, resume, runs, show, status, stop, sync, train, ui
+from hlatctl.run.errors import HlatctlError
+
+TRACEBACK_ENV = "HLATCTL_TRACEBACK"
+_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="hlatctl",
+    help="Pre-train language models: one command from a configuration to a trained, evaluated, documented model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+for _command in (
+    train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
+    ui.ui, sync.sync,
+):  # fmt: skip
+    app.command()(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hlatctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: the words after the program's name; none: those of this process.
+
+    Returns:
+        0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
+    """
+    try:
+        app(args=None if argv is None else list(argv), prog_name="hlatctl")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except HlatctlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`hlatctl logs | head`); keep the interpreter's own flush from complaining too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        _report_bug(error)
+        return 1
+    return 0
+
+
+def _report_bug(error: Exception) -> None:
+    """One line for the person; the traceback goes to a file, or to stderr if it is asked for."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    print(f"error: this is a bug in hlatctl: {what}", file=sys.stderr)
+    text = "".join(traceback.format_exception(error))
+    if os.environ.get(TRACEBACK_ENV):
+        print(text, file=sys.stderr, end="")
+        return
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="hlatctl-traceback-", suffix=".txt", delete=False) as file:
+            file.write(text)
+        print(f"hint: the traceback is in {file.name}; {TRACEBACK_ENV}=1 prints it", file=sys.stderr)
+    except OSError:
+        print(f"hint: {TRACEBACK_ENV}=1 prints the traceback", file=sys.stderr)

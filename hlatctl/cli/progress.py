@@ -1,0 +1,109 @@
+"""What a person sees while a run goes on: a live line on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from hlatctl.cli.summary import running_stages, seconds_per_step
+from hlatctl.units import count, duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from conf.schema import Config
+    from flows.observer import Observer
+    from hlatctl.run.state import RunState
+
+#: Between two plain lines; a tenth of the run done is worth one anyway.
+_PLAIN_EVERY_S = 10.0
+
+
+@contextmanager
+def observer_for(stream: TextIO) -> Iterator[Observer]:
+    """An observer that suits a stream: live on a terminal, plain lines elsewhere."""
+    if not stream.isatty():
+        yield PlainObserver(stream)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.table import Column
+
+    progress = Progress(
+        SpinnerColumn(), BarColumn(bar_width=20), TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        console=Console(file=stream), transient=True,
+    )  # fmt: skip
+    with progress:
+        yield LiveObserver(progress)
+
+
+class LiveObserver:
+    """One line that is redrawn; messages scroll above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starting", total=None)
+
+    def update(self, state: RunState, config: Config) -> None:
+        """Redraw."""
+        total = config.total_steps if state.steps else None
+        self._progress.update(self._task, total=total, completed=state.step, description=describe(state, config))
+
+    def message(self, text: str) -> None:
+        """Print above the line."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+
+class PlainObserver:
+    """A line for every message, every tenth of the run, and otherwise at most one in ten seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown_step = 0
+        self._shown_s = float("-inf")
+
+    def update(self, state: RunState, config: Config) -> None:
+        """Print if there is a new step and it is time."""
+        if state.step == self._shown_step:
+            return
+        tenth = 10 * state.step // config.total_steps > 10 * self._shown_step // config.total_steps
+        if tenth or time.monotonic() - self._shown_s >= _PLAIN_EVERY_S:
+            self._shown_step, self._shown_s = state.step, time.monotonic()
+            self.message(describe(state, config))
+
+    def message(self, text: str) -> None:
+        """Print."""
+        print(text, file=self._stream, flush=True)
+
+
+def describe(state: RunState, config: Config) -> str:
+    """Where a run stands, in one line."""
+    stages, last, attempt = running_stages(state), state.last_step, state.attempt
+    if stages:
+        return ", ".join(stages)
+    if last is None:
+        return f"training, attempt {attempt.number}: no step yet" if attempt else "starting"
+    parts = [
+        f"step {state.step}/{config.total_steps}", f"{count(state.tokens)} tokens", f"loss {float(last['loss']):.3f}",
+        *_pace(state, config),
+        *_milestones(state, config),
+    ]  # fmt: skip
+    return " · ".join(parts)
+
+
+def _pace(state: RunState, config: Config) -> list[str]:
+    pace_s = seconds_per_step(state)
+    if not pace_s:
+        return []
+    left_s = pace_s * (config.total_steps - state.step)
+    return [f"{count(config.tokens_per_step / pace_s)} tok/s", *([f"{duration(left_s)} left"] if left_s > 0 else [])]
+
+
+def _milestones(state: RunState, config: Config) -> list[str]:
+    busy = [milestone for milestone in state.milestones.values() if milestone.status == "running"]
+    if busy:
+        return [f"evaluating {count(busy[0].milestone_tokens)}"]
+    coming = [tokens for step, tokens in config.milestones.items() if step > state.step]
+    return [f"milestone at {count(min(coming))}"] if coming else []

@@ -1,0 +1,26 @@
+"""`hlatctl resume`: go on with a run from wherever it stands."""
+
+from __future__ import annotations
+
+import typer
+
+from hlatctl.cli.common import Detach, RunName, RunsDir, find_run
+from hlatctl.cli.driving import drive
+from hlatctl.cli.train import start_head
+
+
+def resume(
+    run: RunName,
+    detach: Detach = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Go on with a run from wherever it stands.
+
+    Whether it was stopped, failed, or lost its process: what is done is not done again.
+    """
+    found = find_run(run, runs_dir)
+    typer.echo(found.run_id)
+    if detach:
+        start_head(found)
+    else:
+        drive(found)

@@ -1,0 +1,49 @@
+"""`hlatctl runs`: all runs of a folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from hlatctl.cli.common import Json, RunsDir, RunView, columns, look, print_json, runs_folder, say
+from hlatctl.cli.summary import validation_loss
+from hlatctl.run.runs import list_runs
+from hlatctl.units import count, utc
+
+_HEADER = ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
+
+
+def runs(as_json: Json = False, runs_dir: RunsDir = None) -> None:
+    """List the runs, oldest first."""
+    folder = runs_folder(runs_dir)
+    views = [look(run) for run in list_runs(folder)]
+    if as_json:
+        print_json([_record(view) for view in views])
+    elif views:
+        typer.echo(columns([_HEADER, *(_row(view) for view in views)]))
+    else:
+        say(f"there is no run in {folder}; `hlatctl train` starts one")
+
+
+def _record(view: RunView) -> dict[str, Any]:
+    state, last = view.state, view.state.last_step
+    return {
+        "run_id": view.run.run_id, "status": view.status, "simulated": state.simulated, "step": state.step,
+        "total_steps": view.total_steps, "tokens": state.tokens, "loss": last["loss"] if last else None,
+        "validation_loss": validation_loss(state), "created_unix_s": state.created_unix_s or None,
+        "path": str(view.run.root), "problem": view.problem or None,
+    }  # fmt: skip
+
+
+def _row(view: RunView) -> list[str]:
+    state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
+    return [
+        view.run.run_id,
+        view.status + (" (simulated)" if state.simulated else ""),
+        f"{state.step}/{view.total_steps or '?'}",
+        count(state.tokens),
+        f"{float(last['loss']):.4f}" if last else "-",
+        "-" if validation is None else f"{validation:.4f}",
+        utc(state.created_unix_s) if state.created_unix_s else "-",
+    ]

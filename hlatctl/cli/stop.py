@@ -1,0 +1,43 @@
+"""`hlatctl stop`: ask a run to write a checkpoint and end."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+
+import typer
+
+from hlatctl.cli.common import RunName, RunsDir, find_run, look, say
+
+
+def stop(
+    run: RunName,
+    wait: Annotated[float, typer.Option(help="Seconds to wait until it has stopped.", min=0)] = 60.0,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Stop a run, with a checkpoint.
+
+    Works from any terminal of the machine that drives it.
+    """
+    from flows.control import request_stop
+
+    found = find_run(run, runs_dir)
+    before = look(found)
+    if before.ended and before.state.status in ("finished", "stopped"):
+        say(f"{found.run_id}: is {before.status} already")
+        return
+    request_stop(found, by=_user(), wait_s=wait)
+    view = look(found)
+    if not view.ended:
+        say(f"{found.run_id}: asked to stop; still busy after {wait:g} s (hlatctl status {found.run_id})")
+        return
+    newest = max(view.state.checkpoints, default=0)
+    say(f"{found.run_id}: {view.status} at step {view.state.step}; newest checkpoint: step {newest or 'none'}")
+    say(f"hlatctl resume {found.run_id}   goes on with it")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return "unknown"

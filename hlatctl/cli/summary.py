@@ -1,0 +1,111 @@
+"""A run in a few lines: what `status` shows, and what `train` says in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hlatctl.cli.common import RunView
+from hlatctl.run.state import RunState
+from hlatctl.units import count, duration, utc
+
+#: Steps over which speed is averaged.
+_SPEED_STEPS = 20
+
+
+def validation_loss(state: RunState) -> float | None:
+    """Loss on held-out text at the newest milestone that has one, in nats per token."""
+    for tokens in sorted(state.milestones, reverse=True):
+        score = state.milestones[tokens].scores.get("validation_loss")
+        if score is not None:
+            return float(score["value"])
+    return None
+
+
+def seconds_per_step(state: RunState) -> float | None:
+    """Mean time of the newest steps; None before the first."""
+    newest = [float(state.steps[step]["step_s"]) for step in sorted(state.steps)[-_SPEED_STEPS:]]
+    return sum(newest) / len(newest) if newest else None
+
+
+def running_stages(state: RunState) -> list[str]:
+    """Names of the stages that are under way."""
+    return [stage.name for stage in state.stages.values() if stage.status == "running"]
+
+
+def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    """Name and text of every fact that is known of a run."""
+    state = view.state
+    yield "run", view.run.run_id + ("  SIMULATED" if state.simulated else "")
+    yield "folder", str(view.run.root)
+    yield "status", view.status + (f" (process {view.head_pid})" if view.head_pid else "")
+    if view.problem:
+        yield "problem", view.problem
+    if state.message:
+        yield "message", state.message
+    if state.created_unix_s:
+        yield "created", utc(state.created_unix_s)
+    if not view.ended and running_stages(state):
+        yield "stage", ", ".join(running_stages(state))
+    yield from _training_rows(view)
+    yield from _attempt_rows(state)
+    for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens):
+        yield (
+            f"at {count(milestone.milestone_tokens)}",
+            milestone.message or _scores(milestone.scores) or milestone.status,
+        )
+    for warning in state.warnings:
+        yield "warning", warning
+    if (view.run.report / "index.html").is_file():
+        yield "report", str(view.run.report / "index.html")
+
+
+def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    state, last, total = view.state, view.state.last_step, view.total_steps
+    done = f" of {total} ({100 * state.step // total} %)" if total else ""
+    yield "step", f"{state.step}{done}, {count(state.tokens)} tokens"
+    if last is None:
+        return
+    yield "loss", f"{float(last['loss']):.4f}, gradient norm {float(last['grad_norm']):.3f}, lr {float(last['lr']):.2e}"
+    pace_s = seconds_per_step(state)
+    if pace_s and view.config:
+        speed = f"{count(view.config.tokens_per_step / pace_s)} tokens/s"
+        left = f", {duration(pace_s * (total - state.step))} of training left" if total and total > state.step else ""
+        yield "speed", speed + left
+    if state.checkpoints:
+        yield "checkpoints", ", ".join(str(step) for step in state.checkpoints)
+
+
+def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
+    for attempt in state.attempts:
+        begun = f"from step {attempt.resumed_from_step or 0}"
+        ended = f" to {attempt.last_step}: {attempt.cause}" if attempt.ended_unix_s is not None else ", goes on"
+        why = f" ({attempt.why})" if attempt.why else ""
+        yield f"attempt {attempt.number}", begun + ended + why
+
+
+def _scores(scores: dict[str, dict[str, object]]) -> str:
+    return ", ".join(f"{name} {float(str(score['value'])):.3f}" for name, score in scores.items())
+
+
+def end_lines(view: RunView) -> Iterator[str]:
+    """What a person wants to know when a run has ended well."""
+    state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
+    yield ""
+    yield f"{view.run.run_id}: {view.status}" + ("  SIMULATED: nothing was trained" if state.simulated else "")
+    if last:
+        yield f"  loss        {float(last['loss']):.4f} after {state.step} steps, {count(state.tokens)} tokens"
+    if validation is not None:
+        yield f"  validation  {validation:.4f} nats per token"
+    for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens)[-1:]:
+        for name, score in milestone.scores.items():
+            if not name.startswith("validation"):
+                error = f" ± {float(score['stderr']):.3f}" if score.get("stderr") is not None else ""
+                yield f"  {name:<20} {float(score['value']):.3f}{error}"
+        for name, why in milestone.skipped.items():
+            yield f"  {name:<20} skipped: {why}"
+    restarts = len(state.attempts) - 1
+    if restarts > 0:
+        yield f"  restarts    {restarts}"
+    if (view.run.report / "index.html").is_file():
+        yield f"  report      {view.run.report / 'index.html'}"
+    yield f"  next        hlatctl show {view.run.run_id} · hlatctl ui"

@@ -1,0 +1,27 @@
+"""`hlatctl sync`: copy to MLflow what of a journal is not there yet."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hlatctl.cli.common import RunsDir, find_run, runs_folder, say
+from hlatctl.run.runs import list_runs
+
+
+def sync(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="One run; all of them if left out.")] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Bring MLflow up to date with the journals.
+
+    Of one run, or of all.
+    """
+    from flows import mirror
+
+    found = [find_run(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
+    for one in found:
+        typer.echo(f"{one.run_id}\t{mirror.sync(one)}")
+    if not found:
+        say(f"there is no run in {runs_folder(runs_dir)}")

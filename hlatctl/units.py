@@ -1,0 +1,45 @@
+"""Quantities as people read them: token counts, bytes, durations, times. Pure text; parses nothing."""
+
+from __future__ import annotations
+
+import time
+
+_COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+_BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def count(value: float) -> str:
+    """A count in three or four digits: ``2.5M``, ``833K``, ``200B``."""
+    for size, unit in _COUNT_UNITS:
+        if value >= size:
+            return f"{_short(value / size)}{unit}"
+    return f"{value:.0f}"
+
+
+def size(value_bytes: float) -> str:
+    """Bytes in binary units: ``31.6 MiB``."""
+    for unit_bytes, unit in _BYTE_UNITS:
+        if value_bytes >= unit_bytes:
+            return f"{_short(value_bytes / unit_bytes)} {unit}"
+    return f"{value_bytes:.0f} bytes"
+
+
+def duration(value_s: float) -> str:
+    """Seconds as ``4.2 s``, ``3 min 20 s``, ``5 h 10 min`` or ``2 d 3 h``."""
+    if value_s < 60:
+        return f"{value_s:.1f} s" if value_s < 9.95 else f"{value_s:.0f} s"
+    minutes, seconds = divmod(round(value_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def utc(time_unix_s: float) -> str:
+    """A point in time: ``2026-11-21 10:15:00 UTC``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_unix_s))
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if value < 10 else f"{value:.1f}".rstrip("0").rstrip(".")
