@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a ratio measured in one run against a named peer; none is a test."""

@@ -1,0 +1,26 @@
+"""Runs benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.benchmarks import flow_overhead, help_time, trainer_speed
+
+BENCHMARKS = {"help_time": help_time.run, "flow_overhead": flow_overhead.run, "trainer_speed": trainer_speed.run}
+
+
+def main() -> int:
+    """Run what is asked for."""
+    names = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"error: {unknown[0]}: no such benchmark\nhint: one of {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    for name in names:
+        print(f"== {name}", flush=True)
+        BENCHMARKS[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
