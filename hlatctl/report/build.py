@@ -1,0 +1,51 @@
+"""Writes a run's report folder: ``index.html``, ``summary.md``, ``numbers.json`` and ``figures/``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import conf.load
+from hlatctl.report import figures, page, summary
+from hlatctl.report.numbers import numbers
+from hlatctl.run import files
+from hlatctl.run.errors import StorageError
+from hlatctl.run.journal import read_events
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import fold
+
+
+def build(run: RunPaths) -> Path:
+    """Build the report from the journal as it is now and return its page.
+
+    Raises:
+        ConfigError: the run's configuration can't be read.
+        StorageError: the report can't be written.
+        DependencyError: matplotlib is not installed.
+    """
+    config = conf.load.load(run.config)
+    state = fold(read_events(run))
+    state.run_id = state.run_id or run.run_id
+    found = numbers(state, config)
+    drawn = figures.draw(state, config, found)
+    html = page.render(found, drawn, conf.load.dump(config), _provenance(run))
+    try:
+        for name, svg in drawn.items():
+            files.write_text(run.report / "figures" / f"{name}.svg", svg)
+        files.write_text(run.report / "numbers.json", json.dumps(dataclasses.asdict(found), indent=2) + "\n")
+        files.write_text(run.report / "summary.md", summary.render(found))
+        files.write_text(run.report / "index.html", html)
+    except OSError as error:
+        raise StorageError(f"{run.report}: can't be written ({error.strerror})") from None
+    return run.report / "index.html"
+
+
+def _provenance(run: RunPaths) -> dict[str, Any]:
+    """What is known of where the run comes from; a run that failed early has none."""
+    try:
+        record = files.read_json(run.provenance)
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,133 @@
+"""The report's figures, as SVG text; the only importer of matplotlib, and late: numbers need none."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conf.schema import Config
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, finite_or_nan, running_mean, steps_of, thin
+from hlatctl.run.errors import DependencyError
+from hlatctl.run.state import RunState
+from hlatctl.units import count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK, _FAINT, _MARK, _QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
+#: More points than this on a line are more than its pixels.
+_MAX_POINTS = 1500
+_STYLE: Any = {
+    # Text stays text: small, searchable, and in the page's own typeface.
+    "svg.fonttype": "none", "svg.hashsalt": "hlatctl", "font.family": "sans-serif", "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": _QUIET, "axes.labelcolor": "#333",
+    "axes.grid": True, "grid.color": "#e6e8eb", "grid.linewidth": 0.7, "axes.axisbelow": True,
+    "xtick.color": "#555", "ytick.color": "#555", "lines.linewidth": 1.3, "legend.frameon": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Series:
+    """The steps that count, thinned to what a figure can show."""
+
+    tokens: list[float]
+    values: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, state: RunState) -> Series:
+        """From a folded journal."""
+        steps = steps_of(state)
+        names = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s")
+        values = {name: thin(column(steps, name), _MAX_POINTS) for name in names}
+        values["smooth_loss"] = thin(running_mean(column(steps, "loss"), LOSS_WINDOW_STEPS), _MAX_POINTS)
+        return cls(thin(column(steps, "tokens"), _MAX_POINTS), values)
+
+
+def draw(state: RunState, config: Config, found: Numbers) -> dict[str, str]:
+    """SVG text by the figure's name; empty if there is no step to draw.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+    """
+    series = Series.of(state)
+    if not series.tokens:
+        return {}
+    figures: dict[str, Callable[[Axes], None]] = {
+        "loss": lambda axes: _loss(axes, series, found),
+        "gradient_norm": lambda axes: _gradient_norm(axes, series, state),
+        "parameter_norm": lambda axes: _line(axes, series, "param_norm", "parameter norm (L2)"),
+        "learning_rate": lambda axes: _line(axes, series, "lr", "learning rate"),
+        "throughput": lambda axes: _throughput(axes, series),
+    }
+    restarts = [attempt.tokens for attempt in found.attempts[1:]]
+    return {
+        name: _svg(plot, restarts, config.total_tokens, height_in=3.4 if name == "loss" else 2.1)
+        for name, plot in figures.items()
+    }
+
+
+def _svg(plot: Callable[[Axes], None], restarts: Sequence[int], total_tokens: int, *, height_in: float) -> str:
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DependencyError("the report's figures need matplotlib", hint="pip install 'hlatctl[head]'") from None
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.6, height_in), layout="constrained")
+        axes = figure.add_subplot()
+        plot(axes)
+        for index, tokens in enumerate(restarts):
+            axes.axvline(tokens, color=_QUIET, linewidth=0.9, linestyle=(0, (3, 3)), label="" if index else "restart")
+        axes.set_xlim(0, max(total_tokens, axes.get_xlim()[1] if math.isfinite(axes.get_xlim()[1]) else 0))
+        axes.xaxis.set_major_formatter(lambda value, _: count(value))
+        axes.set_xlabel("tokens")
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            axes.legend(loc="upper right", fontsize=8)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _loss(axes: Axes, series: Series, found: Numbers) -> None:
+    axes.plot(series.tokens, series.values["loss"], color=_FAINT, linewidth=0.8, label="training, each step")
+    axes.plot(
+        series.tokens, series.values["smooth_loss"], color=_INK, label=f"training, mean of {LOSS_WINDOW_STEPS} steps"
+    )
+    scores = [(m.tokens, m.score("validation_loss")) for m in found.milestones]
+    scored = [(tokens, score.value) for tokens, score in scores if score and score.value is not None]
+    if scored:
+        axes.plot(*zip(*scored, strict=True), "o", color=_MARK, markersize=5, label="validation, at milestones")
+        for tokens, value in scored:
+            axes.annotate(
+                f"{value:.3f}", (tokens, value), xytext=(-4, 7), textcoords="offset points", color=_MARK, fontsize=8,
+                horizontalalignment="right",
+            )  # fmt: skip
+    axes.set_ylabel("loss (nats per token)")
+
+
+def _gradient_norm(axes: Axes, series: Series, state: RunState) -> None:
+    _line(axes, series, "grad_norm", "gradient norm (L2)")
+    spikes = [(finite_or_nan(state.steps[at]["tokens"]), finite_or_nan(spike.get("grad_norm")))
+              for spike in state.spikes if (at := int(spike.get("step", 0))) in state.steps]  # fmt: skip
+    if spikes:
+        axes.plot(*zip(*spikes, strict=True), "^", color=_MARK, markersize=4, label="spike")
+
+
+def _throughput(axes: Axes, series: Series) -> None:
+    _line(axes, series, "tokens_per_s", "tokens per second")
+    axes.set_ylim(bottom=0)
+    waits = series.values["data_wait_s"]
+    share = [100 * wait / step if step else math.nan for wait, step in zip(waits, series.values["step_s"], strict=True)]
+    right = axes.twinx()
+    right.plot(series.tokens, share, color=_MARK, linewidth=0.9)
+    right.set_ylabel("data wait (% of step)", color=_MARK)
+    right.set_ylim(0, max(5.0, *(value for value in share if not math.isnan(value)), 0.0))
+    right.grid(visible=False)
+
+
+def _line(axes: Axes, series: Series, name: str, label: str) -> None:
+    axes.plot(series.tokens, series.values[name], color=_INK, label=label)
+    axes.set_ylabel(label)

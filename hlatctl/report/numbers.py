@@ -1,0 +1,257 @@
+"""What a run's report says, as plain numbers; pure. How they look is for ``figures``, ``page`` and ``summary``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf.schema import Config
+from hlatctl.run.journal import Event
+from hlatctl.run.state import RunState
+
+#: Steps over which the loss of "now" is averaged: one batch's loss says little.
+LOSS_WINDOW_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One metric of one task at one milestone; ``stderr`` is None where the task has none."""
+
+    task: str
+    metric: str
+    value: float | None
+    stderr: float | None
+    n: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Milestone:
+    """One milestone and its scores."""
+
+    tokens: int
+    step: int
+    status: str
+    scores: list[Score]
+    skipped: dict[str, str]
+    message: str
+
+    def score(self, task: str) -> Score | None:
+        """The score of a task, if it has one."""
+        return next((score for score in self.scores if score.task == task), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One training attempt; ``tokens`` is where it began, ``lost_steps`` what the next one had to do again."""
+
+    number: int
+    started_unix_s: float
+    wall_s: float | None
+    from_step: int
+    tokens: int
+    last_step: int
+    lost_steps: int
+    cause: str
+    decision: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of the flow."""
+
+    name: str
+    status: str
+    wall_s: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """A run in numbers.
+
+    Args:
+        first_loss, last_loss: mean over the first and the last 20 steps, nats per token.
+        tokens_per_s: median over the steps.
+        data_wait_fraction: share of the steps' time spent waiting for data.
+        wall_s: from the run's creation to its newest event.
+        goodput_fraction: time of the steps that count, over the time from the first attempt's start to the last one's
+            end; what restarts, repeated steps and pauses cost is the rest.
+    """
+
+    run_id: str
+    experiment_name: str
+    status: str
+    simulated: bool
+    created_unix_s: float
+    wall_s: float
+    step: int
+    total_steps: int
+    tokens: int
+    total_tokens: int
+    first_loss: float | None
+    last_loss: float | None
+    validation_loss: float | None
+    tokens_per_s: float | None
+    data_wait_fraction: float | None
+    goodput_fraction: float | None
+    lost_steps: int
+    gradient_spikes: int
+    milestones: list[Milestone]
+    attempts: list[Attempt]
+    stages: list[Stage]
+    warnings: list[str]
+    message: str
+
+
+def numbers(state: RunState, config: Config) -> Numbers:
+    """Everything the report says about a state."""
+    steps = steps_of(state)
+    losses = column(steps, "loss")
+    step_s = column(steps, "step_s")
+    milestones, attempts = _milestones(state), _attempts(state, config)
+    return Numbers(
+        run_id=state.run_id,
+        experiment_name=config.experiment_name,
+        status=_status(state, config),
+        simulated=state.simulated,
+        created_unix_s=state.created_unix_s,
+        wall_s=max(0.0, state.last_event_unix_s - state.created_unix_s) if state.created_unix_s else 0.0,
+        step=state.step,
+        total_steps=config.total_steps,
+        tokens=state.tokens,
+        total_tokens=config.total_tokens,
+        first_loss=_mean(losses[:LOSS_WINDOW_STEPS]),
+        last_loss=_mean(losses[-LOSS_WINDOW_STEPS:]),
+        validation_loss=_newest_validation(milestones),
+        tokens_per_s=_median(column(steps, "tokens_per_s")),
+        data_wait_fraction=_ratio(sum(column(steps, "data_wait_s")), sum(step_s)),
+        goodput_fraction=_goodput(state, _mean(step_s)),
+        lost_steps=sum(attempt.lost_steps for attempt in attempts),
+        gradient_spikes=len(state.spikes),
+        milestones=milestones,
+        attempts=attempts,
+        stages=[
+            Stage(name=stage.name, status=stage.status, wall_s=float(stage.wall_s), message=stage.message)
+            for stage in state.stages.values()
+        ],
+        warnings=state.warnings,
+        message=state.message,
+    )
+
+
+def steps_of(state: RunState) -> list[Event]:
+    """The step events that count, in order."""
+    return [state.steps[step] for step in sorted(state.steps)]
+
+
+def column(steps: Sequence[Event], name: str) -> list[float]:
+    """One field of the steps; what is missing is NaN, and so is what training made NaN."""
+    return [finite_or_nan(step.get(name)) for step in steps]
+
+
+def finite_or_nan(value: Any) -> float:
+    """A journal's number, which may be the text ``nan`` or ``inf``, as a float that can be drawn."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def thin(values: Sequence[float], most: int) -> list[float]:
+    """At most so many values: means of equal neighbourhoods."""
+    if len(values) <= most:
+        return list(values)
+    edges = [len(values) * part // most for part in range(most + 1)]
+    return [_mean_or_nan(values[start:end]) for start, end in itertools.pairwise(edges)]
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and those before it, ``window`` in all."""
+    return [_mean_or_nan(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+
+
+def _status(state: RunState, config: Config) -> str:
+    # The page is written by the flow's last stage, when the journal does not say "finished" yet.
+    done = state.step >= config.total_steps and state.status == "running"
+    return "trained" if done else state.status
+
+
+def _milestones(state: RunState) -> list[Milestone]:
+    return [
+        Milestone(
+            tokens=found.milestone_tokens, step=found.step, status=found.status, skipped=dict(found.skipped),
+            message=found.message, scores=[_score(task, score) for task, score in sorted(found.scores.items())],
+        )
+        for _, found in sorted(state.milestones.items())
+    ]  # fmt: skip
+
+
+def _score(task: str, score: dict[str, Any]) -> Score:
+    count = score.get("n")
+    return Score(
+        task=task, metric=str(score.get("metric", "")), value=_number(score.get("value")),
+        stderr=_number(score.get("stderr")), n=count if isinstance(count, int) else None,
+    )  # fmt: skip
+
+
+def _newest_validation(milestones: list[Milestone]) -> float | None:
+    found = [score for milestone in milestones if (score := milestone.score("validation_loss"))]
+    return found[-1].value if found else None
+
+
+def _attempts(state: RunState, config: Config) -> list[Attempt]:
+    rows = []
+    following = [*state.attempts[1:], None]
+    for attempt, after in zip(state.attempts, following, strict=True):
+        begun = attempt.resumed_from_step or 0
+        resumed = after.resumed_from_step if after else None
+        ended = attempt.ended_unix_s
+        rows.append(
+            Attempt(
+                number=attempt.number, started_unix_s=attempt.started_unix_s,
+                wall_s=ended - attempt.started_unix_s if ended is not None else None,
+                from_step=begun, tokens=begun * config.tokens_per_step, last_step=attempt.last_step or begun,
+                lost_steps=max(0, attempt.last_step - resumed) if resumed is not None else 0,
+                cause=attempt.cause, decision=attempt.decision, why=attempt.why,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _goodput(state: RunState, mean_step_s: float | None) -> float | None:
+    if not state.attempts or mean_step_s is None:
+        return None
+    ended = state.attempts[-1].ended_unix_s or state.last_event_unix_s
+    return _ratio(mean_step_s * state.step, ended - state.attempts[0].started_unix_s)
+
+
+def _number(value: Any) -> float | None:
+    number = finite_or_nan(value)
+    return None if math.isnan(number) else number
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    finite = [value for value in values if not math.isnan(value)]
+    return math.fsum(finite) / len(finite) if finite else None
+
+
+def _mean_or_nan(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.nan if mean is None else mean
+
+
+def _median(values: Sequence[float]) -> float | None:
+    finite = sorted(value for value in values if not math.isnan(value))
+    if not finite:
+        return None
+    middle = len(finite) // 2
+    return finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 and math.isfinite(part) else None

@@ -1,0 +1,173 @@
+"""The report's page: one HTML file that needs nothing else, from numbers and figures."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from string import Template
+from typing import Any
+
+from hlatctl.report.numbers import Attempt, Numbers, Stage
+from hlatctl.report.summary import facts, score_table
+from hlatctl.units import count, duration, utc
+
+_CAPTIONS = {
+    "loss": "Loss. Training loss of every step and its running mean; dots are held-out text at the milestones.",
+    "gradient_norm": "Gradient norm before clipping. Triangles are spikes: 0.1 above the mean of the last 20 steps.",
+    "parameter_norm": "Norm of all parameters.",
+    "learning_rate": "Learning rate.",
+    "throughput": "Throughput, and the share of each step spent waiting for data.",
+}
+_ATTEMPT_HEADER = ("attempt", "started", "took", "from step", "to step", "done again", "ended", "then")
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+:root { color-scheme: light; --ink: #1b1f24; --quiet: #667080; --rule: #dfe3e8; --accent: #1c4e80; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 3rem 1.5rem 5rem; max-width: 52rem; color: var(--ink); background: #fff;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; }
+h1 { margin: 0; font-size: 1.75rem; line-height: 1.2; letter-spacing: -.01em; overflow-wrap: anywhere; }
+h2 { margin: 3rem 0 .75rem; font-size: 1.15rem; }
+.kicker { margin: 0 0 .3rem; color: var(--quiet); font-size: .9rem; }
+.banner { margin: 0 0 2rem; padding: .7rem 1rem; border-left: 4px solid #c4561a; background: #fdf1ea; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: 1.1rem 1.5rem;
+  margin: 2rem 0 0; }
+.tiles div { border-top: 1px solid var(--rule); padding-top: .45rem; }
+dt { color: var(--quiet); font-size: .85rem; }
+dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+figure { margin: 1.75rem 0; }
+figure img { display: block; width: 100%; height: auto; }
+figcaption { color: var(--quiet); font-size: .85rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .4rem .9rem .4rem 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
+th { color: var(--quiet); font-weight: 500; white-space: nowrap; }
+td.number { white-space: nowrap; }
+details { margin-top: .75rem; border-top: 1px solid var(--rule); padding-top: .6rem; }
+summary { cursor: pointer; color: var(--accent); }
+pre { overflow-x: auto; padding: .9rem 1rem; background: #f6f7f9;
+  font: .8rem/1.5 ui-monospace, Menlo, Consolas, monospace; }
+.quiet { color: var(--quiet); font-size: .9rem; }
+</style>
+</head>
+<body>
+$body
+</body>
+</html>
+""")
+
+
+def render(found: Numbers, figures: dict[str, str], config_yaml: str, provenance: dict[str, Any]) -> str:
+    """The page as HTML text.
+
+    Args:
+        figures: SVG text by name, as ``figures.draw`` gives it.
+        config_yaml: the run's configuration.
+        provenance: the content of ``provenance.json``; empty if there is none.
+    """
+    sections = [
+        _head(found), _figures(figures), _scores(found), _attempts(found.attempts), _stages(found.stages),
+        _warnings(found), _origin(config_yaml, provenance),
+    ]  # fmt: skip
+    return _PAGE.substitute(title=escape(f"{found.run_id} · hlatctl"), body="\n".join(filter(None, sections)))
+
+
+def _head(found: Numbers) -> str:
+    banner = (
+        '<p class="banner"><strong>SIMULATED</strong> — nothing was trained; every number on this page is made up by '
+        "the mock cluster.</p>\n" if found.simulated else ""
+    )  # fmt: skip
+    tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found))
+    return (
+        f'{banner}<p class="kicker">{escape(found.experiment_name)} · made {utc(found.created_unix_s)}</p>\n'
+        f"<h1>{escape(found.run_id)}</h1>\n"
+        f'<dl class="tiles">{tiles}</dl>'
+    )
+
+
+def _figures(figures: dict[str, str]) -> str:
+    if not figures:
+        return '<h2>Training</h2>\n<p class="quiet">No step has been made yet.</p>'
+    parts = ["<h2>Training</h2>"]
+    for name, svg in figures.items():
+        # As an image: ids inside one SVG can't meet those of another.
+        data = base64.b64encode(svg.encode()).decode()
+        caption = escape(_CAPTIONS[name])
+        image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+        parts.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+    return "\n".join(parts)
+
+
+def _scores(found: Numbers) -> str:
+    if not found.milestones:
+        return '<h2>Scores</h2>\n<p class="quiet">No milestone has been reached.</p>'
+    header, rows = score_table(found.milestones)
+    notes = sorted({f"{task}: skipped, {why}" for m in found.milestones for task, why in m.skipped.items()})
+    notes += [f"{count(m.tokens)} tokens: {m.status}, {m.message}" for m in found.milestones if m.message]
+    listed = "".join(f'<p class="quiet">{escape(note)}</p>\n' for note in notes)
+    return f"<h2>Scores</h2>\n{_table(header, rows)}\n{listed}"
+
+
+def _attempts(attempts: list[Attempt]) -> str:
+    if not attempts:
+        return ""
+    rows = [
+        [
+            str(a.number), utc(a.started_unix_s), duration(a.wall_s) if a.wall_s is not None else "goes on",
+            f"{a.from_step:,}", f"{a.last_step:,}", f"{a.lost_steps:,}", a.cause or "–",
+            ": ".join(filter(None, [a.decision, a.why])) or "–",
+        ]
+        for a in attempts
+    ]  # fmt: skip
+    return f"<h2>Attempts</h2>\n{_table(_ATTEMPT_HEADER, rows)}"
+
+
+def _stages(stages: list[Stage]) -> str:
+    if not stages:
+        return ""
+    rows = [[s.name, s.status, duration(s.wall_s) if s.wall_s else "–", s.message or "–"] for s in stages]
+    return f"<h2>Stages</h2>\n{_table(('stage', 'status', 'took', 'remark'), rows)}"
+
+
+def _warnings(found: Numbers) -> str:
+    if not found.warnings:
+        return ""
+    return "<h2>Warnings</h2>\n" + "".join(f"<p>{escape(warning)}</p>\n" for warning in found.warnings)
+
+
+def _origin(config_yaml: str, provenance: dict[str, Any]) -> str:
+    git = provenance.get("git") or {}
+    diff = str(git.get("diff") or "")
+    record = {**provenance, "git": {key: value for key, value in git.items() if key != "diff"}} if git else provenance
+    parts = ["<h2>Where it comes from</h2>"]
+    if git.get("commit"):
+        changed = " with uncommitted changes" if git.get("dirty") else ""
+        parts.append(f'<p class="quiet">Commit {escape(str(git["commit"]))}{changed}.</p>')
+    parts.append(_details("Configuration", config_yaml))
+    if provenance:
+        parts.append(_details("Provenance", json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)))
+    if diff:
+        parts.append(_details("Uncommitted changes", diff))
+    return "\n".join(parts)
+
+
+def _details(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text.rstrip())}</pre></details>"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    kind = ' class="number"' if text[:1].isdigit() or text == "–" else ""
+    return f"<td{kind}>{escape(text)}</td>"

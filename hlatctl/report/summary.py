@@ -1,0 +1,87 @@
+"""A run's report in a screenful of Markdown: the summary file, and Prefect's artifact."""
+
+from __future__ import annotations
+
+from conf.schema import Config
+from hlatctl.report.numbers import Milestone, Numbers, Score, numbers
+from hlatctl.run.state import RunState
+from hlatctl.units import count, duration
+
+
+def summary_markdown(state: RunState, config: Config) -> str:
+    """The summary of a state, as Markdown."""
+    return render(numbers(state, config))
+
+
+def render(found: Numbers) -> str:
+    """Numbers as Markdown."""
+    parts = [f"# {found.run_id}\n"]
+    if found.simulated:
+        parts.append("**SIMULATED**: nothing was trained; every number below is made up.\n")
+    parts.append(_table(["", ""], [[name, value] for name, value in facts(found)]))
+    if found.milestones:
+        parts.append("## Scores\n")
+        parts.append(_table(*score_table(found.milestones)))
+    if len(found.attempts) > 1:
+        parts.append("## Attempts\n")
+        rows = [[str(a.number), f"{a.from_step} to {a.last_step}", a.cause or "goes on", a.why] for a in found.attempts]
+        parts.append(_table(["attempt", "steps", "ended", "then"], rows))
+    parts.extend(f"Warning: {warning}\n" for warning in found.warnings)
+    return "\n".join(parts)
+
+
+def facts(found: Numbers) -> list[tuple[str, str]]:
+    """The few facts that a person looks for first, name and text; what is not known is left out."""
+    known = [
+        ("status", found.status + (f": {found.message}" if found.message else "")),
+        ("steps", f"{found.step:,} of {found.total_steps:,}"),
+        ("tokens", f"{count(found.tokens)} of {count(found.total_tokens)}"),
+        ("training loss", _change(found.first_loss, found.last_loss)),
+        ("validation loss", _text(found.validation_loss, "{:.4f} nats per token")),
+        ("throughput", _text(found.tokens_per_s, "{:,.0f} tokens/s")),
+        ("waiting for data", _percent(found.data_wait_fraction)),
+        ("goodput", _percent(found.goodput_fraction)),
+        ("attempts", f"{len(found.attempts)}, {found.lost_steps} steps done again" if found.attempts else ""),
+        ("gradient spikes", str(found.gradient_spikes)),
+        ("wall time", duration(found.wall_s)),
+    ]
+    return [(name, text) for name, text in known if text]
+
+
+def score_table(milestones: list[Milestone]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: a task a row, a milestone a column, ``value ± standard error`` in the cells."""
+    tasks = {score.task: score.metric for milestone in milestones for score in milestone.scores}
+    header = ["task", "metric", *(f"{count(milestone.tokens)} tokens" for milestone in milestones)]
+    rows = [
+        [task, metric, *(score_text(milestone.score(task)) for milestone in milestones)]
+        for task, metric in sorted(tasks.items())
+    ]
+    return header, rows or [["none yet", "", *(milestone.status for milestone in milestones)]]
+
+
+def score_text(score: Score | None) -> str:
+    """A score with its standard error; a dash where there is none."""
+    if score is None or score.value is None:
+        return "–"
+    digits = 1 if abs(score.value) >= 100 else 3
+    error = f" ± {score.stderr:.{digits}f}" if score.stderr is not None else ""
+    return f"{score.value:.{digits}f}{error}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |\n" for line in lines
+    )
+
+
+def _change(first: float | None, last: float | None) -> str:
+    return f"{first:.3f} to {last:.3f} nats per token" if first is not None and last is not None else ""
+
+
+def _text(value: float | None, template: str) -> str:
+    return "" if value is None else template.format(value)
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.1f} %"
