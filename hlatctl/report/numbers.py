@@ -206,8 +206,7 @@ def _newest_validation(milestones: list[Milestone]) -> float | None:
 
 def _attempts(state: RunState, config: Config) -> list[Attempt]:
     rows = []
-    following = [*state.attempts[1:], None]
-    for attempt, after in zip(state.attempts, following, strict=True):
+    for attempt, after in itertools.zip_longest(state.attempts, state.attempts[1:]):
         begun = attempt.resumed_from_step or 0
         resumed = after.resumed_from_step if after else None
         ended = attempt.ended_unix_s
