@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from hlatctl.cli.summary import running_stages, seconds_per_step
+from hlatctl.run.journal import number
 from hlatctl.units import count, duration
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def describe(state: RunState, config: Config) -> str:
     if last is None:
         return f"training, attempt {attempt.number}: no step yet" if attempt else "starting"
     parts = [
-        f"step {state.step}/{config.total_steps}", f"{count(state.tokens)} tokens", f"loss {float(last['loss']):.3f}",
+        f"step {state.step}/{config.total_steps}", f"{count(state.tokens)} tokens", f"loss {number(last, 'loss'):.3f}",
         *_pace(state, config),
         *_milestones(state, config),
     ]  # fmt: skip

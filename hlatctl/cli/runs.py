@@ -8,6 +8,7 @@ import typer
 
 from hlatctl.cli.common import Json, RunsDir, RunView, columns, look, print_json, runs_folder, say
 from hlatctl.cli.summary import validation_loss
+from hlatctl.run.journal import number
 from hlatctl.run.runs import list_runs
 from hlatctl.units import count, utc
 
@@ -30,7 +31,7 @@ def _record(view: RunView) -> dict[str, Any]:
     state, last = view.state, view.state.last_step
     return {
         "run_id": view.run.run_id, "status": view.status, "simulated": state.simulated, "step": state.step,
-        "total_steps": view.total_steps, "tokens": state.tokens, "loss": last["loss"] if last else None,
+        "total_steps": view.total_steps, "tokens": state.tokens, "loss": last.get("loss") if last else None,
         "validation_loss": validation_loss(state), "created_unix_s": state.created_unix_s or None,
         "path": str(view.run.root), "problem": view.problem or None,
     }  # fmt: skip
@@ -43,7 +44,7 @@ def _row(view: RunView) -> list[str]:
         view.status + (" (simulated)" if state.simulated else ""),
         f"{state.step}/{view.total_steps or '?'}",
         count(state.tokens),
-        f"{float(last['loss']):.4f}" if last else "-",
+        f"{number(last, 'loss'):.4f}" if last else "-",
         "-" if validation is None else f"{validation:.4f}",
         utc(state.created_unix_s) if state.created_unix_s else "-",
     ]

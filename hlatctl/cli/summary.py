@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from hlatctl.cli.common import RunView
+from hlatctl.run.journal import number
 from hlatctl.run.state import RunState
 from hlatctl.units import count, duration, utc
 
@@ -17,14 +19,15 @@ def validation_loss(state: RunState) -> float | None:
     for tokens in sorted(state.milestones, reverse=True):
         score = state.milestones[tokens].scores.get("validation_loss")
         if score is not None:
-            return float(score["value"])
+            return number(score, "value")
     return None
 
 
 def seconds_per_step(state: RunState) -> float | None:
-    """Mean time of the newest steps; None before the first."""
-    newest = [float(state.steps[step]["step_s"]) for step in sorted(state.steps)[-_SPEED_STEPS:]]
-    return sum(newest) / len(newest) if newest else None
+    """Mean time of the newest steps; None if it is not known."""
+    newest = [number(state.steps[step], "step_s") for step in sorted(state.steps)[-_SPEED_STEPS:]]
+    mean_s = sum(newest) / len(newest) if newest else 0.0
+    return mean_s if mean_s > 0 else None
 
 
 def running_stages(state: RunState) -> list[str]:
@@ -65,7 +68,10 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
     yield "step", f"{state.step}{done}, {count(state.tokens)} tokens"
     if last is None:
         return
-    yield "loss", f"{float(last['loss']):.4f}, gradient norm {float(last['grad_norm']):.3f}, lr {float(last['lr']):.2e}"
+    yield (
+        "loss",
+        f"{number(last, 'loss'):.4f}, gradient norm {number(last, 'grad_norm'):.3f}, lr {number(last, 'lr'):.2e}",
+    )
     pace_s = seconds_per_step(state)
     if pace_s and view.config:
         speed = f"{count(view.config.tokens_per_step / pace_s)} tokens/s"
@@ -83,8 +89,8 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
         yield f"attempt {attempt.number}", begun + ended + why
 
 
-def _scores(scores: dict[str, dict[str, object]]) -> str:
-    return ", ".join(f"{name} {float(str(score['value'])):.3f}" for name, score in scores.items())
+def _scores(scores: dict[str, dict[str, Any]]) -> str:
+    return ", ".join(f"{name} {number(score, 'value'):.3f}" for name, score in scores.items())
 
 
 def end_lines(view: RunView) -> Iterator[str]:
@@ -93,14 +99,14 @@ def end_lines(view: RunView) -> Iterator[str]:
     yield ""
     yield f"{view.run.run_id}: {view.status}" + ("  SIMULATED: nothing was trained" if state.simulated else "")
     if last:
-        yield f"  loss        {float(last['loss']):.4f} after {state.step} steps, {count(state.tokens)} tokens"
+        yield f"  loss        {number(last, 'loss'):.4f} after {state.step} steps, {count(state.tokens)} tokens"
     if validation is not None:
         yield f"  validation  {validation:.4f} nats per token"
     for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens)[-1:]:
         for name, score in milestone.scores.items():
             if not name.startswith("validation"):
-                error = f" ± {float(score['stderr']):.3f}" if score.get("stderr") is not None else ""
-                yield f"  {name:<20} {float(score['value']):.3f}{error}"
+                error = f" ± {number(score, 'stderr'):.3f}" if score.get("stderr") is not None else ""
+                yield f"  {name:<20} {number(score, 'value'):.3f}{error}"
         for name, why in milestone.skipped.items():
             yield f"  {name:<20} skipped: {why}"
     restarts = len(state.attempts) - 1

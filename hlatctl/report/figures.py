@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
-from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, finite_or_nan, running_mean, steps_of, thin
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, finite_or_nan, smooth, steps_of, thin
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.state import RunState
 from hlatctl.units import count
@@ -42,7 +42,7 @@ class Series:
         steps = steps_of(state)
         names = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s")
         values = {name: thin(column(steps, name), _MAX_POINTS) for name in names}
-        values["smooth_loss"] = thin(running_mean(column(steps, "loss"), LOSS_WINDOW_STEPS), _MAX_POINTS)
+        values["smooth_loss"] = thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), _MAX_POINTS)
         return cls(thin(column(steps, "tokens"), _MAX_POINTS), values)
 
 
@@ -64,12 +64,14 @@ def draw(state: RunState, config: Config, found: Numbers) -> dict[str, str]:
     }
     restarts = [attempt.tokens for attempt in found.attempts[1:]]
     return {
-        name: _svg(plot, restarts, config.total_tokens, height_in=3.4 if name == "loss" else 2.1)
+        name: _svg(
+            plot, restarts, max(config.total_tokens, series.tokens[-1]), height_in=3.4 if name == "loss" else 2.1
+        )
         for name, plot in figures.items()
     }
 
 
-def _svg(plot: Callable[[Axes], None], restarts: Sequence[int], total_tokens: int, *, height_in: float) -> str:
+def _svg(plot: Callable[[Axes], None], restarts: Sequence[int], last_tokens: float, *, height_in: float) -> str:
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -79,12 +81,12 @@ def _svg(plot: Callable[[Axes], None], restarts: Sequence[int], total_tokens: in
         figure = Figure(figsize=(7.6, height_in), layout="constrained")
         axes = figure.add_subplot()
         plot(axes)
-        for index, tokens in enumerate(restarts):
-            axes.axvline(tokens, color=_QUIET, linewidth=0.9, linestyle=(0, (3, 3)), label="" if index else "restart")
-        axes.set_xlim(0, max(total_tokens, axes.get_xlim()[1] if math.isfinite(axes.get_xlim()[1]) else 0))
+        for tokens in restarts:
+            axes.axvline(tokens, color=_QUIET, linewidth=0.9, linestyle=(0, (3, 3)))
+        axes.set_xlim(0, last_tokens)
         axes.xaxis.set_major_formatter(lambda value, _: count(value))
         axes.set_xlabel("tokens")
-        if len(axes.get_legend_handles_labels()[0]) > 1:
+        if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="upper right", fontsize=8)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -129,5 +131,5 @@ def _throughput(axes: Axes, series: Series) -> None:
 
 
 def _line(axes: Axes, series: Series, name: str, label: str) -> None:
-    axes.plot(series.tokens, series.values[name], color=_INK, label=label)
+    axes.plot(series.tokens, series.values[name], color=_INK)
     axes.set_ylabel(label)

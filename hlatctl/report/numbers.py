@@ -55,6 +55,7 @@ class Attempt:
     last_step: int
     lost_steps: int
     cause: str
+    evidence: str
     decision: str
     why: str
 
@@ -170,9 +171,10 @@ def thin(values: Sequence[float], most: int) -> list[float]:
     return [_mean_or_nan(values[start:end]) for start, end in itertools.pairwise(edges)]
 
 
-def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and those before it, ``window`` in all."""
-    return [_mean_or_nan(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """The mean around each value, ``window`` values in all where there are so many; it does not lag behind."""
+    before, after = window // 2, window - window // 2
+    return [_mean_or_nan(values[max(0, at - before) : at + after]) for at in range(len(values))]
 
 
 def _status(state: RunState, config: Config) -> str:
@@ -216,7 +218,7 @@ def _attempts(state: RunState, config: Config) -> list[Attempt]:
                 wall_s=ended - attempt.started_unix_s if ended is not None else None,
                 from_step=begun, tokens=begun * config.tokens_per_step, last_step=attempt.last_step or begun,
                 lost_steps=max(0, attempt.last_step - resumed) if resumed is not None else 0,
-                cause=attempt.cause, decision=attempt.decision, why=attempt.why,
+                cause=attempt.cause, evidence=attempt.evidence, decision=attempt.decision, why=attempt.why,
             )
         )  # fmt: skip
     return rows

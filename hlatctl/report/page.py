@@ -14,13 +14,13 @@ from hlatctl.report.summary import facts, score_table
 from hlatctl.units import count, duration, utc
 
 _CAPTIONS = {
-    "loss": "Loss. Training loss of every step and its running mean; dots are held-out text at the milestones.",
+    "loss": "Loss in training, and on held-out text at the milestones. Here and below, dashed lines are restarts.",
     "gradient_norm": "Gradient norm before clipping. Triangles are spikes: 0.1 above the mean of the last 20 steps.",
     "parameter_norm": "Norm of all parameters.",
     "learning_rate": "Learning rate.",
     "throughput": "Throughput, and the share of each step spent waiting for data.",
 }
-_ATTEMPT_HEADER = ("attempt", "started", "took", "from step", "to step", "done again", "ended", "then")
+_ATTEMPT_HEADER = ("attempt", "started (UTC)", "took", "from step", "to step", "done again", "ended", "then")
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -120,8 +120,10 @@ def _attempts(attempts: list[Attempt]) -> str:
         return ""
     rows = [
         [
-            str(a.number), utc(a.started_unix_s), duration(a.wall_s) if a.wall_s is not None else "goes on",
-            f"{a.from_step:,}", f"{a.last_step:,}", f"{a.lost_steps:,}", a.cause or "–",
+            str(a.number), utc(a.started_unix_s).removesuffix(" UTC"),
+            "goes on" if a.wall_s is None else duration(a.wall_s),
+            f"{a.from_step:,}", f"{a.last_step:,}", f"{a.lost_steps:,}",
+            ": ".join(filter(None, [a.cause, a.evidence])) or "–",
             ": ".join(filter(None, [a.decision, a.why])) or "–",
         ]
         for a in attempts

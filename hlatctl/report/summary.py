@@ -37,7 +37,7 @@ def facts(found: Numbers) -> list[tuple[str, str]]:
         ("steps", f"{found.step:,} of {found.total_steps:,}"),
         ("tokens", f"{count(found.tokens)} of {count(found.total_tokens)}"),
         ("training loss", _change(found.first_loss, found.last_loss)),
-        ("validation loss", _text(found.validation_loss, "{:.4f} nats per token")),
+        ("validation loss", _text(found.validation_loss, "{:.4f}")),
         ("throughput", _text(found.tokens_per_s, "{:,.0f} tokens/s")),
         ("waiting for data", _percent(found.data_wait_fraction)),
         ("goodput", _percent(found.goodput_fraction)),
@@ -76,7 +76,7 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _change(first: float | None, last: float | None) -> str:
-    return f"{first:.3f} to {last:.3f} nats per token" if first is not None and last is not None else ""
+    return f"{last:.4f}, from {first:.4f}" if first is not None and last is not None else ""
 
 
 def _text(value: float | None, template: str) -> str:

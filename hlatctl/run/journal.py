@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class JournalTail:
 
     def read_new(self) -> list[Event]:
         """Complete events that have appeared since the last call, in order of time."""
-        events: list[Event] = []
+        events: list[tuple[tuple[float, str, int], Event]] = []
         for path in sorted(self._journal.glob("*.jsonl")):
             offset = self.offsets.get(path.stem, 0)
             if path.stat().st_size <= offset:
@@ -125,8 +125,8 @@ class JournalTail:
                 block = file.read()
             complete = block[: block.rfind(b"\n") + 1]
             self.offsets[path.stem] = offset + len(complete)
-            events.extend(_parse_lines(complete, path.stem))
-        return sorted(events, key=_order)
+            events.extend(_in_order(_parse_lines(complete, path.stem)))
+        return [event for _, event in sorted(events, key=lambda pair: pair[0])]
 
 
 def read_events(run: RunPaths) -> list[Event]:
@@ -134,8 +134,20 @@ def read_events(run: RunPaths) -> list[Event]:
     return JournalTail(run).read_new()
 
 
-def _order(event: Event) -> tuple[float, str, int]:
-    return (event["time_unix_s"], event["writer"], event["seq"])
+def number(event: Event, name: str) -> float:
+    """A number of an event: the text ``nan`` or ``inf`` as that float, NaN for what is missing or no number."""
+    try:
+        return float(event.get(name, "nan"))
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _in_order(events: Iterable[Event]) -> Iterator[tuple[tuple[float, str, int], Event]]:
+    """One writer's events with the key that merges them; a clock that is set back does not reorder them."""
+    time_unix_s = float("-inf")
+    for event in events:
+        time_unix_s = max(time_unix_s, event["time_unix_s"])
+        yield (time_unix_s, event["writer"], event["seq"]), event
 
 
 def _parse_lines(block: bytes, writer: str) -> Iterator[Event]:

@@ -29,7 +29,7 @@ class AttemptState:
 
     Args:
         resumed_from_step: None until the trainer has started.
-        cause: why it ended; empty while it runs.
+        cause, evidence: why it ended, and what shows it; empty while it runs.
         last_step, newest_checkpoint: how far it came; 0 if it made no step, no checkpoint.
     """
 
@@ -39,6 +39,7 @@ class AttemptState:
     resumed_from_step: int | None = None
     ended_unix_s: float | None = None
     cause: str = ""
+    evidence: str = ""
     decision: str = ""
     why: str = ""
     last_step: int = 0
@@ -115,11 +116,17 @@ def fold(events: Iterable[Event]) -> RunState:
 
 
 def apply(state: RunState, event: Event) -> None:
-    """Bring a state up to date with one more event."""
+    """Bring a state up to date with one more event; one that lacks its fields is left out, with a warning."""
     state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
     handler = _HANDLERS.get(event["kind"])
-    if handler:
+    if not handler:
+        return
+    try:
         handler(state, event)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # One damaged line must not hide a run.
+        name = f"{event.get('writer', 'journal')} {event['seq']}"
+        state.warnings.append(f"event {name} ({event['kind']}): damaged, left out")
 
 
 def _run_created(state: RunState, event: Event) -> None:
@@ -158,6 +165,7 @@ def _attempt_ended(state: RunState, event: Event) -> None:
     if attempt:
         attempt.ended_unix_s = event["time_unix_s"]
         attempt.cause = event.get("cause", "")
+        attempt.evidence = event.get("evidence", "")
         attempt.decision = event.get("decision", "")
         attempt.why = event.get("why", "")
 
@@ -177,7 +185,7 @@ def _step(state: RunState, event: Event) -> None:
     superseded = newest and newest.resumed_from_step is not None and newest.resumed_from_step < int(event["step"])
     if newest and event["attempt"] < newest.number and superseded:
         return  # a late line of an attempt that another has replaced
-    state.steps[int(event["step"])] = event
+    state.steps[int(event["step"])] = {**event, "tokens": int(event["tokens"])}
     if attempt:
         attempt.last_step = int(event["step"])
 

@@ -1,0 +1,105 @@
+"""The report of a run with a known past: golden numbers, summary and page; figures that repeat bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conf.load
+from hlatctl.report import build, summary_markdown
+from hlatctl.report import page as report_page
+from hlatctl.report.numbers import Numbers, numbers
+from hlatctl.run import files
+from hlatctl.run.journal import JournalWriter, read_events
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import fold
+from tests.hlatctl.conftest import MakeRun
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "report"
+#: Set to write the golden files anew; look at the difference before it is committed.
+UPDATE_ENV = "HLATCTL_UPDATE_GOLDEN"
+
+
+def compare(name: str, text: str) -> None:
+    if os.environ.get(UPDATE_ENV):
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def found_in(run: RunPaths) -> Numbers:
+    return numbers(fold(read_events(run)), conf.load.load(run.config))
+
+
+def test_numbers_and_summary_are_the_golden_ones(make_run: MakeRun) -> None:
+    run = make_run()
+    build(run)
+    compare("numbers.json", (run.report / "numbers.json").read_text(encoding="utf-8"))
+    compare("summary.md", (run.report / "summary.md").read_text(encoding="utf-8"))
+
+
+def test_page_is_the_golden_one(make_run: MakeRun) -> None:
+    # The figures are left out: their text depends on matplotlib's version.
+    run = make_run()
+    text = run.config.read_text(encoding="utf-8")
+    compare("index.html", report_page.render(found_in(run), {}, text, files.read_json(run.provenance)))
+
+
+def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:
+    run = make_run()
+    first = build(run).read_bytes()
+    figures = {path.name: path.read_bytes() for path in (run.report / "figures").iterdir()}
+    assert build(run).read_bytes() == first
+    assert {path.name: path.read_bytes() for path in (run.report / "figures").iterdir()} == figures
+    names = {"loss.svg", "gradient_norm.svg", "parameter_norm.svg", "learning_rate.svg", "throughput.svg"}
+    assert set(figures) == names
+
+
+def test_steps_done_again_are_counted_once(make_run: MakeRun) -> None:
+    found = found_in(make_run())
+    assert found.step == 306
+    assert [(a.from_step, a.last_step, a.lost_steps) for a in found.attempts] == [(0, 130, 30), (100, 306, 0)]
+    assert found.goodput_fraction is not None
+    assert found.goodput_fraction < 306 / (306 + 30)
+
+
+@pytest.mark.parametrize("until", ["created", "stages", "killed"])
+def test_a_run_that_is_not_finished_has_a_report(make_run: MakeRun, until: str) -> None:
+    run = make_run(until=until)
+    html = build(run).read_text(encoding="utf-8")
+    assert ("No step has been made yet." in html) == (until != "killed")
+    assert ("data:image/svg+xml" in html) == (until == "killed")
+
+
+def test_simulated_runs_say_so_everywhere(make_run: MakeRun) -> None:
+    run = make_run(simulated=True)
+    html = build(run).read_text(encoding="utf-8")
+    assert '<p class="banner"><strong>SIMULATED</strong>' in html
+    assert "**SIMULATED**" in summary_markdown(fold(read_events(run)), conf.load.load(run.config))
+    assert "SIMULATED" not in build(make_run("real")).read_text(encoding="utf-8")
+
+
+def test_text_of_the_run_is_never_markup(make_run: MakeRun) -> None:
+    run = make_run(until="killed")
+    with JournalWriter(run, "flow") as journal:
+        journal.append("warning", message="<script>alert(1)</script>")
+        journal.append("run_finished", outcome="failed", message="a <b> & c | d")
+    html = build(run).read_text(encoding="utf-8")
+    assert "<script>" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "a <b> & c \\| d" in (run.report / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_loss_that_is_no_number_is_left_out_and_never_fails(make_run: MakeRun) -> None:
+    run = make_run("diverged", until="killed")
+    step: dict[str, Any] = {"step": 131, "tokens": 131 * 8192, "lr": 1e-3, "step_s": 0.5, "data_wait_s": 0.0}
+    with JournalWriter(run, "train-rank00000", attempt=1) as journal:
+        nan = float("nan")
+        journal.append("step", loss=nan, grad_norm=float("inf"), param_norm=nan, tokens_per_s=16384.0, **step)
+    build(run)
+    record = json.loads((run.report / "numbers.json").read_text(encoding="utf-8"))
+    assert record["step"] == 131
+    assert record["last_loss"] == pytest.approx(3.75, abs=0.2)
