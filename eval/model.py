@@ -1,0 +1,86 @@
+"""A model and its tokenizer from a Hugging Face folder: safetensors only, no code from the folder, no network.
+
+Imports torch and transformers late; what is measured on the model is not this module's business.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlatctl.run.errors import DependencyError, EvaluationError
+
+_EXPORT_HINT = "python -m trainer.export --run-dir RUN --step N --to DIR makes such a folder"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A causal language model in evaluation mode, FP32, and its tokenizer (transformers' own types)."""
+
+    model: Any
+    tokenizer: Any
+    max_length: int
+
+
+def go_offline(scratch: Path) -> None:
+    """Keep Hugging Face's packages off the network and out of the home folder; they read this when first imported."""
+    os.environ.update(
+        HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=str(scratch / "huggingface"), TQDM_DISABLE="1",
+        TOKENIZERS_PARALLELISM="false",
+    )  # fmt: skip
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is no Hugging Face model with safetensors weights and a tokenizer.
+
+    Raises:
+        EvaluationError: names what is missing.
+    """
+    if not folder.is_dir():
+        raise EvaluationError(f"--model={folder}: no such folder", hint=_EXPORT_HINT)
+    needed = {"config.json": "config.json", "tokenizer_config.json": "tokenizer_config.json",
+              "*.safetensors": "safetensors weights"}  # fmt: skip
+    for pattern, what in needed.items():
+        if not any(folder.glob(pattern)):
+            raise EvaluationError(f"--model={folder}: is no Hugging Face model, it has no {what}", hint=_EXPORT_HINT)
+
+
+def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
+    """Load a model for evaluation.
+
+    Args:
+        folder: Hugging Face folder of a causal language model.
+        seq_len: tokens per sequence in training; the context is never longer.
+        device: `cuda` is used if it is there, else the CPU.
+
+    Raises:
+        EvaluationError: the folder can't be loaded.
+        DependencyError: torch or transformers is missing.
+    """
+    check_folder(folder)
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise missing_package(error.name) from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+        )
+    except Exception as error:  # transformers and safetensors raise whatever a damaged file leads them to
+        raise EvaluationError(f"--model={folder}: can't be loaded ({_first_line(error)})", hint=_EXPORT_HINT) from error
+    model = model.to("cuda" if device == "cuda" and torch.cuda.is_available() else "cpu").eval()
+    limit = getattr(model.config, "max_position_embeddings", None) or seq_len
+    return Loaded(model, tokenizer, min(seq_len, int(limit)))
+
+
+def missing_package(name: str | None) -> DependencyError:
+    """The error for a package that the evaluation needs and this environment lacks."""
+    return DependencyError(f"the package {name} is not installed", hint="pip install 'hlatctl[eval]'")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

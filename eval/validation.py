@@ -1,0 +1,138 @@
+"""Loss on the run's own held-out text: nats a token, perplexity, bits a UTF-8 byte.
+
+The text is cut as in training: documents joined by the end-of-sequence token, windows of the model's context, every
+token predicted once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.model import Loaded
+from eval.scores import Score, Scores
+from hlatctl.run.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+# Logits are the largest thing in memory: windows x window length x vocabulary, in FP32.
+_LOGITS_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Token ids, the first of which is context only, and the UTF-8 bytes of the text that the others spell."""
+
+    ids: list[int]
+    text_bytes: int
+
+
+def evaluate(loaded: Loaded, path: Path, *, max_tokens: int) -> Scores:
+    """``validation_loss``, ``validation_perplexity`` and ``validation_bits_per_byte`` of a model.
+
+    The standard error treats windows, not tokens, as independent (tokens of one window are not); it is None for a
+    single window.
+
+    Args:
+        loaded: the model.
+        path: JSON Lines with a field ``text``.
+        max_tokens: at most this many tokens are predicted.
+
+    Raises:
+        DataError: the file is missing, damaged or empty.
+    """
+    held_out = tokenize(loaded.tokenizer, path, max_tokens=max_tokens)
+    sums, counts = _window_losses(loaded, held_out.ids)
+    tokens, nats = sum(counts), sum(sums)
+    loss, stderr = nats / tokens, _ratio_stderr(sums, counts)
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows a double at 709
+    bits_per_loss = tokens / math.log(2) / held_out.text_bytes
+
+    def score(metric: str, value: float, per_loss: float) -> Score:
+        return Score(metric=metric, value=value, stderr=None if stderr is None else stderr * per_loss, n=tokens)
+
+    return {
+        "validation_loss": score("loss_nats_per_token", loss, 1.0),
+        "validation_perplexity": score("perplexity", perplexity, perplexity),
+        "validation_bits_per_byte": score("bits_per_byte", loss * bits_per_loss, bits_per_loss),
+    }
+
+
+def tokenize(tokenizer: Any, path: Path, *, max_tokens: int) -> HeldOut:
+    """The first tokens of the held-out documents, joined by the end-of-sequence token and led by one.
+
+    A last document that does not fit is cut; the bytes of its kept tokens are those of their decoded text.
+    """
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        raise DataError("dataset.json: the tokenizer has no end-of-sequence token")
+    ids, text_bytes = [eos], 0
+    for text in _texts(path):
+        document = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        room = max_tokens + 1 - len(ids)
+        if len(document) > room:
+            text = tokenizer.decode(document[:room])
+        text_bytes += len(text.encode("utf-8"))
+        ids += [*document, eos][:room]
+        if len(ids) > max_tokens:
+            break
+    if text_bytes == 0:
+        raise DataError(f"{path}: holds no text to validate on", hint="raise data.validation_fraction")
+    return HeldOut(ids, text_bytes)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield str(json.loads(line)["text"])
+                except (ValueError, KeyError, TypeError):
+                    raise DataError(f"{path}: line {number} is no JSON object with a field text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: held-out text can't be read ({error})") from None
+
+
+def _window_losses(loaded: Loaded, ids: list[int]) -> tuple[list[float], list[int]]:
+    """Summed nats and number of predicted tokens of each window."""
+    import torch
+
+    length = loaded.max_length
+    whole = (len(ids) - 1) // length
+    rows = [ids[i * length : (i + 1) * length + 1] for i in range(whole)]
+    batch_size = max(1, _LOGITS_BYTES // (4 * length * loaded.model.config.vocab_size))
+    batches = [rows[i : i + batch_size] for i in range(0, whole, batch_size)]
+    rest = ids[whole * length :]
+    if len(rest) > 1:
+        batches.append([rest])
+    sums: list[float] = []
+    counts: list[int] = []
+    with torch.inference_mode():
+        for batch in batches:
+            losses = _token_losses(loaded.model, torch.tensor(batch, device=loaded.model.device))
+            sums += losses.double().sum(dim=1).tolist()
+            counts += [losses.shape[1]] * len(batch)
+    return sums, counts
+
+
+def _token_losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Nats of every token but the first of each row; ids ``[windows, length + 1]``, losses ``[windows, length]``."""
+    from torch.nn import functional
+
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float()
+    return functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+
+
+def _ratio_stderr(sums: list[float], counts: list[int]) -> float | None:
+    """Standard error of sum(sums)/sum(counts), windows being the independent draws (ratio estimator)."""
+    windows, tokens = len(sums), sum(counts)
+    if windows < 2:
+        return None
+    loss = sum(sums) / tokens
+    squares = sum((nats - loss * count) ** 2 for nats, count in zip(sums, counts, strict=True))
+    return math.sqrt(squares * windows / (windows - 1)) / tokens
