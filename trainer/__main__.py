@@ -1,0 +1,77 @@
+"""``torchrun -m trainer --run-dir RUN --attempt K [--compile-only]``: one training process. Wiring only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.load import load
+from conf.schema import Config
+from hlatctl.run.errors import run_main
+from hlatctl.run.paths import RunPaths
+
+if TYPE_CHECKING:
+    from trainer.backends.base import Backend
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, or compile; the exit code says how it ended."""
+    parser = argparse.ArgumentParser(prog="trainer", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--compile-only", action="store_true", help="fill $TORCHINDUCTOR_CACHE_DIR and end")
+    arguments = parser.parse_args(argv)
+    run = RunPaths(arguments.run_dir.absolute())
+    config = load(run.config)
+
+    from trainer.backends import make_backend
+
+    backend = make_backend(config)
+    try:
+        if arguments.compile_only:
+            return _compile_only(config, backend)
+        return _train(config, run, backend, arguments.attempt)
+    finally:
+        backend.close()
+
+
+def _train(config: Config, run: RunPaths, backend: Backend, attempt: int) -> int:
+    from trainer import loop
+
+    journal = loop.train_journal(run, backend, attempt)
+    try:
+        for message in backend.warnings:
+            _warn(backend, message)
+            if journal:
+                journal.append("warning", message=message)
+        return loop.train(config, run, backend, journal)
+    finally:
+        if journal:
+            journal.close()
+
+
+def _compile_only(config: Config, backend: Backend) -> int:
+    from trainer import cache, loop
+
+    for message in backend.warnings:
+        _warn(backend, message)
+    if not config.backend.compile or backend.warnings:
+        return 0
+    loop.compile_only(config, backend)
+    backend.gather(None)  # every process has written its graphs
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder and backend.rank == 0:
+        cache.write_manifest(Path(folder))
+    return 0
+
+
+def _warn(backend: Backend, message: str) -> None:
+    if backend.rank == 0:
+        print(f"warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,14 @@
+"""The software and device that train, chosen by name. The loop never asks which one it has."""
+
+from __future__ import annotations
+
+from conf.schema import Config
+from trainer.backends.base import Backend
+
+
+def make_backend(config: Config) -> Backend:
+    """The backend that ``backend.name`` asks for; its process group is up when this returns."""
+    from trainer.backends.torch_native import TorchNative
+
+    backends = {"torch_native": TorchNative}
+    return backends[config.backend.name](config)

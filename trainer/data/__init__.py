@@ -1,0 +1,1 @@
+"""From files of any known format to packed batches of tokens."""

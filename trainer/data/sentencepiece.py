@@ -1,0 +1,119 @@
+"""SentencePiece models as Hugging Face fast tokenizers with identical ids. Nothing else.
+
+The conversion is compared with SentencePiece itself on the corpus, so an unusual model is refused, never mistaken.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hlatctl.run.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: ``TrainerSpec.ModelType`` and ``SentencePiece.Type`` of sentencepiece_model.proto.
+_UNIGRAM, _BPE = 1, 2
+_CONTROL, _USER_DEFINED = 3, 4
+_SPACE = "▁"
+_COMPARED_DOCUMENTS = 64
+_COMPARED_CHARACTERS = 20_000
+_PROBES = ("Hello, world", " two  spaces ", "\ttab\nand line\n\n", "naïve 東京 🤖 \u200b", "x" * 50, "</s> as text", "")
+
+
+def convert(path: Path, texts: Iterable[str]) -> Tokenizer:
+    """The fast tokenizer of a ``.model`` file.
+
+    Args:
+        path: the model.
+        texts: real text on which both must agree.
+
+    Raises:
+        DataError: unreadable, of an unknown type, or the two disagree.
+    """
+    proto = _read(path)
+    tokenizer = _build(path, proto)
+    _compare(path, tokenizer, texts)
+    return tokenizer
+
+
+def _read(path: Path) -> Any:
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except DecodeError:
+        proto.Clear()
+    if not proto.pieces:
+        raise DataError(f"tokenizer.path={path}: not a SentencePiece model", hint="give the .model file itself")
+    return proto
+
+
+def _build(path: Path, proto: Any) -> Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    spec = proto.trainer_spec
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    model: Any
+    if spec.model_type == _BPE:
+        vocab = {piece: i for i, (piece, _) in enumerate(pieces)}
+        model = models.BPE(
+            vocab, _merges(pieces, vocab), unk_token=spec.unk_piece, fuse_unk=True, byte_fallback=spec.byte_fallback
+        )
+    elif spec.model_type == _UNIGRAM:
+        model = models.Unigram(pieces, unk_id=spec.unk_id, byte_fallback=spec.byte_fallback)
+    else:
+        raise DataError(f"tokenizer.path={path}: SentencePiece type {spec.model_type}; only BPE and unigram are known")
+    tokenizer = Tokenizer(model)
+    for piece in proto.pieces:
+        if piece.type in (_CONTROL, _USER_DEFINED):
+            token = AddedToken(piece.piece, normalized=False, special=piece.type == _CONTROL)
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+    tokenizer.normalizer = _normalizer(proto.normalizer_spec)
+    tail = [decoders.Strip(content=" ", left=1, right=0)] if proto.normalizer_spec.add_dummy_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
+    )
+    return tokenizer
+
+
+def _merges(pieces: list[tuple[str, float]], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to join two pieces to a third, the joined piece's score deciding which comes first."""
+    ranked = []
+    for piece, score in pieces:
+        splits = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+        known = [(left, right) for left, right in splits if left in vocab and right in vocab]
+        ranked += [(-score, vocab[left], vocab[right], (left, right)) for left, right in known]
+    return [pair for *_, pair in sorted(ranked)]
+
+
+def _normalizer(spec: Any) -> Any:
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(_SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+
+
+def _compare(path: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    reference = SentencePieceProcessor(model_file=str(path))
+    tokenizer.encode_special_tokens = True
+    sample = (text[:_COMPARED_CHARACTERS] for text in itertools.islice(texts, _COMPARED_DOCUMENTS))
+    for text in itertools.chain(_PROBES, sample):
+        if tokenizer.encode(text, add_special_tokens=False).ids != reference.encode(text):
+            raise DataError(
+                f"tokenizer.path={path}: its fast form splits {text[:40]!r}… otherwise than SentencePiece does",
+                hint="convert it yourself and give the tokenizer.json",
+            )

@@ -1,0 +1,159 @@
+"""``torchrun -m trainer.preflight --run-dir RUN``: every worker shows that it is fit before training takes it.
+
+Each process measures itself; rank 0 writes all measures to ``preflight.json`` and names what falls short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.load import load
+from conf.schema import Config
+from hlatctl.run import files
+from hlatctl.run.errors import PreflightError, run_main
+from hlatctl.run.paths import RunPaths
+
+if TYPE_CHECKING:
+    from trainer.backends.base import Backend
+
+_MATMUL_SIZE = 1024
+_ALLREDUCE_MIB = 16
+_REPEATS = 3
+#: FP32 weights and both moments of AdamW.
+_CHECKPOINT_BYTES_PER_PARAMETER = 12
+
+Worker = dict[str, Any]
+
+
+def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
+    """What this process shows, and under ``failures`` what of it is not enough."""
+    preflight = config.preflight
+    worker: Worker = {
+        "host": platform.node(), "rank": backend.rank, "device": str(backend.device),
+        "matmul_gflops_per_s": _matmul_gflops_per_s(backend),
+        "allreduce_mib_per_s": _allreduce_mib_per_s(backend),
+        "clock_skew_s": _clock_skew_s(backend),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "free_disk_bytes": shutil.disk_usage(run.root).free,
+        "checkpoints_bytes": checkpoints_bytes(config),
+    }  # fmt: skip
+    least = ("matmul_gflops_per_s", "allreduce_mib_per_s", "open_files")
+    failures = [
+        f"{name}={worker[name]:g}: below preflight.min_{name}={getattr(preflight, f'min_{name}'):g}"
+        for name in least
+        if worker[name] < getattr(preflight, f"min_{name}")
+    ]
+    if worker["clock_skew_s"] > preflight.max_clock_skew_s:
+        failures.append(
+            f"clock_skew_s={worker['clock_skew_s']:.3f}: above "
+            f"preflight.max_clock_skew_s={preflight.max_clock_skew_s:g}"
+        )
+    if worker["free_disk_bytes"] < worker["checkpoints_bytes"]:
+        failures.append(
+            f"free_disk_bytes={worker['free_disk_bytes']}: below the {worker['checkpoints_bytes']} bytes of the "
+            f"checkpoints to come (checkpoint.keep={config.checkpoint.keep} and {len(config.milestones)} milestones)"
+        )
+    folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
+    failures += [text for name, folder in folders.items() if (text := _why_not_writable(name, folder.expanduser()))]
+    return {**worker, "failures": failures}
+
+
+def checkpoints_bytes(config: Config) -> int:
+    """Space for all the checkpoints that lie on the disk at once: kept, milestones', and the one being written."""
+    from trainer.model import count_parameters
+
+    one = count_parameters(config.model) * _CHECKPOINT_BYTES_PER_PARAMETER
+    return one * (config.checkpoint.keep + len(config.milestones) + 1)
+
+
+def conclude(run: RunPaths, workers: list[Worker]) -> None:
+    """Write ``preflight.json``.
+
+    Raises:
+        PreflightError: a worker falls short.
+    """
+    failures = [f"worker {w['host']} (rank {w['rank']}): {text}" for w in workers for text in w["failures"]]
+    files.write_json(run.preflight, {"v": 1, "workers": workers, "ok": not failures})
+    if failures:
+        more = f"; and {len(failures) - 1} more, see {run.preflight}" if len(failures) > 1 else ""
+        raise PreflightError(
+            failures[0] + more, hint="mend or replace the worker, or set the threshold to what it can do"
+        )
+
+
+def _matmul_gflops_per_s(backend: Backend) -> float:
+    import torch
+
+    a = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, device=backend.device)
+    best_s = min(_timed_s(backend, lambda: a @ a) for _ in range(_REPEATS + 1))
+    return 2 * _MATMUL_SIZE**3 / best_s / 1e9
+
+
+def _allreduce_mib_per_s(backend: Backend) -> float:
+    """Of the whole operation, by its payload; with one process it only shows that memory can be had."""
+    import torch
+
+    payload = torch.ones(_ALLREDUCE_MIB << 18, device=backend.device)
+    best_s = min(_timed_s(backend, lambda: backend.reduce_sum(payload)) for _ in range(_REPEATS + 1))
+    return _ALLREDUCE_MIB / best_s
+
+
+def _clock_skew_s(backend: Backend) -> float:
+    """How far this clock is from rank 0's, less the time that the exchange itself took."""
+    backend.gather(None)
+    before = time.time()
+    theirs = backend.from_rank0(time.time())
+    after = time.time()
+    return max(0.0, before - float(theirs), float(theirs) - after)
+
+
+def _timed_s(backend: Backend, work: Any) -> float:
+    import torch
+
+    started = time.perf_counter()
+    work()
+    if backend.device.type != "cpu":
+        torch.accelerator.synchronize()
+    return max(time.perf_counter() - started, 1e-9)
+
+
+def _why_not_writable(name: str, folder: Path) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        return f"{name} {folder}: can't be written ({error.strerror})"
+    return ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; an exception says which worker falls short."""
+    parser = argparse.ArgumentParser(prog="trainer.preflight", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    run = RunPaths(parser.parse_args(argv).run_dir.absolute())
+    config = load(run.config)
+
+    from trainer.backends import make_backend
+
+    backend = make_backend(config)
+    try:
+        workers = backend.gather(measure(config, run, backend))
+        backend.gather(None)
+        if backend.rank == 0:
+            conclude(run, workers)
+    finally:
+        backend.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
