@@ -96,6 +96,10 @@ def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
     """
     with hold_head(run):
         ctx = FlowContext(run, observer)
+        if ctx.state.status == "finished":
+            ctx.message(f"run {run.run_id} is finished")
+            ctx.close()
+            return ctx.state
         ctx.event("head_started", pid=os.getpid(), host=platform.node())
         follower = mirror_process.start(ctx)
         try:

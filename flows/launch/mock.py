@@ -156,7 +156,8 @@ def _play_eval(run: RunPaths, config: Config, job: Job) -> int:
     scores = {f"{config.eval.suite}_simulated": score}
     with JournalWriter(run, eval_writer(milestone_tokens)) as journal:
         common: dict[str, Any] = {"milestone_tokens": milestone_tokens, "step": step}
-        journal.append("eval_started", **common, suite=config.eval.suite, **{"try": int(_argument(job, "--try"))})
+        tried: dict[str, Any] = {"try": int(_argument(job, "--try"))}
+        journal.append("eval_started", **common, **tried, suite=config.eval.suite)
         files.write_json(run.eval(milestone_tokens) / "results.json", {
             "v": 1, **common, "suite": config.eval.suite, "simulated": True, "versions": {}, "contract": "simulated",
             "scores": scores, "skipped": {}, "wall_s": 0.0,
