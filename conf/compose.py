@@ -64,7 +64,7 @@ def _compose_plain(overrides: list[str]) -> dict[str, Any]:
         with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
             composed = hydra_compose("config", overrides=overrides)
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra on `model=null`
         raise explain(error, overrides) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}

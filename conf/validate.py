@@ -44,6 +44,8 @@ _NOT_NEGATIVE = (
 _FRACTIONS = ("optimizer.min_lr_fraction", "optimizer.beta1", "optimizer.beta2", "data.validation_fraction")
 #: 256 bytes, the special tokens, and room for a few merges.
 _MIN_TRAIN_VOCAB_SIZE = 300
+#: Each keeps a checkpoint and takes an evaluation; more are a slip of the pen.
+_MAX_MILESTONES = 1000
 
 
 def validate(config: Config) -> None:
@@ -137,6 +139,16 @@ def _milestones(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _number_of_milestones(config: Config) -> Iterator[ConfigError]:
+    count = config.total_tokens // config.eval.every_tokens
+    if config.eval.enabled and count > _MAX_MILESTONES:
+        yield ConfigError(
+            f"eval.every_tokens={config.eval.every_tokens}: makes {count} milestones of {config.total_tokens} tokens; "
+            f"at most {_MAX_MILESTONES} are evaluated, and their checkpoints kept",
+            hint=f"use at least {math.ceil(config.total_tokens / _MAX_MILESTONES)}",
+        )
+
+
 def _cluster(config: Config) -> Iterator[ConfigError]:
     if config.cluster.launcher == "local" and config.cluster.nodes != 1:
         yield ConfigError(
@@ -171,5 +183,5 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _parallel, _batches, _milestones, _cluster, _secrets,
+    _ranges, _choices, _names, _model, _parallel, _batches, _milestones, _number_of_milestones, _cluster, _secrets,
 )  # fmt: skip

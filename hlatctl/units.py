@@ -26,7 +26,7 @@ def size(value_bytes: float) -> str:
 
 def duration(value_s: float) -> str:
     """Seconds as ``4.2 s``, ``3 min 20 s``, ``5 h 10 min`` or ``2 d 3 h``."""
-    if value_s < 60:
+    if value_s < 59.5:
         return f"{value_s:.1f} s" if value_s < 9.95 else f"{value_s:.0f} s"
     minutes, seconds = divmod(round(value_s), 60)
     hours, minutes = divmod(minutes, 60)

@@ -34,7 +34,7 @@ def observer_for(stream: TextIO) -> Iterator[Observer]:
 
     progress = Progress(
         SpinnerColumn(), BarColumn(bar_width=20), TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        console=Console(file=stream), transient=True,
+        console=Console(file=stream), transient=True, redirect_stdout=False,
     )  # fmt: skip
     with progress:
         yield LiveObserver(progress)

@@ -96,8 +96,9 @@ def checkpoint_bytes(model: ModelConfig) -> int:
 def checkpoints_kept(config: Config) -> int:
     """Checkpoints on disk when the run ends: the newest ones and, besides, those of milestones."""
     every, total = config.checkpoint.every_steps, config.total_steps
-    written = {*range(every, total + 1, every), *config.milestones, total}
-    newest = sorted(written)[-config.checkpoint.keep :]
+    last = total - total % every
+    regular = range(last, max(0, last - every * config.checkpoint.keep), -every)
+    newest = sorted({*regular, *config.milestones, total})[-config.checkpoint.keep :]
     return len({*newest, *config.milestones})
 
 

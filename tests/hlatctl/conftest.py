@@ -113,7 +113,8 @@ def _play(script: Script, tokens_per_step: int, until: str) -> None:
     if until == "killed":
         return
     script.add("flow", "attempt_ended", attempt=1, cause="killed", exit_code=137, step=130,
-               evidence="the job died of signal 9", decision="restart", why="step 100 is a valid checkpoint")  # fmt: skip
+               evidence="the job died of signal 9", decision="restart",
+               why="step 100 is a valid checkpoint")  # fmt: skip
     script.add("flow", "attempt_started", attempt=2, after_s=2, handle={"launcher": "local", "name": "train",
                "launch_dir": "/x"})  # fmt: skip
     script.add("train-rank00000", "train_started", attempt=2, after_s=4, resumed_from_step=100,
@@ -121,8 +122,8 @@ def _play(script: Script, tokens_per_step: int, until: str) -> None:
     script.steps(2, 101, 306, tokens_per_step)
     script.add("train-rank00000", "checkpoint_written", attempt=2, step=306, tokens=306 * tokens_per_step)
     script.add("train-rank00000", "train_stopped", attempt=2, step=306, tokens=306 * tokens_per_step, reason="finished")
-    script.add("flow", "attempt_ended", attempt=2, cause="finished", exit_code=0, step=306, evidence="the last step is written",
-               decision="", why="")  # fmt: skip
+    script.add("flow", "attempt_ended", attempt=2, cause="finished", exit_code=0, step=306,
+               evidence="the last step is written", decision="", why="")  # fmt: skip
     script.evaluation(1_666_666, 204, 3.72, 0.3)
     script.evaluation(306 * tokens_per_step, 306, 3.51, 0.325)
     script.add("flow", "run_finished", outcome="finished", step=306, tokens=306 * tokens_per_step, message="")

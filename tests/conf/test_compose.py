@@ -1,0 +1,130 @@
+"""Composition: every experiment, unknown keys and options with the nearest match, token units, paths."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conf.compose import CONF_DIR, RUNS_DIR_ENV, compose, default_runs_dir, groups, local_processes
+from conf.load import decode, dump, load
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError
+
+EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_validates(experiment: str) -> None:
+    # Whatever this machine's cores are: an experiment's batch need not divide by them.
+    config = compose([f"experiment={experiment}", "cluster.processes_per_node=1"])
+    assert config.experiment_name == experiment
+    assert config.total_steps > 0
+
+
+@pytest.mark.parametrize(
+    ("group", "option"), [(group, option) for group, names in groups().items() for option in names]
+)
+def test_every_option_of_every_group_composes(group: str, option: str) -> None:
+    assert isinstance(compose([f"{group}={option}"]), Config)
+
+
+def test_there_are_experiments_and_groups_to_test() -> None:
+    assert "quickstart" in EXPERIMENTS
+    assert {"model", "data", "optimizer", "precision", "parallel", "backend", "cluster", "eval", "tracking"} <= set(
+        groups()
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.vocabsize=3", "model.vocabsize: unknown key\nhint: did you mean model.vocab_size?"),
+        ("train.learning_rate=1", "train.learning_rate: unknown key\nhint: "),
+        ("optimiser.lr=1", "optimiser.lr: unknown key\nhint: did you mean optimizer.lr?"),
+        ("seq_len=128", "seq_len: unknown key\nhint: did you mean train.seq_len?"),
+        ("cluster=locl", "cluster=locl: no such option\nhint: did you mean cluster=local?"),
+        ("experiment=quikstart", "experiment=quikstart: no such option\nhint: did you mean experiment=quickstart?"),
+    ],
+)
+def test_what_is_not_known_names_the_nearest_match(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["nonsense", "train.tokens=", "train.tokens=abc", "train.tokens=1.5", "train.tokens=[1]", "model=null", "=",
+     "a b=c", "eval.enabled=maybe", "train.seq_len=${missing}", "train.seq_len='", "train=3", "+new.key=1"],
+)  # fmt: skip
+def test_bad_overrides_are_configuration_errors(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("200B", 200_000_000_000), ("1.8T", 1_800_000_000_000), ("2.5M", 2_500_000), ("100K", 100_000)]
+)
+def test_token_counts_are_written_as_people_write_them(text: str, tokens: int) -> None:
+    assert compose([f"train.tokens={text}", "eval.enabled=false"]).train.tokens == tokens
+
+
+def test_a_token_count_that_is_no_whole_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train\.tokens='0\.0001K': is no token count\nhint: write a whole number"):
+        compose(["train.tokens=0.0001K"])
+
+
+def test_paths_become_absolute_and_the_environment_names_the_runs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(RUNS_DIR_ENV, raising=False)
+    assert compose(["data.path=corpus"]).data.path == os.fspath(tmp_path / "corpus")
+    assert compose().runs_dir == os.fspath(default_runs_dir()) == os.fspath(tmp_path / "runs")
+    monkeypatch.setenv(RUNS_DIR_ENV, os.fspath(tmp_path / "elsewhere"))
+    assert compose().runs_dir == os.fspath(default_runs_dir()) == os.fspath(tmp_path / "elsewhere")
+
+
+def test_local_processes_is_a_power_of_two_that_the_machine_holds() -> None:
+    count = local_processes()
+    assert count & (count - 1) == 0
+    assert 1 <= count <= (os.cpu_count() or 1)
+
+
+def test_a_dumped_configuration_loads_as_itself(tmp_path: Path) -> None:
+    config = compose(["experiment=quickstart", "train.tokens=2.5M", "eval.tasks=[smoke_mmlu]", "optimizer.eps=1e-9"])
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(config), encoding="utf-8")
+    assert load(path) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {seq_len: 1.5}", "train.seq_len=1.5: is float, must be int"),
+        ("train: {seq_len: true}", "train.seq_len=True: is bool, must be int"),
+        ("train: {seqlen: 1}", "train.seqlen: unknown key"),
+        ("train: 3", "train=3: is int, must be a group of keys"),
+        ("eval: {tasks: a}", "eval.tasks='a': is str, must be a list"),
+        ("eval: {tasks: [1]}", "eval.tasks[0]=1: is int, must be str"),
+        ("[]", "holds list, expected a mapping"),
+        ("a: [", "not readable as YAML"),
+        ("!!python/object/apply:os.system [true]", "not readable as YAML"),
+    ],
+)
+def test_a_file_that_does_not_fit_the_schema_names_the_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert message in caught.value.message
+
+
+def test_values_of_the_right_kind_decode_without_change() -> None:
+    config = decode({"optimizer": {"lr": 1}, "train": {"max_steps": None}})
+    assert config.optimizer.lr == 1.0
+    assert isinstance(config.optimizer.lr, float)
+    assert config.train.max_steps is None

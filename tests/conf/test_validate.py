@@ -1,0 +1,124 @@
+"""Rules across fields: each names the field, its value, the rule and the other value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.load import decode, flatten
+from conf.schema import Config, EvalConfig, TrainConfig
+from conf.validate import validate
+from hlatctl.run.errors import ConfigError
+
+
+def config_with(**dotted: Any) -> Config:
+    """The default configuration, changed; keys have ``__`` for the dot."""
+    value = dataclasses.asdict(Config())
+    for key, item in dotted.items():
+        group, _, name = key.rpartition("__")
+        (value[group] if group else value)[name] = item
+    return decode(value)
+
+
+def test_the_defaults_are_valid() -> None:
+    validate(Config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train__global_batch_size": 9, "cluster__processes_per_node": 2},
+            "train.global_batch_size=9: not divisible by the data-parallel size=2\n"
+            "hint: use a multiple of 2, or change cluster.processes_per_node",
+        ),
+        (
+            {"train__global_batch_size": 8, "train__micro_batch_size": 3},
+            "train.global_batch_size=8: not divisible by train.micro_batch_size=3 x data-parallel size 1 = 3\n"
+            "hint: use a train.micro_batch_size that divides 8",
+        ),
+        (
+            {"model__hidden_size": 130},
+            "model.hidden_size=130: not divisible by model.num_heads=4\nhint: use a multiple of 4",
+        ),
+        (
+            {"model__num_kv_heads": 3},
+            "model.num_heads=4: not divisible by model.num_kv_heads=3\nhint: use a multiple of 3",
+        ),
+        ({"train__tokens": 0}, "train.tokens=0: must be greater than 0"),
+        ({"optimizer__weight_decay": -0.1}, "optimizer.weight_decay=-0.1: must not be negative"),
+        ({"optimizer__lr": float("nan")}, "optimizer.lr=nan: must be a finite number"),
+        ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
+        ({"backend__name": "tpu"}, "backend.name=tpu: not known\nhint: use one of: "),
+        (
+            {"tokenizer__train_vocab_size": 9000},
+            "tokenizer.train_vocab_size=9000: does not fit model.vocab_size=8192\n"
+            "hint: set model.vocab_size=9000 or more",
+        ),
+        (
+            {"eval__every_tokens": 4095},
+            "eval.every_tokens=4095: below the 4096 tokens of one step (train.global_batch_size x train.seq_len)\n"
+            "hint: use at least 4096, or eval.enabled=false",
+        ),
+        (
+            {"train__tokens": 4096 * 2000, "eval__every_tokens": 4096},
+            "eval.every_tokens=4096: makes 2000 milestones of 8192000 tokens; at most 1000 are evaluated",
+        ),
+        ({"experiment_name": "../x"}, "experiment_name='../x': must be letters"),
+        ({"cluster__nodes": 2}, "cluster.nodes=2: cluster.launcher=local runs on this machine alone"),
+    ],
+)
+def test_a_broken_rule_names_both_sides(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(config_with(**changes))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match=r"tracking\.mlflow_uri: holds a password") as caught:
+        validate(config_with(tracking__mlflow_uri="https://me:hunter2@host/x"))
+    assert "hunter2" not in str(caught.value)
+
+
+NUMBERS = {key: value for key, value in flatten(Config()).items() if isinstance(value, int | float)}
+
+
+@given(st.sampled_from(sorted(NUMBERS)), st.one_of(st.integers(-(10**18), 10**18), st.floats()))
+def test_any_number_anywhere_is_usable_or_a_configuration_error(key: str, number: float) -> None:
+    try:
+        config = config_with(**{key.replace(".", "__"): number})
+        validate(config)
+    except ConfigError:
+        return
+    assert config.grad_accum_steps >= 1
+    assert config.total_steps >= 1
+
+
+@given(
+    tokens=st.integers(1, 10**7), batch=st.integers(1, 64), seq_len=st.integers(1, 4096),
+    every=st.integers(1, 10**7), max_steps=st.one_of(st.none(), st.integers(1, 2000)),
+)  # fmt: skip
+def test_milestones_ascend_and_end_with_the_run(
+    tokens: int, batch: int, seq_len: int, every: int, max_steps: int | None
+) -> None:
+    config = Config(
+        train=TrainConfig(tokens=tokens, global_batch_size=batch, seq_len=seq_len, max_steps=max_steps),
+        eval=EvalConfig(every_tokens=max(every, batch * seq_len, tokens // 500)),
+    )
+    steps, counts = list(config.milestones), list(config.milestones.values())
+    assert steps == sorted(set(steps))
+    assert counts == sorted(set(counts))
+    assert (steps[-1], counts[-1]) == (config.total_steps, config.total_tokens)
+    for step, milestone_tokens in config.milestones.items():
+        # The first step that has consumed the milestone's tokens, and no later one.
+        assert step * config.tokens_per_step >= milestone_tokens > (step - 1) * config.tokens_per_step
+    for milestone_tokens in counts[:-1]:
+        assert milestone_tokens % config.eval.every_tokens == 0
+
+
+def test_without_evaluation_there_are_no_milestones() -> None:
+    assert Config(eval=EvalConfig(enabled=False)).milestones == {}

@@ -1,0 +1,149 @@
+"""The journal under torn writes, several writers and clocks that are set back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlatctl.run.errors import RunBusyError
+from hlatctl.run.journal import Event, JournalTail, JournalWriter, number, read_events
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import fold
+from tests.hlatctl.conftest import MakeRun
+
+TEXT = st.text('aé\n"\\\r\u2028😀', max_size=20)
+FIELDS = st.dictionaries(
+    st.sampled_from(["step", "tokens", "loss", "stage", "message"]),
+    st.one_of(st.integers(0, 10**12), st.floats(), TEXT, st.none()),
+)
+KINDS = st.sampled_from(["step", "stage_started", "warning", "milestone", "eval_finished", "some_future_kind"])
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event["kind"] for event in events]
+
+
+def write(run: RunPaths, writer: str, *events: tuple[str, dict[str, Any]]) -> None:
+    with JournalWriter(run, writer) as journal:
+        for kind, fields in events:
+            journal.append(kind, **fields)
+
+
+@given(st.lists(st.tuples(KINDS, FIELDS), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_a_journal_torn_at_any_byte_loses_only_the_torn_event(
+    events: list[tuple[str, dict[str, Any]]], where: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        run = RunPaths(Path(folder) / "r")
+        write(run, "flow", *events)
+        path = run.journal / "flow.jsonl"
+        whole = path.read_bytes()
+        cut = where % (len(whole) + 1)
+        path.write_bytes(whole[:cut])
+        left = read_events(run)
+        assert kinds(left) == [kind for kind, _ in events][: whole[:cut].count(b"\n")]
+        fold(left)
+        # The next writer of the file goes on behind the last whole event, and its own events are whole.
+        write(run, "flow", ("resumed", {}))
+        again = read_events(run)
+        assert kinds(again) == [*kinds(left), "resumed"]
+        assert [event["seq"] for event in again] == list(range(1, len(again) + 1))
+
+
+@given(st.integers(0, 40))
+def test_a_reader_in_the_middle_of_a_write_gets_the_event_later_and_once(cut: int) -> None:
+    with TemporaryDirectory() as folder:
+        run = RunPaths(Path(folder) / "r")
+        write(run, "flow", ("first", {}))
+        path = run.journal / "flow.jsonl"
+        before = path.read_bytes()
+        write(run, "flow", ("second", {"text": "ü" * 5}))
+        whole = path.read_bytes()
+        tail = JournalTail(run)
+        path.write_bytes(whole[: len(before) + cut])
+        assert kinds(tail.read_new()) == ["first"]
+        path.write_bytes(whole)
+        assert kinds(tail.read_new()) == ["second"]
+        assert tail.read_new() == []
+
+
+def test_a_tail_goes_on_from_kept_offsets_and_finds_new_writers(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    write(run, "flow", ("a", {}))
+    tail = JournalTail(run)
+    tail.read_new()
+    offsets = json.loads(json.dumps(tail.offsets))
+    write(run, "flow", ("b", {}))
+    write(run, "train-rank00000", ("c", {}))
+    assert kinds(JournalTail(run, offsets).read_new()) == ["b", "c"]
+
+
+def test_events_of_several_writers_come_in_order_of_time(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    for index in range(6):
+        write(run, f"eval-{index % 3}", (f"event{index}", {}))
+    events = read_events(run)
+    assert kinds(events) == [f"event{index}" for index in range(6)]
+    assert events[0]["writer"] == "eval-0"
+
+
+def test_a_clock_that_is_set_back_does_not_reorder_a_writer(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    run.journal.mkdir(parents=True)
+    lines = [
+        {"v": 1, "seq": seq, "time_unix_s": time_s, "attempt": 1, "kind": f"event{seq}"}
+        for seq, time_s in ((1, 100.0), (2, 101.0), (3, 50.0), (4, 51.0))
+    ]
+    (run.journal / "flow.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert kinds(read_events(run)) == ["event1", "event2", "event3", "event4"]
+
+
+@given(st.lists(st.one_of(st.binary(max_size=30), st.just(b'{"seq":1}'), st.just(b"[]"), st.just(b"7")), max_size=8))
+def test_foreign_lines_are_no_events_and_hide_none(lines: list[bytes]) -> None:
+    with TemporaryDirectory() as folder:
+        run = RunPaths(Path(folder) / "r")
+        write(run, "flow", ("first", {}))
+        with (run.journal / "flow.jsonl").open("ab") as file:
+            file.write(b"".join(line.replace(b"\n", b"") + b"\n" for line in lines))
+        write(run, "flow", ("last", {}))
+        assert kinds(read_events(run)) == ["first", "last"]
+
+
+def test_numbers_that_json_can_not_hold_come_back_as_numbers(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    write(run, "train-rank00000", ("step", {"loss": float("nan"), "grad_norm": float("-inf"), "lr": 0.1}))
+    text = (run.journal / "train-rank00000.jsonl").read_text(encoding="utf-8")
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    (event,) = read_events(run)
+    assert number(event, "loss") != number(event, "loss")
+    assert number(event, "grad_norm") == float("-inf")
+    assert number(event, "lr") == 0.1
+    assert number(event, "missing") != number(event, "missing")
+
+
+def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    with JournalWriter(run, "flow"), pytest.raises(RunBusyError, match="another process writes this journal"):
+        JournalWriter(run, "flow")
+    write(run, "flow", ("free again", {}))
+
+
+def test_every_prefix_of_a_journal_folds_to_a_state_that_grows(make_run: MakeRun) -> None:
+    events = read_events(make_run())
+    tokens_by_step: dict[int, int] = {}
+    for end in range(0, len(events) + 1, 7):
+        state = fold(events[:end])
+        assert state.warnings == []
+        assert state.step == max(state.steps, default=0)
+        # Steps that count have no gap: what a restart repeats is there once.
+        assert sorted(state.steps) == list(range(1, state.step + 1))
+        for step, event in state.steps.items():
+            assert tokens_by_step.setdefault(step, event["tokens"]) == event["tokens"]
+        assert state.tokens == tokens_by_step.get(state.step, 0)
+    assert fold(events).status == "finished"

@@ -1,0 +1,69 @@
+"""Runs by id, prefix and ``latest``; ids that are refused; folders that can't be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
+from hlatctl.run.runs import create_run, find_run, list_runs, new_run_id
+
+
+def make(runs_dir: Path, *ids: str) -> None:
+    for age, run_id in enumerate(ids):
+        run = create_run(runs_dir, run_id, "a: 1\n")
+        os.utime(run.config, (age, age))
+
+
+def test_a_run_is_found_by_id_by_unique_prefix_and_as_the_latest(tmp_path: Path) -> None:
+    make(tmp_path, "alpha-1", "beta-2", "alpha-3")
+    assert find_run(tmp_path, "alpha-1").run_id == "alpha-1"
+    assert find_run(tmp_path, "b").run_id == "beta-2"
+    assert find_run(tmp_path, "latest").run_id == "alpha-3"
+    assert [run.run_id for run in list_runs(tmp_path)] == ["alpha-1", "beta-2", "alpha-3"]
+
+
+def test_an_id_that_begins_another_one_means_itself(tmp_path: Path) -> None:
+    make(tmp_path, "run", "run-2")
+    assert find_run(tmp_path, "run").run_id == "run"
+
+
+def test_what_is_not_found_names_the_nearest_run(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError, match="there is no run in"):
+        find_run(tmp_path, "latest")
+    make(tmp_path, "quickstart-1", "quickstart-2")
+    with pytest.raises(RunNotFoundError, match=r"is the beginning of 2 runs\nhint: one of: quickstart-1, quickstart-2"):
+        find_run(tmp_path, "quick")
+    with pytest.raises(RunNotFoundError, match=r"no run of that name in .*\nhint: did you mean quickstart-1\?"):
+        find_run(tmp_path, "quikstart-1")
+    with pytest.raises(RunNotFoundError, match="no run of that name"):
+        find_run(tmp_path, "../quickstart-1")
+
+
+@pytest.mark.parametrize("run_id", ["", ".hidden", "../up", "a/b", "latest", "a b", "-x", "x" * 101, "a\n"])
+def test_an_id_that_is_no_plain_folder_name_is_refused(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(ConfigError, match="must be 1 to 100 letters"):
+        create_run(tmp_path, run_id, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_id_is_given_once(tmp_path: Path) -> None:
+    make(tmp_path, "one")
+    with pytest.raises(RunExistsError, match="hlatctl resume one"):
+        create_run(tmp_path, "one", "b: 2\n")
+    assert find_run(tmp_path, "one").config.read_text(encoding="utf-8") == "a: 1\n"
+
+
+def test_new_ids_differ_and_are_accepted(tmp_path: Path) -> None:
+    ids = {new_run_id("quickstart") for _ in range(5)}
+    make(tmp_path, *ids)
+    assert len(list_runs(tmp_path)) == len(ids) > 1
+
+
+def test_a_runs_folder_that_is_a_file_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("", encoding="utf-8")
+    with pytest.raises(StorageError, match=r"hint: choose another with runs_dir="):
+        create_run(tmp_path / "runs", "one", "")
+    assert list_runs(tmp_path / "runs") == []

@@ -1,0 +1,103 @@
+"""Folding: superseded steps, damaged events, and what a new head makes of an old outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlatctl.run.journal import Event
+from hlatctl.run.state import RunState, fold
+
+
+class Story:
+    """Events one second apart."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def add(self, kind: str, attempt: int = 0, **fields: Any) -> Story:
+        seq = len(self.events) + 1
+        self.events.append({"v": 1, "seq": seq, "time_unix_s": float(seq), "attempt": attempt, "kind": kind,
+                            "writer": "test", **fields})  # fmt: skip
+        return self
+
+    def train(self, attempt: int, resumed: int, last: int, loss: float) -> Story:
+        self.add("attempt_started", attempt, handle={})
+        self.add("train_started", attempt, resumed_from_step=resumed, tokens=resumed * 10)
+        for step in range(resumed + 1, last + 1):
+            self.add("step", attempt, step=step, tokens=step * 10, loss=loss)
+        return self
+
+    def fold(self) -> RunState:
+        return fold(self.events)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), min_size=1, max_size=6))
+def test_a_step_counts_once_with_its_newest_value(restarts: list[tuple[int, int]]) -> None:
+    story, reached = Story(), 0
+    expected: dict[int, float] = {}
+    for number, (back, forward) in enumerate(restarts, start=1):
+        resumed = max(0, reached - back)
+        reached = resumed + forward
+        story.train(number, resumed, reached, loss=float(number))
+        expected = {step: loss for step, loss in expected.items() if step <= resumed}
+        expected.update({step: float(number) for step in range(resumed + 1, reached + 1)})
+    state = story.fold()
+    assert {step: event["loss"] for step, event in state.steps.items()} == expected
+    assert state.tokens == 10 * reached
+
+
+def test_a_late_line_of_a_replaced_attempt_does_not_count() -> None:
+    story = Story().train(1, 0, 5, loss=1.0).train(2, 3, 6, loss=2.0)
+    story.add("step", 1, step=6, tokens=60, loss=9.0)
+    assert [event["loss"] for event in story.fold().steps.values()] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_spikes_of_superseded_steps_are_forgotten() -> None:
+    story = Story().train(1, 0, 5, loss=1.0)
+    story.add("gradient_spike", 1, step=2).add("gradient_spike", 1, step=5)
+    story.train(2, 3, 6, loss=2.0)
+    assert [spike["step"] for spike in story.fold().spikes] == [2]
+
+
+def test_a_damaged_event_is_told_of_and_the_rest_counts() -> None:
+    story = Story().train(1, 0, 3, loss=1.0)
+    story.add("step", 1, step="x", tokens=40).add("milestone", milestone_tokens=[]).add("step", 1, step=4)
+    state = story.fold()
+    assert state.step == 3
+    assert state.warnings == [
+        "event test 6 (step): damaged, left out",
+        "event test 7 (milestone): damaged, left out",
+        "event test 8 (step): damaged, left out",
+    ]
+
+
+def test_a_new_head_makes_an_old_outcome_history() -> None:
+    story = Story().add("run_created", run_id="r", simulated=True).add("head_started").add("stop_requested", by="me")
+    story.add("run_finished", outcome="stopped", message="asked to")
+    stopped = story.fold()
+    assert (stopped.status, stopped.stop_requested, stopped.message) == ("stopped", True, "asked to")
+    resumed = story.add("head_started").fold()
+    assert (resumed.status, resumed.stop_requested, resumed.message) == ("running", False, "")
+    assert resumed.simulated
+
+
+def test_checkpoints_are_those_neither_rejected_nor_deleted() -> None:
+    story = Story().train(1, 0, 3, loss=1.0)
+    for step in (1, 2, 3):
+        story.add("checkpoint_written", 1, step=step, tokens=step * 10)
+    state = story.add("checkpoint_rejected", 1, step=3, reason="x").add("checkpoint_deleted", 1, step=1).fold()
+    assert state.checkpoints == [2]
+
+
+def test_an_evaluation_that_will_be_tried_again_is_due() -> None:
+    story = Story().add("milestone", milestone_tokens=100, step=10, tokens=100)
+    due: dict[str, Any] = {"milestone_tokens": 100, "step": 10, "message": "out of memory"}
+    assert story.add("eval_failed", final=False, **due).fold().milestones[100].status == "due"
+    failed = story.add("eval_failed", final=True, **due).fold().milestones[100]
+    assert (failed.status, failed.message) == ("failed", "out of memory")
+    scores = {"validation_loss": {"metric": "loss_nats_per_token", "value": 3.0}}
+    done = story.add("eval_finished", milestone_tokens=100, step=10, scores=scores).fold().milestones[100]
+    assert (done.status, done.scores, done.message) == ("evaluated", scores, "")
