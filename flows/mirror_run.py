@@ -1,0 +1,279 @@
+"""One hlatctl run as one MLflow run: parameters, metrics, tags, artifacts, status.
+
+Which events become which rows, and the cursor that says how far they have been copied. When to copy, and what to do
+about an MLflow that does not answer, is ``flows.mirror``'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from conf.load import flatten
+from conf.schema import Config
+from hlatctl.run import files
+from hlatctl.run.journal import Event, JournalTail
+from hlatctl.run.paths import RunPaths
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+_STEP_FIELDS = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "step_s", "data_wait_s")
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+RUN_ID_TAG = "hlatctl.run_id"
+CREATED_TAG = "hlatctl.created_unix_s"
+LAST_STEP_TAG = "hlatctl.last_step"
+
+#: Limits of MLflow's REST API: `log_batch` and the length of a parameter's value.
+_MAX_METRICS_PER_BATCH = 1000
+_MAX_PARAMS_PER_BATCH = 100
+_MAX_PARAM_CHARS = 6000
+
+_T = TypeVar("_T")
+
+Row = tuple[str, float, int, int]
+"""Key, value, time in Unix milliseconds, step: what MLflow takes for the identity of a metric."""
+
+
+def hide_credentials(text: str) -> str:
+    """The text with user names and passwords inside of addresses replaced."""
+    return re.sub(r"(\w://)[^/\s'\"@]+@", r"\1***@", text)
+
+
+@dataclass
+class Cursor:
+    """``mirror.json``: how far a run has been copied.
+
+    Args:
+        tracking_uri: where to; another address starts over.
+        mlflow_run_id: the run's id there.
+        offsets: bytes copied by journal file stem.
+        last_step: last optimizer step copied; earlier steps are never copied again.
+        artifacts: ``[bytes, mtime_ns]`` of each file uploaded.
+    """
+
+    tracking_uri: str
+    mlflow_run_id: str = ""
+    offsets: dict[str, int] = field(default_factory=dict)
+    last_step: int = 0
+    artifacts: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, tracking_uri: str) -> Cursor:
+        """What the last copy left behind; a new one if that is missing, damaged, or of another address."""
+        try:
+            cursor = cls(**files.read_json(path))
+        except (OSError, ValueError, TypeError):
+            return cls(tracking_uri)
+        return cursor if cursor.tracking_uri == tracking_uri else cls(tracking_uri)
+
+
+def step_rows(event: Event) -> list[Row]:
+    """The rows of one ``step`` event, by step and, for the loss, by tokens too."""
+    time_ms = int(event["time_unix_s"] * 1000)
+    rows = [
+        (f"train/{name}", float(event[name]), time_ms, int(event["step"])) for name in _STEP_FIELDS if name in event
+    ]
+    if "loss" in event and "tokens" in event:
+        rows.append(("by_tokens/train_loss", float(event["loss"]), time_ms, int(event["tokens"])))
+    return rows
+
+
+def eval_rows(event: Event) -> list[Row]:
+    """The rows of one ``eval_finished`` event, by step and by milestone tokens."""
+    time_ms = int(event["time_unix_s"] * 1000)
+    rows: list[Row] = []
+    for task, score in event.get("scores", {}).items():
+        name, value = re.sub(r"[^\w./ -]", "_", task), float(score["value"])
+        rows.append((f"eval/{name}", value, time_ms, int(event["step"])))
+        rows.append((f"by_tokens/eval_{name}", value, time_ms, int(event["milestone_tokens"])))
+    return rows
+
+
+class MirrorRun:
+    """Copies one run to one MLflow.
+
+    Args:
+        run: the run directory.
+        config: its configuration.
+        client: MLflow.
+        uri: its address.
+        artifact_location: where a new experiment keeps artifacts; None leaves it to the server.
+    """
+
+    def __init__(
+        self, run: RunPaths, config: Config, client: MlflowClient, uri: str, artifact_location: str | None
+    ) -> None:
+        self._run, self._config, self._client = run, config, client
+        self._artifact_location = artifact_location
+        self._cursor = Cursor.read(run.mirror, hide_credentials(uri))
+
+    def copy_new(self) -> int:
+        """Copy what is new; the number of events that MLflow had not got yet."""
+        if not self._still_there():
+            self._cursor = Cursor(self._cursor.tracking_uri)
+        tail = JournalTail(self._run, self._cursor.offsets)
+        events = tail.read_new()
+        if not self._cursor.mlflow_run_id and not self._find_or_create(events):
+            return 0
+        if events:
+            copied = self._log_events(events)
+            self._tell_status(events)
+            self._cursor.offsets = tail.offsets
+        else:
+            copied = 0
+        uploaded = self._upload_artifacts()
+        if events or uploaded:
+            files.write_json(self._run.mirror, asdict(self._cursor))
+        return copied
+
+    def _still_there(self) -> bool:
+        """Whether the known MLflow run can still be logged to; people delete runs, and databases."""
+        from mlflow.exceptions import MlflowException
+
+        if not self._cursor.mlflow_run_id:
+            return True
+        try:
+            return self._client.get_run(self._cursor.mlflow_run_id).info.lifecycle_stage == "active"
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+
+    def _find_or_create(self, events: list[Event]) -> bool:
+        """Bind the cursor to this run's MLflow run; False if the journal does not tell yet what run it is."""
+        created = next((event for event in events if event["kind"] == "run_created"), None)
+        if created is None:
+            return False
+        experiment_id = self._experiment_id()
+        identity = {RUN_ID_TAG: self._run.run_id, CREATED_TAG: repr(created["time_unix_s"])}
+        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
+        found = self._client.search_runs([experiment_id], wanted, max_results=1)
+        if found:
+            self._cursor.last_step = int(found[0].data.tags.get(LAST_STEP_TAG, 0))
+            self._cursor.mlflow_run_id = found[0].info.run_id
+        else:
+            tags = identity | {"hlatctl.simulated": str(bool(created.get("simulated", False))).lower()}
+            new = self._client.create_run(
+                experiment_id, int(created["time_unix_s"] * 1000), tags | self._provenance_tags(), self._run.run_id
+            )
+            self._cursor.mlflow_run_id = new.info.run_id
+        self._log_params()
+        return True
+
+    def _experiment_id(self) -> str:
+        name = self._config.tracking.experiment
+        experiment = self._client.get_experiment_by_name(name)
+        return str(
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(name, artifact_location=self._artifact_location)
+        )
+
+    def _provenance_tags(self) -> dict[str, str]:
+        try:
+            provenance = files.read_json(self._run.provenance)
+        except (OSError, ValueError):
+            return {}
+        tags = {
+            "mlflow.source.git.commit": (provenance.get("git") or {}).get("commit"),
+            "mlflow.user": provenance.get("user"),
+            "hlatctl.python": str(provenance.get("python", "")).split(" ")[0],
+            "hlatctl.host": (provenance.get("host") or {}).get("name"),
+        }
+        return {name: str(value) for name, value in tags.items() if value}
+
+    def _log_params(self) -> None:
+        from mlflow.entities import Param
+
+        values = {key: hide_credentials(str(value)) for key, value in flatten(self._config).items()}
+        params = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in values.items()]
+        for batch in _batches([[param] for param in params], _MAX_PARAMS_PER_BATCH):
+            self._client.log_batch(self._cursor.mlflow_run_id, params=batch)
+
+    def _log_events(self, events: list[Event]) -> int:
+        from mlflow.entities import Metric
+
+        all_steps = sum(1 for event in events if event["kind"] == "step")
+        steps = list(self._new_steps(events))
+        evals = [event for event in events if event["kind"] == "eval_finished"]
+        groups = [[Metric(*row) for row in step_rows(event)] for event in steps]
+        groups += [[Metric(*row)] for event in evals for row in eval_rows(event)]
+        for batch in _batches(groups, _MAX_METRICS_PER_BATCH):
+            self._log_metrics(batch)
+        return len(events) - all_steps + len(steps)
+
+    def _new_steps(self, events: list[Event]) -> Iterator[Event]:
+        last_step = self._cursor.last_step
+        for event in events:
+            if event["kind"] == "step" and int(event["step"]) > last_step:
+                last_step = int(event["step"])
+                yield event
+
+    def _log_metrics(self, batch: list[Metric]) -> None:
+        from mlflow.entities import RunTag
+
+        steps = [metric.step for metric in batch if metric.key.startswith("train/")]
+        self._cursor.last_step = max(steps, default=self._cursor.last_step)
+        tag = RunTag(LAST_STEP_TAG, str(self._cursor.last_step))
+        self._client.log_batch(self._cursor.mlflow_run_id, metrics=batch, tags=[tag])
+
+    def _tell_status(self, events: list[Event]) -> None:
+        """Bring status and tags in line with the newest event that changes them."""
+        run_id = self._cursor.mlflow_run_id
+        if any(event["kind"] == "stage_finished" and event.get("stage") == "provenance" for event in events):
+            for name, value in self._provenance_tags().items():
+                self._client.set_tag(run_id, name, value)
+        newest = next((e for e in reversed(events) if e["kind"] in ("head_started", "run_finished")), None)
+        if newest is None:
+            return
+        if newest["kind"] == "head_started":
+            self._client.set_tag(run_id, "hlatctl.outcome", "running")
+            self._client.update_run(run_id, status="RUNNING")
+            return
+        outcome = str(newest.get("outcome", ""))
+        self._client.set_tag(run_id, "hlatctl.outcome", outcome)
+        end_ms = int(newest["time_unix_s"] * 1000)
+        self._client.set_terminated(run_id, status=_STATUS.get(outcome, "FAILED"), end_time=end_ms)
+
+    def _upload_artifacts(self) -> bool:
+        uploaded = False
+        for path in self._artifacts():
+            name = path.relative_to(self._run.root).as_posix()
+            seen = [path.stat().st_size, path.stat().st_mtime_ns]
+            if self._cursor.artifacts.get(name) != seen:
+                self._upload(path, name)
+                self._cursor.artifacts[name] = seen
+                uploaded = True
+        return uploaded
+
+    def _artifacts(self) -> list[Path]:
+        run = self._run
+        found = [run.config, run.provenance, *run.evals.glob("*/results.json")]
+        found += [path for path in run.report.rglob("*") if not path.name.startswith(".")]
+        return [path for path in found if path.is_file()]
+
+    def _upload(self, path: Path, name: str) -> None:
+        if path in (self._run.config, self._run.provenance):
+            # What was typed may hold an address with a password; these two repeat it.
+            self._client.log_text(self._cursor.mlflow_run_id, hide_credentials(path.read_text("utf-8")), name)
+        else:
+            folder = Path(name).parent.as_posix()
+            self._client.log_artifact(self._cursor.mlflow_run_id, str(path), None if folder == "." else folder)
+
+
+def _batches(groups: Iterable[list[_T]], limit: int) -> Iterator[list[_T]]:
+    """Join groups into lists of at most `limit`; a group (the rows of one event) is never cut."""
+    batch: list[_T] = []
+    for group in groups:
+        if batch and len(batch) + len(group) > limit:
+            yield batch
+            batch = []
+        batch.extend(group)
+    if batch:
+        yield batch

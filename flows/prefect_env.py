@@ -1,0 +1,192 @@
+"""Which Prefect API a flow reports to, and Prefect's settings: no telemetry, no console logs, no pickles.
+
+``configure`` has to be called before prefect is imported anywhere. It never needs a network: without a server that the
+user names, and without `hlatctl ui`, it starts an API of this runs folder's own beside the flow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from hlatctl.run import files
+
+_API_URL = "PREFECT_API_URL"
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 5.0
+
+#: What a user has set in the environment stays as it is.
+_DEFAULTS = {
+    # Nothing leaves this machine: Prefect's server and its client each have their own switch.
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
+    # The command line shows progress and errors itself; Prefect's API still gets every line.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    # The default is pickle, which is never loaded here. The journal holds what stages return.
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+    # An API that goes away in the middle must not hold up the end of a run: 5 retries are three minutes, these 20 s.
+    "PREFECT_CLIENT_MAX_RETRIES": "2",
+}
+
+_own_server: subprocess.Popen[bytes] | None = None
+
+
+def settings(runs_dir: Path) -> dict[str, str]:
+    """Prefect's settings for a runs folder, as environment variables; the user's own come first."""
+    home = {"PREFECT_HOME": str(runs_dir.absolute() / ".prefect")}
+    return {name: os.environ.get(name, value) for name, value in (_DEFAULTS | home).items()}
+
+
+def ui_file(runs_dir: Path) -> Path:
+    """Where `hlatctl ui` leaves its addresses while it runs: ``{"pid", "prefect", "mlflow"}``."""
+    return runs_dir / ".ui.json"
+
+
+def configure(runs_dir: Path, say: Callable[[str], None] | None = None) -> None:
+    """Make Prefect report to an API that answers: the user's, else `hlatctl ui`'s, else one of this process's own.
+
+    Args:
+        runs_dir: its ``.prefect`` folder holds the database of the latter two.
+        say: told when the user's API does not answer; stderr by default.
+
+    Raises:
+        prefect.exceptions.PrefectException: no API could be started; a flow can still be run without Prefect.
+    """
+    begin(runs_dir, say)
+    _wait_for_own()
+    _give_up_on_events_soon()
+
+
+def begin(runs_dir: Path, say: Callable[[str], None] | None = None) -> None:
+    """The part of ``configure`` that does not wait: the API comes up while the caller does something else."""
+    _use_settings(runs_dir)
+    if _own_server is not None and _own_server.poll() is None:
+        return
+    named = os.environ.get(_API_URL)
+    if named and answers(named):
+        return
+    if named:
+        (say or _to_stderr)(f"{_API_URL}={hide(named)} does not answer; Prefect runs beside this flow instead")
+    ui = ui_api_url(runs_dir)
+    if ui:
+        os.environ[_API_URL] = ui
+        return
+    _start_own()
+
+
+def hide(url: str) -> str:
+    """A URL without user name and password."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def answers(api_url: str, timeout_s: float = 1.0) -> bool:
+    """Whether something speaks HTTP there; a refusal to let us in is left to Prefect, which has the key."""
+    try:
+        with urllib.request.urlopen(f"{api_url.rstrip('/')}/health", timeout=timeout_s):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def ui_api_url(runs_dir: Path) -> str | None:
+    """The API of a `hlatctl ui` that serves this runs folder now."""
+    try:
+        record = files.read_json(ui_file(runs_dir))
+        pid, url = int(record["pid"]), f"{record['prefect']}/api"
+        os.kill(pid, 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return url if answers(url) else None
+
+
+def stop() -> None:
+    """Stop the API that ``configure`` started, if it did; done by itself when this process ends."""
+    global _own_server
+    server, _own_server = _own_server, None
+    if server is None:
+        return
+    if server.stdin:
+        server.stdin.close()
+    try:
+        server.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def _use_settings(runs_dir: Path) -> None:
+    os.environ.update(settings(runs_dir))
+    # Prefect's client honours http_proxy, and no proxy can reach our loopback.
+    unproxied = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if "127.0.0.1" not in unproxied.split(","):
+        os.environ["no_proxy"] = f"{unproxied},127.0.0.1".lstrip(",")
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+
+
+def _start_own() -> None:
+    """Start the API. Requests wait in its socket's queue until it is up, so nobody has to know when that is."""
+    global _own_server
+    with socket.create_server(("127.0.0.1", 0)) as listener, _server_log().open("ab") as log:
+        port = listener.getsockname()[1]
+        os.environ[_API_URL] = f"http://127.0.0.1:{port}/api"
+        _own_server = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for the flow, which then has something to report
+        )
+    atexit.register(stop)
+
+
+def _wait_for_own() -> None:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while _own_server is not None and time.monotonic() < deadline_s:
+        if _own_server.poll() is not None:
+            break
+        if answers(os.environ[_API_URL]):
+            return
+    if _own_server is not None:
+        os.environ.pop(_API_URL, None)
+        stop()
+        from prefect.exceptions import PrefectException
+
+        raise PrefectException(f"Prefect's API does not start; its last words are in {_server_log()}")
+
+
+def _give_up_on_events_soon() -> None:
+    """Drop events that an API which went away can't take; Prefect would try each of them for 7 s, at exit too."""
+    import logging
+
+    from prefect.events.clients import PrefectEventsClient
+    from prefect.events.worker import EventsWorker
+
+    if "prefect.cloud" not in os.environ[_API_URL]:
+        EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=2)
+    # The standard library's switch for production; Prefect asks it before it complains on stderr about lost log lines.
+    logging.raiseExceptions = False
+
+
+def _server_log() -> Path:
+    return Path(os.environ["PREFECT_HOME"]) / "server.log"
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
