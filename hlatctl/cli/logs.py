@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import time
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ class _Printer:
     """Prints what is new in log files, each part under the name of its file where there are several."""
 
     def __init__(self, rank: int | None) -> None:
-        self.seen: dict[Path, int] = {}
+        self.seen: dict[Path, _Reader] = {}
         self._rank = rank
         self._shown: Path | None = None
 
@@ -69,15 +70,23 @@ class _Printer:
                 typer.echo(block, nl=False)
 
     def _read_new(self, path: Path) -> Iterator[str]:
-        """Whole lines; the rest of a last one comes when it is complete."""
-        offset = self.seen.setdefault(path, 0)
+        reader = self.seen.setdefault(path, _Reader())
         with path.open("rb") as file:
-            file.seek(offset)
+            file.seek(reader.offset)
             while block := file.read(_BLOCK_BYTES):
-                complete = block[: block.rfind(b"\n") + 1] or block
-                self.seen[path] += len(complete)
-                file.seek(self.seen[path])
-                yield complete.decode(errors="replace")
+                yield reader.take(block)
+
+
+class _Reader:
+    """How far a file has been read; a character that is not there whole yet waits for its rest."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, block: bytes) -> str:
+        self.offset += len(block)
+        return self._decoder.decode(block)
 
 
 def _is_of_rank(path: Path, rank: int) -> bool:

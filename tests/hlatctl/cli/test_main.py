@@ -1,0 +1,152 @@
+"""Errors as messages and exit codes; help that imports nothing slow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hlatctl import __version__
+from hlatctl.cli import main as cli
+from hlatctl.cli.main import main
+from tests.hlatctl.conftest import MakeRun
+
+COMMANDS = ("train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "ui", "sync")
+ROOT = Path(__file__).parents[3]
+
+
+def in_a_process(*argv: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-P", *argv], capture_output=True, text=True, env=environment, check=False, timeout=60
+    )
+
+
+def test_help_lists_every_command_in_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    listed = text[text.index("Commands:") :].splitlines()[1:]
+    assert [line.split()[0] for line in listed if line.strip()] == list(COMMANDS)
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed if line.strip())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"Usage: hlatctl {command}" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_slow() -> None:
+    code = (
+        "import sys\nfrom hlatctl.cli.main import main\nmain(['--help'])\n"
+        "slow = {'torch', 'prefect', 'mlflow', 'hydra', 'omegaconf', 'matplotlib', 'numpy', 'rich', 'yaml', 'flows'}\n"
+        "print('SLOW', sorted(slow & set(sys.modules)))"
+    )
+    assert "SLOW []" in in_a_process("-c", code).stdout
+
+
+def test_the_module_is_the_command() -> None:
+    result = in_a_process("-m", "hlatctl", "--version")
+    assert (result.returncode, result.stdout) == (0, f"hlatctl {__version__}\n")
+
+
+def test_an_unknown_command_names_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["train", "--bogus"], ["status"], ["logs", "x", "--rank", "-1"], ["ui", "--mlflow-port", "0"]]
+)
+def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert "Usage: hlatctl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "error"),
+    [
+        (
+            ["train", "model.vocabsize=3"],
+            10,
+            "error: model.vocabsize: unknown key\nhint: did you mean model.vocab_size?\n",
+        ),
+        (["plan", "train.tokens=0"], 10, "error: train.tokens=0: must be greater than 0\n"),
+        (["train", "--dry-run", "--run-id", "../x"], 10, "error: --run-id=../x: must be 1 to 100 letters"),
+        (["train", "data.path=/does/not/exist", "tokenizer.path=/neither"], 11, "error: "),
+    ],
+)
+def test_bad_input_is_told_in_words_and_makes_nothing(
+    argv: list[str], code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
+    assert main(argv) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(error)
+    assert captured.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show", "sync"])
+def test_a_run_that_is_not_there_is_told_of(
+    command: str, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run("quickstart-1")
+    assert main([command, "quikstart-1", "--runs-dir", os.fspath(run.root.parent)]) == 13
+    assert capsys.readouterr().err == (
+        f"error: quikstart-1: no run of that name in {run.root.parent}\nhint: did you mean quickstart-1?\n"
+    )
+
+
+def test_a_bug_is_one_line_and_a_file_with_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(folder: object) -> None:
+        raise RuntimeError("broken\nin two lines")
+
+    monkeypatch.setattr("hlatctl.cli.runs.runs_folder", fail)
+    monkeypatch.setattr("tempfile.tempdir", os.fspath(tmp_path))
+    assert main(["runs"]) == 1
+    error = capsys.readouterr().err
+    (saved,) = tmp_path.iterdir()
+    assert error == (
+        "error: this is a bug in hlatctl: RuntimeError: broken\n"
+        f"hint: the traceback is in {saved}; HLATCTL_TRACEBACK=1 prints it\n"
+    )
+    assert "in fail" in saved.read_text(encoding="utf-8")
+    monkeypatch.setenv(cli.TRACEBACK_ENV, "1")
+    assert main(["runs"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_interrupt_exits_130_without_a_word_too_many(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(folder: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hlatctl.cli.runs.runs_folder", interrupt)
+    assert main(["runs"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(make_run: MakeRun) -> None:
+    run = make_run()
+    log = run.logs(1) / "train.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("line\n" * 100_000, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "HLATCTL_RUNS_DIR": os.fspath(run.root.parent)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hlatctl", "logs", "example"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert "Traceback" not in (error := process.stderr.read())
+        assert "Broken pipe" not in error

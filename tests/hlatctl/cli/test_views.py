@@ -1,0 +1,186 @@
+"""What `runs`, `status`, `show` and `diff` tell of runs that are whole, live, abandoned or damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlatctl.cli.common import look
+from hlatctl.cli.main import main
+from hlatctl.run.journal import JournalWriter
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import RunPaths
+from tests.hlatctl.conftest import MakeRun
+
+Cli = Callable[..., str]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs a command that must succeed and gives its stdout; its stderr is in ``cli.err`` of the capture."""
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
+
+    def call(*argv: str) -> str:
+        code = main(list(argv))
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out
+
+    return call
+
+
+def test_runs_lists_every_run(make_run: MakeRun, cli: Cli) -> None:
+    make_run("one")
+    make_run("two", until="killed", simulated=True)
+    lines = [line.split("  ") for line in cli("runs").splitlines()]
+    rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert rows[0] == ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
+    assert {row[0]: row[1:4] for row in rows[1:]} == {
+        "one": ["finished", "306/306", "2.51M"],
+        "two": ["interrupted (simulated)", "130/306", "1.06M"],
+    }
+    records = {record["run_id"]: record for record in json.loads(cli("runs", "--json"))}
+    assert records["one"]["validation_loss"] == 3.51
+    assert records["two"]["status"] == "interrupted"
+    assert records["two"]["simulated"] is True
+
+
+def test_no_run_is_no_error(cli: Cli) -> None:
+    assert cli("runs") == ""
+    assert cli("runs", "--json") == "[]\n"
+
+
+def test_status_tells_how_a_finished_run_went(make_run: MakeRun, cli: Cli) -> None:
+    make_run()
+    text = cli("status", "latest")
+    rows = dict(line.split("  ", 1) for line in text.splitlines())
+    facts = {name.strip(): value.strip() for name, value in rows.items()}
+    assert facts["status"] == "finished"
+    assert facts["step"] == "306 of 306 (100 %), 2.51M tokens"
+    assert facts["checkpoints"] == "100, 306"
+    assert facts["attempt 1"] == "from step 0 to 130: killed (step 100 is a valid checkpoint)"
+    assert facts["at 2.51M"].startswith("smoke_mmlu 0.325, smoke_humaneval 0.000, ")
+
+
+def test_a_run_whose_head_is_gone_is_interrupted_and_can_be_resumed(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(until="killed")
+    assert main(["status", "example", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
+    captured = capsys.readouterr()
+    assert "interrupted" in captured.out
+    assert captured.err == "hint: hlatctl resume example goes on with it (the process that drove it is gone)\n"
+
+
+def test_a_live_run_shows_its_process_and_that_it_is_stopping(make_run: MakeRun, cli: Cli) -> None:
+    run = make_run(until="killed")
+    with hold_head(run):
+        assert f"running (process {os.getpid()})" in cli("status", "example")
+        with JournalWriter(run, "operator") as journal:
+            journal.append("stop_requested", by="me")
+        record = json.loads(cli("status", "example", "--json"))
+    assert (record["status"], record["head_pid"]) == ("stopping", os.getpid())
+    assert record["last_step"]["step"] == record["step"] == 130
+
+
+def remove_config_content(run: RunPaths) -> None:
+    run.config.write_bytes(b"\xff\xfe{")
+
+
+def remove_journal(run: RunPaths) -> None:
+    shutil.rmtree(run.journal)
+
+
+def fill_journal_with_rubbish(run: RunPaths) -> None:
+    (run.journal / "flow.jsonl").write_bytes(bytes(range(256)) * 20)
+
+
+def cut_journal(run: RunPaths) -> None:
+    path = run.journal / "train-rank00000.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def journal_is_a_file(run: RunPaths) -> None:
+    shutil.rmtree(run.journal)
+    run.journal.write_text("x", encoding="utf-8")
+
+
+def strip_fields(run: RunPaths) -> None:
+    head = {"v": 1, "time_unix_s": 1.7e9, "attempt": 1}
+    events: list[dict[str, Any]] = [
+        {**head, "seq": seq, "kind": kind}
+        for seq, kind in enumerate(
+            ["step", "milestone", "eval_finished", "checkpoint_written", "train_started"], start=1
+        )
+    ]
+    events.append({**head, "seq": 9, "kind": "step", "step": 400, "tokens": 5})
+    (run.journal / "train-rank00001.jsonl").write_text(
+        "".join(json.dumps(event) + "\n" for event in events), encoding="utf-8"
+    )
+
+
+def provenance_is_rubbish(run: RunPaths) -> None:
+    run.provenance.write_bytes(b"\xff")
+
+
+DAMAGES = [
+    remove_config_content, remove_journal, fill_journal_with_rubbish, cut_journal, journal_is_a_file, strip_fields,
+    provenance_is_rubbish,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_told_of_and_hides_no_other(
+    damage: Callable[[RunPaths], None], make_run: MakeRun, cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run("whole")
+    run = make_run("hurt")
+    damage(run)
+    assert {record["run_id"] for record in json.loads(cli("runs", "--json"))} == {"whole", "hurt"}
+    assert "hurt" in cli("runs")
+    assert "hurt" in cli("status", "hurt")
+    json.loads(cli("status", "hurt", "--json"))
+    for argv in (["show", "hurt"], ["show", "hurt", "--json"], ["diff", "hurt", "whole"], ["logs", "hurt"]):
+        assert main(argv) in (0, 1, 10)
+        assert "bug in hlatctl" not in capsys.readouterr().err
+
+
+def test_an_unreadable_configuration_makes_a_run_damaged(make_run: MakeRun) -> None:
+    run = make_run()
+    remove_config_content(run)
+    view = look(run)
+    assert view.status == "damaged"
+    assert "not readable as YAML" in view.problem
+    assert view.state.step == 306
+
+
+def test_show_prints_configuration_and_provenance(make_run: MakeRun, cli: Cli) -> None:
+    import yaml
+
+    make_run()
+    config, provenance = yaml.safe_load_all(cli("show", "example"))
+    assert config["train"]["seq_len"] == 512
+    assert provenance["git"]["diff"] == "-a < b\n+a > b"
+    record = json.loads(cli("show", "example", "--json"))
+    assert record["config"] == config
+    assert record["provenance"] == provenance
+
+
+def test_diff_names_the_keys_that_differ(make_run: MakeRun, cli: Cli) -> None:
+    make_run("one")
+    two = make_run("two")
+    assert cli("diff", "one", "two") == ""
+    text = two.config.read_text(encoding="utf-8")
+    two.config.write_text(text.replace("seq_len: 512", "seq_len: 256").replace("max_steps: null", "max_steps: 9"))
+    assert json.loads(cli("diff", "one", "two", "--json")) == {
+        "train.max_steps": [None, 9], "train.seq_len": [512, 256],
+    }  # fmt: skip
+    assert [line.split() for line in cli("diff", "one", "two").splitlines()] == [
+        ["KEY", "one", "two"], ["train.max_steps", "null", "9"], ["train.seq_len", "512", "256"],
+    ]  # fmt: skip
