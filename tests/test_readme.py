@@ -1,0 +1,93 @@
+"""Every command of the README runs, in its order, as written; only sizes are made small."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli, wait_for
+
+REPOSITORY = Path(__file__).parents[1]
+BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+
+
+def readme_commands() -> list[list[str]]:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    lines = [line for block in BLOCK.findall(text) for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    return [command for command in commands if command and command[0] != "."]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder in which the README's relative paths exist."""
+    import sentencepiece
+
+    cli = Cli(tmp_path)
+    sentencepiece.SentencePieceTrainer.train(
+        input=os.fspath(cli.folder / "corpus" / "part.jsonl"), model_prefix=os.fspath(tmp_path / "llama"),
+        vocab_size=150, model_type="bpe", byte_fallback=False, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return tmp_path
+
+
+def small(cli_overrides: list[str], command: list[str]) -> list[str]:
+    """The command with everything small that it does not say itself."""
+    said = {word.split("=")[0] for word in command}
+    own_tokenizer = {"tokenizer.train_vocab_size"} if "tokenizer.path" in said else set()
+    return [*command, *(o for o in cli_overrides if o.split("=")[0] not in said | own_tokenizer)]
+
+
+def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    overrides = small_overrides(folder)
+    ids: list[str] = []
+    environment = {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(folder / "runs")}
+    for command in readme_commands():
+        if command[0] == "make":
+            subprocess.run(["make", "-C", os.fspath(REPOSITORY), "-n", *command[1:]], check=True, capture_output=True)
+            continue
+        assert command[0] == "hlatctl"
+        arguments = [sys.executable, "-m", *command]
+        if command[1] in ("train", "plan"):
+            arguments = small(overrides, arguments)
+        if command[1] == "diff":
+            arguments = [*arguments[:4], *ids[:2]]
+        if command[1] == "ui":
+            interrupt_when_ready(arguments, environment)
+            continue
+        result = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=180, check=False)
+        assert result.returncode == 0, (command, result.stderr)
+        if command[1] == "train":
+            ids.append(result.stdout.strip().splitlines()[-1])
+    assert len(ids) == 4
+
+
+def small_overrides(folder: Path) -> list[str]:
+    """Those of the tiny model, without what belongs to another folder."""
+    template = Cli.__new__(Cli)
+    (folder / "template").mkdir()
+    Cli.__init__(template, folder / "template")
+    return template.overrides
+
+
+def interrupt_when_ready(arguments: list[str], environment: dict[str, str]) -> None:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        ports = ["--prefect-port", str(one.getsockname()[1]), "--mlflow-port", str(other.getsockname()[1])]
+    log = Path("ui.log")
+    with log.open("w") as output:
+        process = subprocess.Popen([*arguments, *ports], env=environment, stdout=output, stderr=subprocess.STDOUT)
+        wait_for(lambda: log.read_text().count("http://127.0.0.1") >= 2 or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) in (0, 130), log.read_text()
+    assert log.read_text().count("http://127.0.0.1") >= 2, log.read_text()
