@@ -190,9 +190,12 @@ def _run_code_task(this: _Milestone, task: suites.Task) -> tuple[scores.Scores, 
 
 def _validation_path(run: RunPaths) -> Path:
     try:
-        return Path(files.read_json(run.dataset)["validation"]["path"])
+        path = Path(files.read_json(run.dataset)["validation"]["path"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{run.dataset}: names no held-out text ({error!r})") from None
+    if not path.is_file():
+        raise DataError(f"{run.dataset}: validation.path={path}: no such file")
+    return path
 
 
 def _append_once(run: RunPaths, journal: JournalWriter, kind: str, **fields: Any) -> None:

@@ -13,7 +13,7 @@ import site
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from hlatctl.run.errors import EvaluationError
@@ -52,7 +52,7 @@ class Limits:
     processes: int = 128
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     """What a sandboxed command left: exit status (None: killed at ``wall_s``) and its output."""
 
@@ -142,8 +142,3 @@ def _system_paths() -> list[str]:
         if not covered and Path(path) != Path("/"):
             paths.append(path)
     return [path for path in paths if Path(path).exists()]
-
-
-def describe(limits: Limits) -> dict[str, float]:
-    """The limits by name, for the contract of an evaluation."""
-    return asdict(limits)

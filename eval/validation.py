@@ -20,8 +20,9 @@ from hlatctl.run.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-# Logits are the largest thing in memory: windows x window length x vocabulary, in FP32.
-_LOGITS_BYTES = 256 << 20
+# Logits are the largest thing in memory (windows x length x vocabulary, FP32). Larger blocks are slower on a CPU:
+# the allocator gives them back to the kernel after every batch.
+_LOGITS_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def _token_losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
     from torch.nn import functional
 
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float()
-    return functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    targets = ids[:, 1:]
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
 
 def _ratio_stderr(sums: list[float], counts: list[int]) -> float | None:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval import model
+from hlatctl.run.errors import DependencyError, EvaluationError
+
+
+def test_a_missing_folder_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError) as caught:
+        model.load(tmp_path / "none", seq_len=8, device="cpu")
+    assert str(caught.value) == (
+        f"--model={tmp_path / 'none'}: no such folder\n"
+        "hint: python -m trainer.export --run-dir RUN --step N --to DIR makes such a folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [
+        ("config.json", "config.json"),
+        ("*.safetensors", "safetensors weights"),
+        ("tokenizer_config.json", "tokenizer_config.json"),
+    ],
+)
+def test_an_incomplete_folder_is_refused_by_what_it_lacks(
+    tmp_path: Path, model_folder: Path, pattern: str, what: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model_folder, folder)
+    for path in folder.glob(pattern):
+        path.unlink()
+    with pytest.raises(EvaluationError, match=f"is no Hugging Face model, it has no {what}"):
+        model.load(folder, seq_len=8, device="cpu")
+
+
+def test_pickled_weights_are_never_loaded(tmp_path: Path, model_folder: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model_folder, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(EvaluationError, match="it has no safetensors weights"):
+        model.load(folder, seq_len=8, device="cpu")
+
+
+def test_damaged_weights_are_refused(tmp_path: Path, model_folder: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model_folder, folder)
+    (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(EvaluationError, match="can't be loaded"):
+        model.load(folder, seq_len=8, device="cpu")
+
+
+def test_the_context_is_the_shorter_of_the_models_and_the_trainings(model_folder: Path) -> None:
+    assert model.load(model_folder, seq_len=64, device="cpu").max_length == 64
+    assert model.load(model_folder, seq_len=9999, device="cpu").max_length == 256
+
+
+def test_a_missing_package_names_the_extra(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(DependencyError) as caught:
+        model.load(model_folder, seq_len=8, device="cpu")
+    assert str(caught.value) == "the package transformers is not installed\nhint: pip install 'hlatctl[eval]'"

