@@ -35,7 +35,8 @@ def logs(
     if not follow and not printer.seen:
         which = "logs" if rank is None else f"log of rank {rank}"
         raise HlatctlError(
-            f"run {found.run_id}: no {which} yet in {_newest_folder(found)}", hint="see `hlatctl status`"
+            f"run {found.run_id}: no {which} yet in {_newest_folder(found)}",
+            hint=f"see `hlatctl status {found.run_id}`",
         )
     while follow:
         ended = look(found).ended  # looked at first: what is written until then is still printed

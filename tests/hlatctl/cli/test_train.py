@@ -1,0 +1,131 @@
+"""`train`, `plan`, `resume` and `stop` from end to end on the mock cluster, without Prefect and MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlatctl.cli.common import look
+from hlatctl.cli.main import main
+from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import RunPaths
+from tests.hlatctl.conftest import MakeRun
+
+OVERRIDES = ["tracking=none", "recovery.backoff_s=0"]
+#: `python -m hlatctl` in another process, without Prefect there too.
+HEAD = """
+import sys
+import flows.prefect_flow
+from hlatctl.cli.main import main
+flows.prefect_flow.run_under_prefect = lambda *_: False
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
+    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    before = signal.getsignal(signal.SIGTERM)
+    yield tmp_path / "runs"
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "rehearsal\n"
+    assert "step 306/306" in captured.err
+    assert "rehearsal: finished  SIMULATED: nothing was trained" in captured.err
+    assert os.fspath(runs_dir / "rehearsal" / "report" / "index.html") in captured.err
+    view = look(RunPaths(runs_dir / "rehearsal"))
+    assert (view.status, view.state.step, view.state.simulated) == ("finished", 306, True)
+    # An id is given once, and the run that has it is not touched.
+    assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 12
+    assert "hlatctl resume rehearsal" in capsys.readouterr().err
+
+
+def test_resuming_a_finished_run_tells_its_summary(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", "--run-id", "done", *OVERRIDES]) == 0
+    capsys.readouterr()
+    assert main(["resume", "latest"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "done\n"
+    assert "done: finished" in captured.err
+    assert main(["stop", "done"]) == 0
+    assert capsys.readouterr().err == "done: is finished already\n"
+
+
+def test_a_run_that_another_process_drives_is_left_alone(
+    make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(until="killed")
+    with hold_head(run):
+        assert main(["resume", "example"]) == RunBusyError.exit_code
+    assert f"process {os.getpid()} drives it already\nhint: hlatctl status example\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [StoppedError("run x: stopped"), TrainingError("gave up")])
+def test_a_run_that_ends_early_says_how_to_go_on(
+    error: StoppedError | TrainingError, make_run: MakeRun, runs_dir: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    make_run(until="killed")
+
+    def drive(run: RunPaths, observer: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.pretrain.drive", drive)
+    assert main(["resume", "example"]) == error.exit_code
+    assert capsys.readouterr().err.endswith(
+        f"error: {error.message}\nhint: `hlatctl resume example` goes on with the run\n"
+    )
+
+
+def test_plan_tells_everything_and_makes_nothing(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "cluster.processes_per_node=2"]) == 0
+    text = capsys.readouterr().out
+    titles = [line for line in text.splitlines() if line.startswith("# ")]
+    assert titles == [
+        "# configuration", "# stages", "# launch script of the first training attempt",
+        "# Job train, written by hlatctl. May be run by hand to repeat it.",
+        "# A request to stop goes to the whole process group; this shell waits for the job to answer it.",
+        "# what it takes",
+    ]  # fmt: skip
+    assert main(["plan", "cluster.processes_per_node=2", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["config"]["cluster"]["processes_per_node"] == 2
+    assert [stage["name"] for stage in record["stages"]][-3:] == ["train", "evaluate", "report"]
+    assert record["budget"]["parameters"] == 2_901_120
+    assert record["launch_script"].startswith("#!/bin/sh\n")
+    assert not runs_dir.exists()
+
+
+def test_a_detached_run_goes_on_after_its_command_has_returned(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen, started = subprocess.Popen, []
+
+    def without_prefect(argv: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        assert argv[:4] == [sys.executable, "-P", "-m", "hlatctl"]
+        started.append(popen([*argv[:2], "-c", HEAD, *argv[4:]], **how))
+        return started[0]
+
+    monkeypatch.setattr("subprocess.Popen", without_prefect)
+    assert main(["train", "--dry-run", "--detach", "--run-id", "away", *OVERRIDES]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "away\n"
+    assert f"process {started[0].pid} drives the run" in captured.err
+    assert started[0].wait(60) == 0
+    run = RunPaths(runs_dir / "away")
+    assert look(run).status == "finished"
+    assert "away: finished" in (run.root / "logs" / "head.log").read_text(encoding="utf-8")
