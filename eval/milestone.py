@@ -21,7 +21,7 @@ from conf.schema import Config
 from eval import code, harness, model, sandbox, scores, suites, validation
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
-from hlatctl.run.journal import Event, JournalWriter, eval_writer, read_events
+from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.paths import RunPaths
 
 RESULTS = "results.json"
@@ -31,7 +31,6 @@ RESULTS = "results.json"
 class _Milestone:
     """What the tasks of one evaluation share."""
 
-    run: RunPaths
     config: Config
     tokens: int
     step: int
@@ -76,7 +75,7 @@ def evaluate(run: RunPaths, *, milestone_tokens: int, step: int, model_folder: P
             started: dict[str, Any] = {"milestone_tokens": milestone_tokens, "step": step, "try": try_number}
             journal.append("eval_started", suite=config.eval.suite, **started)
             record = _run_tasks(this, journal)
-        _append_once(run, journal, "eval_finished", milestone_tokens=milestone_tokens, step=step,
+        _append_once(journal, "eval_finished", milestone_tokens=milestone_tokens, step=step,
                      scores=record["scores"], skipped=record["skipped"], wall_s=record["wall_s"])  # fmt: skip
     return results_path
 
@@ -92,7 +91,7 @@ def _prepare(
     held_out = _validation_path(run)
     loaded = _once(lambda: model.load(model_folder, seq_len=config.train.seq_len, device=config.backend.device))
     return _Milestone(
-        run=run, config=config, tokens=tokens, step=step, folder=run.eval(tokens), validation_path=held_out,
+        config=config, tokens=tokens, step=step, folder=run.eval(tokens), validation_path=held_out,
         tasks=tasks, contract=_contract(config, tasks, versions, held_out), versions=versions, loaded=loaded,
         lm=_once(lambda: harness.wrap(loaded(), batch_size=config.eval.batch_size)), scratch=scratch,
     )  # fmt: skip
@@ -139,7 +138,7 @@ def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
         else:
             earlier_s += record["wall_s"]
         found.update(record["scores"])
-        _append_once(this.run, journal, "eval_task_finished", milestone_tokens=this.tokens, task=name,
+        _append_once(journal, "eval_task_finished", milestone_tokens=this.tokens, task=name,
                      scores=record["scores"])  # fmt: skip
         print(_line(name, record), file=sys.stderr, flush=True)
     return scores.write_results(
@@ -198,13 +197,10 @@ def _validation_path(run: RunPaths) -> Path:
     return path
 
 
-def _append_once(run: RunPaths, journal: JournalWriter, kind: str, **fields: Any) -> None:
+def _append_once(journal: JournalWriter, kind: str, **fields: Any) -> None:
     """Journal an event unless this milestone's journal tells it already."""
-
-    def told(event: Event) -> bool:
-        return event["writer"] == journal.path.stem and event["kind"] == kind and fields.items() <= event.items()
-
-    if not any(told(event) for event in read_events(run)):
+    told = (event for event in journal.events() if event["kind"] == kind)
+    if not any(fields.items() <= event.items() for event in told):
         journal.append(kind, durable=True, **fields)
 
 

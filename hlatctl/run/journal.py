@@ -85,6 +85,10 @@ class JournalWriter:
         self._seq += 1
         return event
 
+    def events(self) -> list[Event]:
+        """What this file holds already; far less to read than a whole run's journal."""
+        return list(_parse_lines(self.path.read_bytes(), self.path.stem))
+
     def close(self) -> None:
         """Release the file."""
         self._file.close()
