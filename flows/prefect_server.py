@@ -7,6 +7,8 @@ still reports to it, and is waited for 20 s when it can't start. The pages are `
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
 import threading
@@ -23,7 +25,8 @@ def main(fd: int) -> int:
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
-        server.should_exit = True
+        # Prefect's background services stop at once for a signal, and take seconds for `should_exit`.
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     server.run(sockets=[socket.socket(fileno=fd)])

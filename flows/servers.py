@@ -89,6 +89,8 @@ def prefect_server(runs_dir: Path, port: int) -> Server:
     """Prefect's server over the database that flows of this runs folder write."""
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= prefect_env.settings(runs_dir)
+    # Its pages would look for the API on port 4200, whatever port they are served from.
+    env |= {"PREFECT_UI_API_URL": f"http://{_HOST}:{port}/api", "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
     argv = ("prefect", "server", "start", "--host", _HOST, "--port", str(port))
     return Server("prefect", port, argv, "/api/health", env)
 
