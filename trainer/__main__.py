@@ -12,6 +12,7 @@ from conf.load import load
 from conf.schema import Config
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
+from trainer.process import die_with_launcher
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -58,7 +59,7 @@ def _compile_only(config: Config, backend: Backend) -> int:
 
     for message in backend.warnings:
         _warn(backend, message)
-    if not config.backend.compile or backend.warnings:
+    if not backend.compiles:
         return 0
     loop.compile_only(config, backend)
     backend.gather(None)  # every process has written its graphs
@@ -74,4 +75,5 @@ def _warn(backend: Backend, message: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with_launcher()
     sys.exit(run_main(main))

@@ -96,7 +96,7 @@ def train(config: Config, run: RunPaths, backend: Backend, journal: JournalWrite
         mean = spikes.observe(grad_norm)
         if mean is not None:
             _note(journal, "gradient_spike", step=step, grad_norm=grad_norm, mean=mean)
-        if step == first_step and config.backend.compile:
+        if step == first_step and backend.compiles:
             _note_compile_cache(journal, backend, step_s)
 
         reason = _why_checkpoint(config, step, stopping=stops > 0)

@@ -19,7 +19,9 @@ from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, run_main
+from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
+from trainer.process import die_with_launcher
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -43,7 +45,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
         "clock_skew_s": _clock_skew_s(backend),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "free_disk_bytes": shutil.disk_usage(run.root).free,
-        "checkpoints_bytes": checkpoints_bytes(config),
+        "checkpoints_bytes": checkpoints_bytes(config, run),
     }  # fmt: skip
     least = ("matmul_gflops_per_s", "allreduce_mib_per_s", "open_files")
     failures = [
@@ -66,12 +68,16 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
     return {**worker, "failures": failures}
 
 
-def checkpoints_bytes(config: Config) -> int:
-    """Space for all the checkpoints that lie on the disk at once: kept, milestones', and the one being written."""
+def checkpoints_bytes(config: Config, run: RunPaths) -> int:
+    """Space that the checkpoints will still take: those kept, the milestones' and the one being written, at once.
+
+    What earlier attempts have written already is not asked for again.
+    """
     from trainer.model import count_parameters
 
     one = count_parameters(config.model) * _CHECKPOINT_BYTES_PER_PARAMETER
-    return one * (config.checkpoint.keep + len(config.milestones) + 1)
+    wanted = config.checkpoint.keep + len(config.milestones) + 1
+    return one * max(1, wanted - len(checkpoint_steps(run)))
 
 
 def conclude(run: RunPaths, workers: list[Worker]) -> None:
@@ -156,4 +162,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    die_with_launcher()
     sys.exit(run_main(main))

@@ -24,6 +24,8 @@ class Backend(Protocol):
     world_size: int
     data_parallel_rank: int
     data_parallel_size: int
+    compiles: bool
+    """The loss function is compiled."""
     warnings: list[str]
     """What a person should know, such as a compiler that is missing; the loop journals it."""
 

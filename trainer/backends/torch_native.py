@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,13 +37,13 @@ class TorchNative:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.data_parallel_rank, self.data_parallel_size = self.rank, self.world_size
         self.warnings: list[str] = []
-        self._compile = config.backend.compile
+        self.compiles = config.backend.compile
         torch.set_num_threads(config.cluster.threads_per_process)
         self.device = _device(config.backend.device)
         if self.world_size > 1:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=_TIMEOUT)
-        if self._compile and self.device.type == "cpu" and not _cpp_compiler():
-            self._compile = False
+        if self.compiles and self.device.type == "cpu" and not _cpp_compiler():
+            self.compiles = False
             self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
 
     def parallelize(self, model: nn.Module) -> None:
@@ -49,7 +52,7 @@ class TorchNative:
 
     def loss_function(self, model: nn.Module) -> LossFunction:
         """Hidden states by the compiled decoder, then the fused output projection and cross-entropy."""
-        forward = torch.compile(model, fullgraph=True, dynamic=False) if self._compile else model
+        forward = torch.compile(model, fullgraph=True, dynamic=False) if self.compiles else model
         weight = model.get_submodule("head").weight
 
         def loss(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -94,7 +97,8 @@ class TorchNative:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         writer = HuggingFaceStorageWriter(os.fspath(folder), save_distributed=True)
-        save(dict(tensors), storage_writer=writer, no_dist=self.world_size == 1)
+        with _alone_is_no_warning():
+            save(dict(tensors), storage_writer=writer, no_dist=self.world_size == 1)
 
     def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """Safetensors shards, read in place; no pickle is involved."""
@@ -102,7 +106,8 @@ class TorchNative:
         from torch.distributed.checkpoint.state_dict_loader import load
 
         reader = HuggingFaceStorageReader(os.fspath(folder))
-        load(dict(tensors), storage_reader=reader, no_dist=self.world_size == 1)
+        with _alone_is_no_warning():
+            load(dict(tensors), storage_reader=reader, no_dist=self.world_size == 1)
 
     def compile_counters(self) -> dict[str, int]:
         """From Inductor's own counters; what it can't cache counts as a miss."""
@@ -137,6 +142,14 @@ def _device(kind: str) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def _alone_is_no_warning() -> Iterator[None]:
+    """No word from torch about a process that is alone, where that was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _cpp_compiler() -> str | None:

@@ -14,9 +14,16 @@ from trainer.data import formats, tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file of a corpus; ``whole`` makes it one document whatever its format."""
+    """One file of a corpus.
+
+    Args:
+        path: the file.
+        name: under which its rows are counted.
+        whole: it is one document, whatever its format.
+    """
 
     path: Path
+    name: str
     whole: bool = False
 
 
@@ -33,7 +40,7 @@ def check(config: Config) -> list[Source]:
     files = formats.find_files(Path(config.data.path))
     for path in files:
         formats.check_file(path, config.data.text_column)
-    return [Source(path=path) for path in files]
+    return [Source(path=path, name=str(path)) for path in files]
 
 
 def read(source: Source, column: str) -> Iterator[str | None]:
@@ -44,7 +51,7 @@ def read(source: Source, column: str) -> Iterator[str | None]:
     try:
         yield source.path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        yield None  # the standard library tests its decoder with such files
+        yield None  # the standard library holds such files to test its own decoder
     except OSError as error:
         raise DataError(f"{source.path}: not readable ({error.strerror})") from None
 
@@ -58,4 +65,4 @@ def _standard_library() -> list[Source]:
             f"data.source=python_stdlib: {root} holds no .py files",
             hint="use an interpreter that comes with its sources, or set data.path",
         )
-    return [Source(path=path, whole=True) for path in found]
+    return [Source(path=path, name=str(root), whole=True) for path in found]

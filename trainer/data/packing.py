@@ -57,9 +57,11 @@ def batches(
             position, tokens = next(stream)
             waiting.append((position, tokens))
             held += len(tokens)
-        tokens = np.concatenate([tokens for _, tokens in waiting])
+        *whole, last = [tokens for _, tokens in waiting]
+        surplus = held - (batch_tokens + 1)
+        tokens = np.concatenate([*whole, last[: len(last) - surplus]])
         waiting, held = _advance(waiting, batch_tokens)
-        yield Batch(tokens[: batch_tokens + 1], waiting[0][0])
+        yield Batch(tokens, waiting[0][0])
 
 
 def _advance(waiting: list[tuple[Position, Tokens]], count: int) -> tuple[list[tuple[Position, Tokens]], int]:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,12 +57,11 @@ def prepare(config: Config, target: Path) -> None:
 
 def _write(config: Config, sources: list[corpus.Source], partial: Path, target: Path) -> None:
     split = _Split(partial, config.data.validation_fraction)
-    described = []
+    rows: Counter[str] = Counter()
     for source in sources:
-        before = split.rows
         for text in corpus.read(source, config.data.text_column):
             split.add(text)
-        described.append({"path": os.fspath(source.path), "rows": split.rows - before})
+            rows[source.name] += 1
     counts = split.close(os.fspath(config.data.path or config.data.source))
     folder = partial / "tokenizer"
     path = Path(config.tokenizer.path) if config.tokenizer.path else None
@@ -74,7 +74,7 @@ def _write(config: Config, sources: list[corpus.Source], partial: Path, target: 
         "files": [{**entry, "path": os.fspath((target / entry["path"]).absolute())} for entry in counts["files"]],
         "validation": {**counts["validation"], "path": os.fspath((target / "validation.jsonl").absolute())},
         "tokenizer": {**vocabulary, "path": os.fspath((target / "tokenizer").absolute())},
-        "sources": described,
+        "sources": [{"path": name, "rows": count} for name, count in rows.items()],
     }  # fmt: skip
     files.write_json(partial / DATASET, dataset)
 
@@ -131,7 +131,7 @@ class _Split:
     def add(self, text: str | None) -> None:
         """Take a row; one without text is counted and left out."""
         self.rows += 1
-        if text is None or not text.strip():
+        if text is None or not text.strip() or not _is_unicode(text):
             self._skipped += 1
             return
         self._documents += 1
@@ -180,6 +180,15 @@ class _Split:
         if self._writer:
             self._files.append(self._writer.close())
             self._writer = None
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, which is no character and can't be written."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _ArrowWriter:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TOKENIZER_JSON = "tokenizer.json"
 CONFIG_JSON = "tokenizer_config.json"
 BOS, EOS = "<s>", "</s>"
+#: What of a Hugging Face folder is the tokenizer's; a model's files may lie beside.
+_FOLDER_FILES = (TOKENIZER_JSON, CONFIG_JSON, "special_tokens_map.json", "added_tokens.json")
 _KNOWN = "a SentencePiece .model file, a tokenizer.json, or a Hugging Face folder that holds one"
 #: Names under which vocabularies keep their end-of-text token, where no tokenizer_config.json says so.
 _EOS_NAMES = (EOS, "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]")
@@ -69,8 +71,9 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
         tokenizer = load(path)
         _save(tokenizer, folder, bos=_named(tokenizer, _BOS_NAMES), eos=_named(tokenizer, _EOS_NAMES))
     else:
-        for file in sorted(path.glob("*.json")):
-            shutil.copyfile(file, folder / file.name)
+        for file in (path / name for name in _FOLDER_FILES):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
         if not (folder / CONFIG_JSON).is_file():
             tokenizer = load(folder / TOKENIZER_JSON)
             _save(tokenizer, folder, bos=_named(tokenizer, _BOS_NAMES), eos=_named(tokenizer, _EOS_NAMES))

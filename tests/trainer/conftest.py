@@ -1,0 +1,159 @@
+"""What the trainer's tests share: a small real corpus, small configurations, and real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.load import dump
+from conf.schema import Config
+from hlatctl.run import files
+from hlatctl.run.errors import ERROR_FILE_ENV
+from hlatctl.run.journal import read_events
+from hlatctl.run.paths import RunPaths
+
+ROOT = Path(__file__).parents[2]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+_DOCUMENTS = ("textwrap.py", "bisect.py", "heapq.py", "shlex.py", "queue.py", "sched.py", "stat.py", "cmd.py")
+
+MakeConfig = Callable[..., Config]
+MakeRun = Callable[..., RunPaths]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Public text and tokenizers beside the checkout, where there are any."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("shared/data is not beside this checkout")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources of some standard modules, cut into 240 documents, as JSON Lines."""
+    library = Path(sysconfig.get_path("stdlib"))
+    text = "".join((library / name).read_text(encoding="utf-8") for name in _DOCUMENTS)
+    size = len(text) // 240
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text[i * size : (i + 1) * size]}) + "\n" for i in range(240)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def make_config(corpus: Path) -> MakeConfig:
+    """Small configurations; ``group={"key": value}`` changes keys of a group."""
+
+    def make(**changes: Any) -> Config:
+        groups: dict[str, dict[str, Any]] = {
+            "model": {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4,
+                      "num_kv_heads": 2},
+            "data": {"path": os.fspath(corpus), "prefetch_batches": 2},
+            "tokenizer": {"train_vocab_size": 400},
+            "optimizer": {"lr": 3e-3, "warmup_steps": 5},
+            "train": {"tokens": 24 * 4 * 32, "global_batch_size": 4, "seq_len": 32},
+            "checkpoint": {"every_steps": 8},
+            "eval": {"enabled": False},
+            "backend": {"compile": False},
+        }  # fmt: skip
+        config = Config()
+        for name, change in changes.items():
+            if isinstance(change, dict):
+                groups[name] = {**groups.get(name, {}), **change}
+            else:
+                config = replace(config, **{name: change})
+        return replace(config, **{name: replace(getattr(config, name), **keys) for name, keys in groups.items()})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def dataset(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``dataset.json`` of the small corpus."""
+    from trainer.data.prepare import prepare
+
+    target = tmp_path_factory.mktemp("prepared") / "data"
+    prepare(make_config(), target)
+    return target / "dataset.json"
+
+
+@pytest.fixture(scope="session")
+def make_run(make_config: MakeConfig, dataset: Path) -> MakeRun:
+    """A run directory, ready to train."""
+
+    def make(root: Path, **changes: Any) -> RunPaths:
+        run = RunPaths(root)
+        files.write_text(run.config, dump(make_config(runs_dir=os.fspath(root.parent), **changes)))
+        files.write_text(run.dataset, dataset.read_text(encoding="utf-8"))
+        return run
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def start() -> Start:
+    """Start a module, or a file, by itself or (``processes``) by torchrun, in a process group of its own."""
+
+    def run(*argv: str, processes: int = 0, **env: str) -> subprocess.Popen[str]:
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+        module = () if argv[0].endswith(".py") else ("-m",)
+        return subprocess.Popen(
+            [sys.executable, *(torchrun if processes else ()), *module, *argv], cwd=ROOT, text=True,
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), **env},
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finish() -> Callable[..., str]:
+    """Wait for a process, check its exit code, and give its output."""
+
+    def wait(process: subprocess.Popen[str], code: int = 0) -> str:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == code, output
+        return output
+
+    return wait
+
+
+@pytest.fixture
+def train_here() -> Iterator[Callable[[RunPaths, int], int]]:
+    """Run one training process inside this one, which spares the start of an interpreter."""
+    import torch
+
+    from trainer.__main__ import main
+
+    before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    yield lambda run, attempt: main(["--run-dir", os.fspath(run.root), "--attempt", str(attempt)])
+    signal.signal(signal.SIGTERM, before)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def events_of() -> Callable[..., list[dict[str, Any]]]:
+    """The events of one kind, of one attempt or all."""
+
+    def select(run: RunPaths, kind: str, attempt: int | None = None) -> list[dict[str, Any]]:
+        return [e for e in read_events(run) if e["kind"] == kind and attempt in (None, e["attempt"])]
+
+    return select
+
+
+@pytest.fixture
+def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a process leaves its error."""
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(ERROR_FILE_ENV, os.fspath(path))
+    return path

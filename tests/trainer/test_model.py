@@ -1,0 +1,128 @@
+"""The model, its loss and its optimizer, against the implementations that everybody uses."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conf.schema import ModelConfig, OptimizerConfig
+from hlatctl.run.errors import CheckpointError
+from hlatctl.run.paths import RunPaths
+from trainer import model as llama
+from trainer.export import main as export
+from trainer.export import read_weights
+from trainer.loss import cross_entropy
+from trainer.optim import FlatAdamW, clip_scale
+
+_SMALL = ModelConfig(
+    vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2
+)  # fmt: skip
+
+
+def test_exported_model_gives_the_same_logits_in_transformers(
+    tmp_path: Path, make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = make_run(tmp_path / "run")
+    train_here(run, 1)
+    assert export(["--run-dir", os.fspath(run.root), "--step", "24", "--to", os.fspath(tmp_path / "hf")]) == 0
+
+    config = ModelConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2
+    )
+    ours = llama.Llama(config, 32)
+    ours.load_state_dict(read_weights(run, 24))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    tokens = torch.tensor([tokenizer("def heappush(heap, item):\n    heap.append(item)")["input_ids"]])
+    assert theirs.config.eos_token_id == tokenizer.eos_token_id
+    with torch.no_grad():
+        torch.testing.assert_close(ours.head(ours(tokens)), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_export_of_a_step_that_has_no_checkpoint_says_so(tmp_path: Path, make_run: Callable[..., RunPaths]) -> None:
+    run = make_run(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"step-00000007: .*no manifest\.json"):
+        export(["--run-dir", os.fspath(run.root), "--step", "7", "--to", os.fspath(tmp_path / "hf")])
+    assert not (tmp_path / "hf").exists()
+
+
+def test_token_is_never_told_what_comes_after_it() -> None:
+    model = llama.build(_SMALL, seq_len=16, seed=0)
+    tokens = torch.randint(97, (1, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 97
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_initial_weights_depend_on_seed_and_name_alone() -> None:
+    first = dict(llama.build(_SMALL, seq_len=8, seed=3).named_parameters())
+    torch.manual_seed(99)
+    deeper = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=5, num_heads=4, num_kv_heads=2)
+    second = dict(llama.build(deeper, seq_len=64, seed=3).named_parameters())
+    other = dict(llama.build(_SMALL, seq_len=8, seed=4).named_parameters())
+    assert all(torch.equal(parameter, second[name]) for name, parameter in first.items())
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+def test_projections_into_the_residual_stream_start_smaller_with_depth() -> None:
+    config = ModelConfig(hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4, num_kv_heads=4)
+    weights = dict(llama.build(config, seq_len=8, seed=0).named_parameters())
+    for layer in (1, 4):
+        expected = 0.021 / math.sqrt(2 * layer)
+        for name in ("attention.o.weight", "mlp.down.weight"):
+            assert weights[f"layers.{layer - 1}.{name}"].std().item() == pytest.approx(expected, rel=0.02)
+        assert weights[f"layers.{layer - 1}.attention.qkv.weight"].std().item() == pytest.approx(0.021, rel=0.02)
+
+
+@pytest.mark.parametrize("config", [_SMALL, ModelConfig()])
+def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None:
+    with torch.device("meta"):
+        model = llama.Llama(config, 8)
+    assert llama.count_parameters(config) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("rows", [1, 511, 512, 1300])
+def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 16, generator=generator, requires_grad=True)
+    targets = torch.randint(50, (rows,), generator=generator)
+    plain = F.cross_entropy(hidden @ weight.T, targets)
+    expected = torch.autograd.grad(plain, (hidden, weight))
+    fused = cross_entropy(hidden, weight, targets)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(torch.autograd.grad(fused * 3, (hidden, weight)), tuple(3 * g for g in expected))
+
+
+def test_flat_optimizer_updates_as_adamw_does_on_separate_parameters() -> None:
+    config = OptimizerConfig()
+    flat_model, plain_model = (llama.build(_SMALL, seq_len=8, seed=0) for _ in range(2))
+    flat = FlatAdamW(flat_model, config, extra=1)
+    plain = torch.optim.AdamW(plain_model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
+    for step in range(1, 4):
+        flat.zero_grad()
+        plain.zero_grad()
+        for model in (flat_model, plain_model):
+            cross_entropy(model(tokens), model.head.weight, tokens).backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(plain_model.parameters(), 1.0)
+        assert flat.grad_norm().item() == pytest.approx(norm.item(), rel=1e-5)
+        plain.param_groups[0]["lr"] = step * 1e-3
+        plain.step()
+        flat.step(lr=step * 1e-3, grad_scale=clip_scale(norm.item(), 1.0))
+    pairs: Any = zip(flat_model.parameters(), plain_model.parameters(), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert flat.step_count == 3

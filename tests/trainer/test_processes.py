@@ -1,0 +1,158 @@
+"""Training by real processes: interrupted ones go on as if nothing had happened, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hlatctl.run.paths import RunPaths
+from trainer.export import read_weights
+
+_LONG: dict[str, Any] = {
+    "train": {"tokens": 240 * 4 * 32, "global_batch_size": 4, "micro_batch_size": 1},
+    "checkpoint": {"every_steps": 50},
+    "cluster": {"processes_per_node": 2},
+}
+_METRICS = ("loss", "grad_norm", "param_norm", "lr", "tokens")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., RunPaths], start: Callable[..., Any],
+    finish: Callable[..., str],
+) -> RunPaths:  # fmt: skip
+    run = make_run(tmp_path_factory.mktemp("runs") / "uninterrupted", **_LONG)
+    finish(start("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1", processes=2))
+    return run
+
+
+def _wait_for_steps(run: RunPaths, count: int, process: Any) -> None:
+    journal = run.journal / "train-rank00000.jsonl"
+    for _ in range(6000):
+        if journal.exists() and journal.read_bytes().count(b'"kind":"step"') >= count:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    raise AssertionError(f"{count} steps were not reached")
+
+
+def _assert_continues(run: RunPaths, reference: RunPaths, events_of: Callable[..., list[dict[str, Any]]]) -> None:
+    expected = {event["step"]: event for event in events_of(reference, "step")}
+    again = events_of(run, "step", 2)
+    assert again
+    assert again[-1]["step"] == 240
+    for event in again:
+        assert {key: event[key] for key in _METRICS} == {key: expected[event["step"]][key] for key in _METRICS}
+    ours, theirs = read_weights(run, 240), read_weights(reference, 240)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_every_step_is_journalled_and_the_loss_falls(
+    uninterrupted: RunPaths, events_of: Callable[..., list[dict[str, Any]]]
+) -> None:
+    steps = events_of(uninterrupted, "step")
+    assert [event["step"] for event in steps] == list(range(1, 241))
+    assert steps[-1]["tokens"] == 240 * 4 * 32
+    assert steps[-1]["loss"] < steps[0]["loss"] - 1.0
+    (started,) = events_of(uninterrupted, "train_started")
+    assert (started["resumed_from_step"], started["world"], started["device"]) == (0, 2, "cpu")
+    assert [e["reason"] for e in events_of(uninterrupted, "checkpoint_written")] == ["interval"] * 4 + ["final"]
+    assert events_of(uninterrupted, "train_stopped")[-1]["reason"] == "finished"
+
+
+def test_killed_run_goes_on_with_the_same_bits(
+    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
+    finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    run = make_run(tmp_path / "killed", **_LONG)
+    argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
+    process = start(*argv, "1", processes=2)
+    _wait_for_steps(run, 120, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not events_of(run, "train_stopped")
+
+    finish(start(*argv, "2", processes=2))
+
+    resumed = events_of(run, "train_started", 2)[0]["resumed_from_step"]
+    assert resumed in (100, 150, 200)
+    assert events_of(run, "checkpoint_verified", 2)[0]["step"] == resumed
+    _assert_continues(run, uninterrupted, events_of)
+
+
+def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
+    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
+    finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    run = make_run(tmp_path / "stopped", **_LONG)
+    argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    ranks = [start(*argv, "1", **env, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+    _wait_for_steps(run, 60, ranks[0])
+    ranks[1].send_signal(signal.SIGTERM)
+    for process in ranks:
+        finish(process, 75)
+
+    (stopped,) = events_of(run, "train_stopped")
+    written = events_of(run, "checkpoint_written")[-1]
+    assert stopped["reason"] == written["reason"] == "stop"
+    assert stopped["step"] == written["step"] < 240
+
+    finish(start(*argv, "2", processes=2))
+    assert events_of(run, "train_started", 2)[0]["resumed_from_step"] == stopped["step"]
+    _assert_continues(run, uninterrupted, events_of)
+
+
+_REDUCE = """
+import json, sys, torch
+from conf.schema import Config
+from conf.load import load
+from pathlib import Path
+from trainer.backends import make_backend
+from trainer import model as llama
+
+config = load(Path(sys.argv[1]))
+backend = make_backend(config)
+model = llama.build(config.model, seq_len=config.train.seq_len, seed=1)
+optimizer = backend.optimizer(model, config.optimizer, extra=1)
+batch = torch.randint(512, (4, 33), generator=torch.Generator().manual_seed(7))
+mine = batch.chunk(backend.world_size)[backend.rank]
+loss = backend.loss_function(model)(mine[:, :-1], mine[:, 1:]) / backend.world_size
+loss.backward()
+optimizer.extra[0] = loss.detach()
+backend.reduce_sum(optimizer.reduced)
+norm = optimizer.grad_norm().item()
+optimizer.step(lr=1e-2, grad_scale=0.5)
+everyone = backend.gather([optimizer.extra[0].item(), norm, optimizer.param_norm().item()])
+if backend.rank == 0:
+    print(json.dumps(everyone))
+backend.close()
+"""
+
+
+def test_two_processes_compute_what_one_does(
+    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
+) -> None:
+    run = make_run(tmp_path / "reduce")
+    script = tmp_path / "one_step_of_one_batch.py"
+    script.write_text(_REDUCE)
+    found = {}
+    for world in (1, 2):
+        output = finish(start(os.fspath(script), os.fspath(run.config), processes=world - 1 and world))
+        found[world] = json.loads(next(line for line in output.splitlines() if line.startswith("[[")))
+    (alone,) = found[1]
+    first, second = found[2]
+    assert first == second
+    assert first == pytest.approx(alone, rel=1e-5)
