@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 from hlatctl.cli.common import look, say
@@ -20,8 +19,6 @@ def drive(run: RunPaths) -> None:
     """
     from flows import pretrain
 
-    # A service manager's SIGTERM means what Ctrl-C means: a checkpoint, then the end.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     say(f"run {run.run_id} in {run.root}")
     try:
         with observer_for(sys.stderr) as observer:

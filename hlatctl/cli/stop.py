@@ -23,7 +23,8 @@ def stop(
 
     found = find_run(run, runs_dir)
     before = look(found)
-    if before.ended and before.state.status in ("finished", "stopped"):
+    job_ended = before.state.attempt is None or before.state.attempt.ended_unix_s is not None
+    if before.ended and job_ended and before.status in ("finished", "stopped"):
         say(f"{found.run_id}: is {before.status} already")
         return
     request_stop(found, by=_user(), wait_s=wait)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 from hlatctl.cli.common import look
 from hlatctl.cli.main import main
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
+from hlatctl.run.journal import JournalWriter, read_events
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
@@ -32,12 +31,10 @@ sys.exit(main())
 
 
 @pytest.fixture
-def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
     monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-    before = signal.getsignal(signal.SIGTERM)
-    yield tmp_path / "runs"
-    signal.signal(signal.SIGTERM, before)
+    return tmp_path / "runs"
 
 
 def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,3 +126,14 @@ def test_a_detached_run_goes_on_after_its_command_has_returned(
     run = RunPaths(runs_dir / "away")
     assert look(run).status == "finished"
     assert "away: finished" in (run.root / "logs" / "head.log").read_text(encoding="utf-8")
+
+
+def test_stopping_a_run_whose_job_may_live_without_a_head_asks_the_job(
+    make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(until="killed")
+    with JournalWriter(run, "flow", attempt=1) as journal:
+        journal.append("run_finished", outcome="stopped", message="its head was terminated")
+    assert main(["stop", "example", "--wait", "1"]) == 0
+    assert [event["kind"] for event in read_events(run) if event["writer"] == "operator"] == ["stop_requested"]
+    assert "example: stopped at step 130; newest checkpoint: step 100" in capsys.readouterr().err
