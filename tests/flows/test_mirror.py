@@ -1,0 +1,344 @@
+"""The journal reaches MLflow once, whatever dies in between. MLflow is the real one, on SQLite and over HTTP."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import load
+from conf.schema import Config, TrackingConfig
+from flows import mirror, mirror_run, servers
+from hlatctl.run import files, runs
+from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import RunPaths
+
+# MLflow's own model of its tables, with the SQLAlchemy of today.
+pytestmark = pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+
+Rows = list[tuple[str, int, float]]
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, made once: they take longer than all the rest of a test."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    code = "import sys; from flows.mirror import connect; connect(sys.argv[1]).search_experiments()"
+    subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, empty_database: Path) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
+
+
+def make_run(runs_dir: Path, run_id: str = "one", **tracking: Any) -> RunPaths:
+    config = Config(runs_dir=str(runs_dir), tracking=TrackingConfig(poll_s=0.2, **tracking))
+    run = runs.create_run(runs_dir, run_id, load.dump(config))
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("run_created", run_id=run_id, simulated=False)
+        journal.append("head_started", pid=1, host="here")
+    return run
+
+
+def train(run: RunPaths, first: int, last: int, *, attempt: int = 1, add: float = 0.0) -> None:
+    with JournalWriter(run, train_writer(0), attempt) as journal:
+        journal.append("train_started", resumed_from_step=first - 1, tokens=(first - 1) * 100)
+        for step in range(first, last + 1):
+            journal.append("step", step=step, tokens=step * 100, loss=10.0 / step + add, grad_norm=1.0, lr=1e-3)
+
+
+def finish(run: RunPaths, outcome: str = "finished") -> None:
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("run_finished", outcome=outcome, step=0, tokens=0, message="")
+
+
+def rows(runs_dir: Path, key: str = "train/loss") -> Rows:
+    """What MLflow's database holds of a metric, in order of steps."""
+    with sqlite3.connect(runs_dir / "mlflow.db") as database:
+        found: Rows = database.execute(
+            "SELECT run_uuid, step, value FROM metrics WHERE key = ? ORDER BY step", (key,)
+        ).fetchall()
+    database.close()
+    return found
+
+
+def mlflow_run(runs_dir: Path, run: RunPaths) -> Any:
+    client = mirror.connect(mirror.default_tracking_uri(runs_dir))
+    return client.get_run(files.read_json(run.mirror)["mlflow_run_id"])
+
+
+def steps(found: Rows) -> list[int]:
+    return [step for _, step, _ in found]
+
+
+def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_artifacts(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    files.write_json(
+        run.provenance, {"git": {"commit": "c0ffee"}, "python": "3.11.7 (main)", "host": {"name": "n1"}, "user": "ann"}
+    )
+    train(run, 1, 3)
+    scores = {"mmlu": {"metric": "acc", "value": 0.25}, "odd(name)": {"metric": "acc", "value": 0.5}}
+    with JournalWriter(run, eval_writer(300)) as journal:
+        journal.append("eval_finished", milestone_tokens=300, step=3, scores=scores, skipped={}, wall_s=1.0)
+    files.write_json(run.eval(300) / "results.json", {"v": 1})
+    files.write_text(run.report / "index.html", "<p>report</p>")
+    finish(run)
+
+    assert mirror.sync(run) == 8
+
+    found = mlflow_run(runs_dir, run)
+    assert (found.info.run_name, found.info.status) == ("one", "FINISHED")
+    assert found.data.params["optimizer.lr"] == "0.0003"
+    assert found.data.params["train.seq_len"] == "512"
+    assert found.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert found.data.tags["hlatctl.python"] == "3.11.7"
+    assert found.data.tags["hlatctl.outcome"] == "finished"
+    assert steps(rows(runs_dir)) == [1, 2, 3]
+    assert steps(rows(runs_dir, "by_tokens/train_loss")) == [100, 200, 300]
+    assert [value for *_, value in rows(runs_dir, "eval/mmlu")] == [0.25]
+    assert steps(rows(runs_dir, "by_tokens/eval_odd_name_")) == [300]
+    stored = runs_dir / "mlartifacts" / found.info.run_id / "artifacts"
+    assert sorted(p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()) == [
+        "config.yaml", "evals/tokens-300/results.json", "provenance.json", "report/index.html",
+    ]  # fmt: skip
+
+
+def test_what_is_copied_is_not_copied_again_and_what_is_new_is(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 5)
+    assert mirror.sync(run) == 8
+    assert mirror.sync(run) == 0
+    train(run, 6, 7)
+    assert mirror.sync(run) == 3
+    assert steps(rows(runs_dir)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_lost_cursor_costs_no_duplicates_and_finds_the_same_mlflow_run(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 5)
+    mirror.sync(run)
+    before = rows(runs_dir)
+    run.mirror.unlink()
+    train(run, 6, 6)
+    mirror.sync(run)
+    assert rows(runs_dir)[:5] == before
+    assert steps(rows(runs_dir)) == [1, 2, 3, 4, 5, 6]
+    assert len({run_uuid for run_uuid, *_ in rows(runs_dir)}) == 1
+
+
+def test_steps_done_again_keep_their_first_value(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 6)
+    mirror.sync(run)
+    train(run, 4, 8, attempt=2, add=100.0)
+    mirror.sync(run)
+    found = rows(runs_dir)
+    assert steps(found) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [value > 100 for *_, value in found] == [False] * 6 + [True] * 2
+
+
+def test_a_copier_that_dies_after_mlflow_committed_leaves_no_duplicates(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 1000)
+    real = mirror_run.MirrorRun._log_metrics
+    batches: list[int] = []
+
+    def die_after_the_second(self: mirror_run.MirrorRun, batch: list[Any]) -> None:
+        real(self, batch)
+        batches.append(len(batch))
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(mirror_run.MirrorRun, "_log_metrics", die_after_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        mirror.sync(run)
+    monkeypatch.undo()
+    assert 0 < len(rows(runs_dir)) < 1000
+    assert all(size <= 1000 for size in batches)
+    mirror.sync(run)
+    assert steps(rows(runs_dir)) == list(range(1, 1001))
+
+
+def test_a_batch_that_was_committed_before_the_last_step_was_noted_is_not_doubled(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 20)
+    mirror.sync(run)
+    client = mirror.connect(mirror.default_tracking_uri(runs_dir))
+    client.set_tag(files.read_json(run.mirror)["mlflow_run_id"], mirror_run.LAST_STEP_TAG, "0")
+    run.mirror.unlink()
+    assert mirror.sync(run) == 23
+    assert steps(rows(runs_dir)) == list(range(1, 21))
+
+
+def test_losses_that_are_no_numbers_arrive(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        journal.append("step", step=1, tokens=100, loss=float("nan"), grad_norm=float("inf"), lr=1e-3)
+    mirror.sync(run)
+    assert str(mlflow_run(runs_dir, run).data.metrics["train/loss"]) == "nan"
+
+
+def test_a_resumed_run_is_running_again_and_ends_as_it_ends(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    finish(run, "stopped")
+    mirror.sync(run)
+    assert mlflow_run(runs_dir, run).info.status == "KILLED"
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("head_started", pid=1, host="here")
+    mirror.sync(run)
+    assert mlflow_run(runs_dir, run).info.status == "RUNNING"
+    finish(run, "failed")
+    mirror.sync(run)
+    assert mlflow_run(runs_dir, run).info.status == "FAILED"
+
+
+def test_a_run_that_someone_deleted_in_mlflow_is_copied_again(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 3)
+    mirror.sync(run)
+    deleted = files.read_json(run.mirror)["mlflow_run_id"]
+    mirror.connect(mirror.default_tracking_uri(runs_dir)).delete_run(deleted)
+    mirror.sync(run)
+    assert [run_uuid == deleted for run_uuid, *_ in rows(runs_dir)].count(False) == 3
+
+
+def test_two_runs_of_the_same_name_in_two_folders_stay_apart(runs_dir: Path, tmp_path: Path) -> None:
+    first = make_run(runs_dir)
+    other = make_run(tmp_path / "other", mlflow_uri=mirror.default_tracking_uri(runs_dir))
+    for run in (first, other):
+        train(run, 1, 2)
+        mirror.sync(run)
+    assert Counter(run_uuid for run_uuid, *_ in rows(runs_dir)) == {
+        files.read_json(run.mirror)["mlflow_run_id"]: 2 for run in (first, other)
+    }
+
+
+def test_only_one_process_copies_a_run(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    with mirror._only_copier(run), pytest.raises(RunBusyError, match="another process is copying it to MLflow"):
+        mirror.sync(run)
+
+
+def test_a_database_that_cannot_be_opened_is_named(runs_dir: Path) -> None:
+    (runs_dir / "mlflow.db").write_text("this is no database, only some text that is long enough to be read")
+    run = make_run(runs_dir)
+    with pytest.raises(StorageError, match=r"tracking.mlflow_uri=sqlite:///.*mlflow.db: can't be opened"):
+        mirror.sync(run)
+
+
+def test_passwords_in_addresses_reach_neither_messages_nor_mlflow(runs_dir: Path, free_port: int) -> None:
+    run = make_run(runs_dir, mlflow_uri=f"http://ann:secret@127.0.0.1:{free_port}")
+    with pytest.raises(StorageError) as caught:
+        mirror.sync(run)
+    assert f"tracking.mlflow_uri=http://***@127.0.0.1:{free_port}" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "hlatctl sync" in caught.value.hint
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts processes that do not outlive the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run_it(*argv: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *argv], stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+            )
+        )
+        return started[-1]
+
+    yield run_it
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(what: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_follower_killed_between_batches_leaves_no_duplicates(
+    runs_dir: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 4000)
+    follower = start("-m", "flows.mirror", str(run.root))
+    wait_for(lambda: len(rows(runs_dir)) > 0)
+    follower.kill()
+    follower.wait()
+    assert not run.mirror.exists()
+    assert 0 < len(rows(runs_dir)) < 4000
+    mirror.sync(run)
+    assert steps(rows(runs_dir)) == list(range(1, 4001))
+
+
+def test_a_follower_goes_with_a_run_to_its_end(runs_dir: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    run = make_run(runs_dir)
+    with hold_head(run):
+        train(run, 1, 3)
+        follower = start("-m", "flows.mirror", str(run.root))
+        wait_for(lambda: steps(rows(runs_dir)) == [1, 2, 3])
+        train(run, 4, 5)
+        wait_for(lambda: steps(rows(runs_dir)) == [1, 2, 3, 4, 5])
+        assert follower.poll() is None
+        finish(run)
+        assert follower.wait(60) == 0
+    assert mlflow_run(runs_dir, run).info.status == "FINISHED"
+
+
+def test_a_follower_whose_head_died_brings_the_rest_and_ends(
+    runs_dir: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 3)
+    assert start("-m", "flows.mirror", str(run.root)).wait(60) == 0
+    assert steps(rows(runs_dir)) == [1, 2, 3]
+
+
+def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
+    runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
+    with hold_head(run):
+        train(run, 1, 50)
+        follower = start("-m", "flows.mirror", str(run.root))
+        assert follower.stderr
+        assert f"tracking.mlflow_uri=http://127.0.0.1:{free_port}" in follower.stderr.readline()
+        server = servers.mlflow_server(runs_dir, free_port)
+        start("-m", *server.argv, env=server.env)
+        train(run, 51, 60)
+        finish(run)
+        assert follower.wait(90) == 0
+    assert steps(rows(runs_dir)) == list(range(1, 61))
+    assert follower.stderr.read().splitlines()[-1] == "MLflow has got everything up to now"
