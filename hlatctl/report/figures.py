@@ -101,7 +101,9 @@ def _loss(axes: Axes, series: Series, found: Numbers) -> None:
     scores = [(m.tokens, m.score("validation_loss")) for m in found.milestones]
     scored = [(tokens, score.value) for tokens, score in scores if score and score.value is not None]
     if scored:
-        axes.plot(*zip(*scored, strict=True), "o", color=_MARK, markersize=5, label="validation, at milestones")
+        axes.plot(
+            *zip(*scored, strict=True), "o", color=_MARK, markersize=5, clip_on=False, label="validation, at milestones"
+        )
         for tokens, value in scored:
             axes.annotate(
                 f"{value:.3f}", (tokens, value), xytext=(-4, 7), textcoords="offset points", color=_MARK, fontsize=8,
