@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,13 +57,13 @@ def prepare(config: Config, target: Path) -> None:
 
 
 def _write(config: Config, sources: list[corpus.Source], partial: Path, target: Path) -> None:
-    split = _Split(partial, config.data.validation_fraction)
     rows: Counter[str] = Counter()
-    for source in sources:
-        for text in corpus.read(source, config.data.text_column):
-            split.add(text)
-            rows[source.name] += 1
-    counts = split.close(os.fspath(config.data.path or config.data.source))
+    with closing(_Split(partial, config.data.validation_fraction)) as split:
+        for source in sources:
+            for text in corpus.read(source, config.data.text_column):
+                split.add(text)
+                rows[source.name] += 1
+        counts = split.finish(os.fspath(config.data.path or config.data.source))
     folder = partial / "tokenizer"
     path = Path(config.tokenizer.path) if config.tokenizer.path else None
     texts = iter(Documents([partial / name for name in split.names]))
@@ -139,7 +140,12 @@ class _Split:
             self._place(self._waiting, self._documents - 2)
         self._waiting = text
 
-    def close(self, source: str) -> dict[str, Any]:
+    def close(self) -> None:
+        """Release the files, finished or not."""
+        self._close_file()
+        self._held_out.close()
+
+    def finish(self, source: str) -> dict[str, Any]:
         """Place the last document and finish the files; the counts of ``dataset.json``."""
         if self._waiting is None or self._documents < 2:
             raise DataError(
@@ -151,8 +157,7 @@ class _Split:
             self._place(self._waiting, self._documents - 1)
         else:
             self._hold_out(self._waiting)
-        self._close_file()
-        self._held_out.close()
+        self.close()
         return {
             "files": self._files, "validation": self._validation, "skipped_rows": self._skipped,
             "documents": sum(entry["documents"] for entry in self._files),

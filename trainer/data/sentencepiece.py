@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 #: ``TrainerSpec.ModelType`` and ``SentencePiece.Type`` of sentencepiece_model.proto.
 _UNIGRAM, _BPE = 1, 2
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE = "▁"
 _COMPARED_DOCUMENTS = 64
 _COMPARED_CHARACTERS = 20_000
-_PROBES = ("Hello, world", " two  spaces ", "\ttab\nand line\n\n", "naïve 東京 🤖 \u200b", "x" * 50, "</s> as text", "")
+_PROBES = ("Hello, world", " two  spaces ", "\ttab\nand line\n\n", "naïve 東京 🤖 \u200b", "x" * 50, "")
+#: BPE never joins characters to a control token; the fast unigram form can't help taking them for one.
+_BPE_PROBES = ("</s> as text",)
 
 
 def convert(path: Path, texts: Iterable[str]) -> Tokenizer:
@@ -36,7 +38,8 @@ def convert(path: Path, texts: Iterable[str]) -> Tokenizer:
     """
     proto = _read(path)
     tokenizer = _build(path, proto)
-    _compare(path, tokenizer, texts)
+    probes = _PROBES + _BPE_PROBES if proto.trainer_spec.model_type == _BPE else _PROBES
+    _compare(path, tokenizer, itertools.chain(probes, itertools.islice(texts, _COMPARED_DOCUMENTS)))
     return tokenizer
 
 
@@ -63,7 +66,7 @@ def _build(path: Path, proto: Any) -> Tokenizer:
     if spec.model_type == _BPE:
         vocab = {piece: i for i, (piece, _) in enumerate(pieces)}
         model = models.BPE(
-            vocab, _merges(pieces, vocab), unk_token=spec.unk_piece, fuse_unk=True, byte_fallback=spec.byte_fallback
+            vocab, _merges(proto, vocab), unk_token=spec.unk_piece, fuse_unk=True, byte_fallback=spec.byte_fallback
         )
     elif spec.model_type == _UNIGRAM:
         model = models.Unigram(pieces, unk_id=spec.unk_id, byte_fallback=spec.byte_fallback)
@@ -82,10 +85,10 @@ def _build(path: Path, proto: Any) -> Tokenizer:
     return tokenizer
 
 
-def _merges(pieces: list[tuple[str, float]], vocab: dict[str, int]) -> list[tuple[str, str]]:
+def _merges(proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Every way to join two pieces to a third, the joined piece's score deciding which comes first."""
     ranked = []
-    for piece, score in pieces:
+    for piece, score in ((p.piece, p.score) for p in proto.pieces if p.type == _NORMAL):
         splits = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
         known = [(left, right) for left, right in splits if left in vocab and right in vocab]
         ranked += [(-score, vocab[left], vocab[right], (left, right)) for left, right in known]
@@ -110,8 +113,7 @@ def _compare(path: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
 
     reference = SentencePieceProcessor(model_file=str(path))
     tokenizer.encode_special_tokens = True
-    sample = (text[:_COMPARED_CHARACTERS] for text in itertools.islice(texts, _COMPARED_DOCUMENTS))
-    for text in itertools.chain(_PROBES, sample):
+    for text in (text[:_COMPARED_CHARACTERS] for text in texts):
         if tokenizer.encode(text, add_special_tokens=False).ids != reference.encode(text):
             raise DataError(
                 f"tokenizer.path={path}: its fast form splits {text[:40]!r}… otherwise than SentencePiece does",

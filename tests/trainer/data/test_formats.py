@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from hlatctl.run.errors import DataError
+from trainer.data import formats
+
+_TEXTS = ["first\r\nlines", "zwölf 東京 🤖", "third"]
+_TABLE = pa.table({"id": [1, 2, 3], "text": _TEXTS})
+_LINES = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(_TEXTS)).encode()
+
+
+def _arrow(path: Path, make: Callable[..., pa.RecordBatchWriter]) -> None:
+    with make(str(path), _TABLE.schema) as writer:
+        writer.write_table(_TABLE, max_chunksize=2)
+
+
+_WRITE: dict[str, Callable[[Path], object]] = {
+    "file.arrow": lambda path: _arrow(path, pa.ipc.new_file),
+    "stream.arrow": lambda path: _arrow(path, pa.ipc.new_stream),
+    "a.parquet": lambda path: pq.write_table(_TABLE, path),
+    "a.jsonl": lambda path: path.write_bytes(_LINES),
+    "a.json": lambda path: path.write_bytes(_LINES),
+    "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(_LINES)),
+    "a.jsonl.zst": lambda path: path.write_bytes(zstandard.compress(_LINES[:20]) + zstandard.compress(_LINES[20:])),
+}
+
+
+@pytest.mark.parametrize("name", _WRITE)
+def test_every_format_gives_its_documents_in_order(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    _WRITE[name](path)
+    assert formats.find_files(tmp_path) == [path]
+    formats.check_file(path, "text")
+    assert list(formats.read_documents(path, "text")) == _TEXTS
+
+
+def test_plain_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    content = "".join(f"line {i} of a longer text, äöü\r\n" for i in range(6000))
+    path.write_bytes(content.encode())
+    parts = [part or "" for part in formats.read_documents(path, "text")]
+    assert "".join(parts) == content
+    assert len(parts) == 4
+    assert all(part.endswith("\n") for part in parts)
+    assert all(len(part.encode()) < formats.TEXT_DOCUMENT_BYTES + 100 for part in parts)
+
+
+def test_null_is_a_row_without_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": null}\n\n{"text": "x"}\n')
+    assert list(formats.read_documents(path, "text")) == [None, "x"]
+
+
+@pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet", "a.jsonl"])
+def test_missing_column_is_told_with_those_that_are_there(tmp_path: Path, name: str) -> None:
+    _WRITE[name](tmp_path / name)
+    with pytest.raises(DataError, match=r"data.text_column='body' is not there; it has: id, text") as caught:
+        formats.check_file(tmp_path / name, "body")
+    assert caught.value.hint == "set data.text_column to one of them"
+
+
+def test_column_that_is_no_text_is_told(tmp_path: Path) -> None:
+    pq.write_table(_TABLE, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column 'id' is int64, must be text"):
+        formats.check_file(tmp_path / "a.parquet", "id")
+
+
+def test_paths_that_hold_nothing_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.path=.*absent: no such file or folder"):
+        formats.find_files(tmp_path / "absent")
+    with pytest.raises(DataError, match="the folder is empty"):
+        formats.find_files(tmp_path)
+    (tmp_path / "notes.doc").write_text("x")
+    with pytest.raises(DataError, match=r"none of its 1 files has a known format \(notes\.doc, …\)") as caught:
+        formats.find_files(tmp_path)
+    assert ".parquet" in caught.value.hint
+    with pytest.raises(DataError, match=r"notes\.doc: unknown format"):
+        formats.find_files(tmp_path / "notes.doc")
+
+
+@pytest.mark.parametrize("name", [name for name in _WRITE if name not in ("a.jsonl", "a.json")])
+def test_truncated_file_is_told_and_never_a_traceback(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    _WRITE[name](path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.raises(DataError, match=rf"{name}: truncated or damaged|{name}:\d+: not a JSON value"):
+        list(formats.read_documents(path, "text"))
+
+
+def test_empty_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(DataError, match=r"a\.parquet: the file is empty"):
+        formats.check_file(tmp_path / "a.parquet", "text")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "x"', r"a\.jsonl:2: not a JSON value"),
+        ('["x"]', r"a\.jsonl:2: is list, must be an object with the field 'text'"),
+        ('{"text": 7}', r"a\.jsonl:2: field 'text' is int, must be text"),
+        ('{"body": "x"}', r"a\.jsonl:2: data\.text_column='text' is not there; it has: body"),
+    ],
+)
+def test_bad_line_of_json_is_told_with_its_number(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(DataError, match=message):
+        list(formats.read_documents(path, "text"))
+
+
+def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text"):
+        formats.check_file(tmp_path / "a.txt", "text")

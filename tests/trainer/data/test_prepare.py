@@ -1,0 +1,137 @@
+"""The prepared folder: what is in it, what is held out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from conf.load import dump
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError, DataError
+from trainer.data import check
+from trainer.data.documents import Documents
+from trainer.data.prepare import prepare
+
+MakeConfig = Callable[..., Config]
+
+
+def _prepared(config: Config, target: Path) -> tuple[dict[str, Any], list[str], list[str]]:
+    """dataset.json, the training documents, and those held out."""
+    prepare(config, target)
+    dataset = json.loads((target / "dataset.json").read_text())
+    train = list(Documents([Path(entry["path"]) for entry in dataset["files"]]))
+    held_out = [json.loads(line)["text"] for line in Path(dataset["validation"]["path"]).read_text().splitlines()]
+    return dataset, train, held_out
+
+
+def _jsonl(path: Path, texts: list[str | None]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def test_every_document_is_trained_on_or_held_out(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
+    config = make_config(data={"validation_fraction": 0.1})
+    dataset, train, held_out = _prepared(config, tmp_path / "d")
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    assert sorted(train + held_out) == sorted(texts)
+    assert train == [text for text in texts if text not in set(held_out)], "training keeps the order of the files"
+    assert 10 <= len(held_out) <= 45
+    assert (dataset["documents"], dataset["validation"]["documents"]) == (len(train), len(held_out))
+    assert dataset["text_bytes"] == sum(len(text.encode()) for text in train)
+    assert dataset["sources"] == [{"path": os.fspath(corpus), "rows": 240}]
+    assert [p.name for p in tmp_path.iterdir()] == ["d"], "no temporary folder is left"
+
+
+def test_same_documents_are_held_out_whatever_the_tokenizer(make_config: MakeConfig, tmp_path: Path) -> None:
+    first = _prepared(make_config(), tmp_path / "a")
+    second = _prepared(make_config(tokenizer={"train_vocab_size": 300}), tmp_path / "b")
+    assert first[2] == second[2]
+    assert first[0]["fingerprint"] != second[0]["fingerprint"]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.999])
+def test_neither_side_is_ever_empty(make_config: MakeConfig, tmp_path: Path, fraction: float) -> None:
+    path = _jsonl(tmp_path / "two.jsonl", ["only this one", "and that one"])
+    config = make_config(data={"path": os.fspath(path), "validation_fraction": fraction})
+    _, train, held_out = _prepared(config, tmp_path / "d")
+    assert (train, held_out) == (["only this one"], ["and that one"])
+
+
+def test_one_document_is_too_few(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = _jsonl(tmp_path / "one.jsonl", ["alone", "", None])
+    with pytest.raises(DataError, match="1 documents with text in 3 rows; one to train on and one to hold out"):
+        prepare(make_config(data={"path": os.fspath(path)}), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_rows_without_text_are_skipped_and_counted(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = _jsonl(tmp_path / "gaps.jsonl", ["a b c", None, " \n", "\ud800 is half a character", "d e f"])
+    dataset, train, held_out = _prepared(make_config(data={"path": os.fspath(path)}), tmp_path / "d")
+    assert sorted(train + held_out) == ["a b c", "d e f"]
+    assert dataset["skipped_rows"] == 3
+
+
+def test_prepared_folder_is_used_as_it_is_and_half_a_one_is_replaced(make_config: MakeConfig, tmp_path: Path) -> None:
+    target = tmp_path / "d"
+    target.mkdir()
+    (target / "part-00000.arrow").write_text("half of something")
+    prepare(make_config(), target)
+    before = {p: p.stat().st_mtime_ns for p in target.rglob("*")}
+    prepare(make_config(), target)
+    assert {p: p.stat().st_mtime_ns for p in target.rglob("*")} == before
+
+
+def test_tokenizer_larger_than_the_model_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=350: below the 400 tokens of the tokenizer") as caught:
+        prepare(make_config(model={"vocab_size": 350}), tmp_path / "d")
+    assert caught.value.hint == "set model.vocab_size=400 or more"
+
+
+def test_standard_library_is_a_corpus(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "lib"
+    (library / "site-packages").mkdir(parents=True)
+    for name in ("a.py", "b.py", "site-packages/other.py"):
+        (library / name).write_text(f"# {name}\n" * 300)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: os.fspath(library))
+    _, train, held_out = _prepared(make_config(data={"path": None}), tmp_path / "d")
+    assert sorted(text.splitlines()[0] for text in train + held_out) == ["# a.py", "# b.py"]
+
+
+def test_real_standard_library_passes_the_check(make_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump(make_config(data={"path": None})))
+    assert check.main(["--config", os.fspath(tmp_path / "config.yaml")]) == 0
+
+
+def test_check_refuses_what_prepare_would_and_needs_no_torch(make_config: MakeConfig, tmp_path: Path) -> None:
+    pq.write_table(__import__("pyarrow").table({"body": ["x"]}), tmp_path / "a.parquet")
+    (tmp_path / "config.yaml").write_text(dump(make_config(data={"path": os.fspath(tmp_path / "a.parquet")})))
+    code = (
+        "import sys; from hlatctl.run.errors import run_main; from trainer.data.check import main; "
+        "code = run_main(main); print({'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
+    )
+    argv = [sys.executable, "-c", code, "--config", os.fspath(tmp_path / "config.yaml")]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert result.returncode == DataError.exit_code
+    assert "data.text_column='text' is not there; it has: body" in result.stderr
+    assert "hint: set data.text_column=body" in result.stderr
+    assert result.stdout.strip() == "set()"
+
+
+def test_books_with_the_llama_tokenizer(make_config: MakeConfig, shared_data: Path, tmp_path: Path) -> None:
+    config = make_config(
+        data={"path": os.fspath(shared_data / "corpora" / "books-valid.parquet")},
+        tokenizer={"path": os.fspath(shared_data / "tokenizers" / "llama2-tokenizer.model")},
+        model={"vocab_size": 32_000},
+    )  # fmt: skip
+    dataset, train, _ = _prepared(config, tmp_path / "d")
+    assert dataset["tokenizer"]["vocab_size"] == 32_000
+    assert (dataset["tokenizer"]["bos_id"], dataset["tokenizer"]["eos_id"]) == (1, 2)
+    assert len(train) > 10
