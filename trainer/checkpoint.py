@@ -25,6 +25,7 @@ from hlatctl.run.paths import RunPaths, step_name
 from trainer.backends.base import Backend
 
 STATE = "state.json"
+_RANKS = "world_size"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 #: Free space is asked for with this much to spare, for the small files and the journal.
@@ -38,12 +39,12 @@ class Restored:
     Args:
         step: it was taken after.
         shared: of all ranks.
-        own: of this rank.
+        ranks: what each of the ranks that wrote it had for itself; there may be more or fewer of them now.
     """
 
     step: int
     shared: dict[str, Any]
-    own: dict[str, Any]
+    ranks: list[dict[str, Any]]
 
 
 class Checkpointer:
@@ -58,7 +59,7 @@ class Checkpointer:
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
         self._config, self._run, self._backend, self._journal = config, run, backend, journal
-        self._world = {"data_parallel_size": backend.data_parallel_size}
+        self._world = {_RANKS: backend.world_size, "data_parallel_size": backend.data_parallel_size}
         self._rejected: set[int] = set()
 
     def save(
@@ -95,22 +96,15 @@ class Checkpointer:
         """Read the newest valid checkpoint into the tensors; None if none was ever written.
 
         Raises:
-            CheckpointError: some were written and none is valid, or one was written by another number of processes.
+            CheckpointError: some were written and none is valid.
         """
         step = self._backend.from_rank0(self._on_rank0(self._choose))
         if step is None:
             return None
         folder = self._run.checkpoint(step)
-        world = read_manifest(folder).world
-        if world != self._world:
-            raise CheckpointError(
-                f"{folder}: written by {world}, this run has {self._world}; where each process is in the data "
-                "can't be told apart otherwise",
-                hint="resume with as many processes as before",
-            )
         self._backend.load(tensors, folder)
-        own = files.read_json(folder / _rank_file(self._backend.rank))
-        return Restored(step=step, shared=files.read_json(folder / STATE), own=own)
+        ranks = [files.read_json(folder / _rank_file(rank)) for rank in range(read_manifest(folder).world[_RANKS])]
+        return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
 
     def _on_rank0(self, work: Any) -> Any:
         """Do something on rank 0 alone; its error is raised on every rank, so that none waits for another."""

@@ -18,7 +18,7 @@ from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer import model as llama
 from trainer.backends.base import Backend
-from trainer.checkpoint import Checkpointer, rng_state, set_rng_state
+from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
 from trainer.monitor import SpikeMonitor
 from trainer.optim import clip_scale
@@ -52,8 +52,8 @@ def train(config: Config, run: RunPaths, backend: Backend, journal: JournalWrite
     spikes = SpikeMonitor(restored.shared["recent_grad_norms"] if restored else None)
     if restored:
         optimizer.step_count = restored.shared["optimizer_steps"]
-        set_rng_state(restored.own["rng"])
-    loader = _loader(config, run, backend, restored.own["loader"] if restored else None)
+        set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
+    loader = _loader(config, run, backend, restored)
 
     total_steps, tokens_per_step = config.total_steps, config.tokens_per_step
     _note(
@@ -69,10 +69,10 @@ def train(config: Config, run: RunPaths, backend: Backend, journal: JournalWrite
         loader.wait_s = 0.0
         optimizer.zero_grad()
 
-        # Each process adds its share of the mean, so that a sum over processes is the whole batch's mean.
+        # Each process adds its share of the mean, so that the sum over processes is the whole batch's mean.
         share = 1.0 / (config.grad_accum_steps * backend.data_parallel_size)
-        for _ in range(config.grad_accum_steps):
-            inputs, targets = (tokens.to(backend.device, non_blocking=True) for tokens in loader.next())
+        batch = (tokens.to(backend.device, non_blocking=True) for tokens in loader.next())
+        for inputs, targets in zip(*(torch.split(tokens, config.micro_batch_size) for tokens in batch), strict=True):
             loss = loss_of(inputs, targets) * share
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.extra[_LOSS] += loss.detach()
@@ -146,13 +146,14 @@ class StopRequest:
         self.requested = True
 
 
-def _loader(config: Config, run: RunPaths, backend: Backend, state: dict[str, int] | None) -> Loader:
+def _loader(config: Config, run: RunPaths, backend: Backend, restored: Restored | None) -> Loader:
     try:
         dataset = files.read_json(Path(run.dataset))
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})", hint="`python -m trainer.data.prepare`") from None
+    state = [row for rank in restored.ranks for row in rank["loader"]] if restored else None
     return Loader(
-        dataset, micro_batch_size=config.micro_batch_size, seq_len=config.train.seq_len, seed=config.seed,
+        dataset, global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len, seed=config.seed,
         rank=backend.data_parallel_rank, size=backend.data_parallel_size,
         prefetch_batches=config.data.prefetch_batches, state=state,
     )  # fmt: skip

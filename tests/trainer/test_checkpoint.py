@@ -115,19 +115,11 @@ def test_full_disk_stops_the_run_and_leaves_earlier_checkpoints_alone(
     assert checkpoint_steps(trained) == [8, 16, 24]
 
 
-def test_checkpoint_of_another_number_of_processes_is_refused(
-    trained: RunPaths, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+def test_batch_of_another_size_can_not_go_on_from_a_checkpoint(
+    trained: RunPaths, make_run: MakeRun, train_here: TrainHere
 ) -> None:
-    from trainer.checkpoint import Checkpointer
-
-    original = Checkpointer.__init__
-
-    def of_two(self: Checkpointer, *arguments: Any) -> None:
-        original(self, *arguments)
-        self._world = {"data_parallel_size": 2}
-
-    monkeypatch.setattr(Checkpointer, "__init__", of_two)
-    with pytest.raises(CheckpointError, match=r"written by \{'data_parallel_size': 1\}, this run has .* 2"):
+    make_run(trained.root, train={"global_batch_size": 8, "tokens": 24 * 8 * 32})
+    with pytest.raises(CheckpointError, match=r"global batch has 4 sequences, train\.global_batch_size=8"):
         train_here(trained, 2)
 
 

@@ -72,9 +72,9 @@ def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, 
     assert kinds == ["checkpoint_verified", "train_started", "train_stopped"]
 
 
-def test_fewer_documents_than_processes_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
-    run = make_run(tmp_path / "few")
+def test_empty_corpus_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
+    run = make_run(tmp_path / "empty")
     dataset = files.read_json(run.dataset)
     files.write_json(run.dataset, {**dataset, "files": []})
-    with pytest.raises(DataError, match="0 training documents for 1 data-parallel processes"):
+    with pytest.raises(DataError, match="the prepared corpus has no training documents"):
         train_here(run, 1)

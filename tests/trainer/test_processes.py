@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -115,44 +115,20 @@ def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
     _assert_continues(run, uninterrupted, events_of)
 
 
-_REDUCE = """
-import json, sys, torch
-from conf.schema import Config
-from conf.load import load
-from pathlib import Path
-from trainer.backends import make_backend
-from trainer import model as llama
+def test_one_process_trains_as_two_do_and_goes_on_from_their_checkpoint(
+    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths],
+    train_here: Callable[[RunPaths, int], int], events_of: Callable[..., list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    alone = {**_LONG, "cluster": {"processes_per_node": 1}}
+    run = make_run(tmp_path / "alone", **alone)
+    assert train_here(run, 1) == 0
+    together = [event["loss"] for event in events_of(uninterrupted, "step")]
+    assert [e["loss"] for e in events_of(run, "step")][:30] == pytest.approx(together[:30], rel=1e-4)
 
-config = load(Path(sys.argv[1]))
-backend = make_backend(config)
-model = llama.build(config.model, seq_len=config.train.seq_len, seed=1)
-optimizer = backend.optimizer(model, config.optimizer, extra=1)
-batch = torch.randint(512, (4, 33), generator=torch.Generator().manual_seed(7))
-mine = batch.chunk(backend.world_size)[backend.rank]
-loss = backend.loss_function(model)(mine[:, :-1], mine[:, 1:]) / backend.world_size
-loss.backward()
-optimizer.extra[0] = loss.detach()
-backend.reduce_sum(optimizer.reduced)
-norm = optimizer.grad_norm().item()
-optimizer.step(lr=1e-2, grad_scale=0.5)
-everyone = backend.gather([optimizer.extra[0].item(), norm, optimizer.param_norm().item()])
-if backend.rank == 0:
-    print(json.dumps(everyone))
-backend.close()
-"""
-
-
-def test_two_processes_compute_what_one_does(
-    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
-) -> None:
-    run = make_run(tmp_path / "reduce")
-    script = tmp_path / "one_step_of_one_batch.py"
-    script.write_text(_REDUCE)
-    found = {}
-    for world in (1, 2):
-        output = finish(start(os.fspath(script), os.fspath(run.config), processes=world - 1 and world))
-        found[world] = json.loads(next(line for line in output.splitlines() if line.startswith("[[")))
-    (alone,) = found[1]
-    first, second = found[2]
-    assert first == second
-    assert first == pytest.approx(alone, rel=1e-5)
+    shutil.copytree(uninterrupted.root, tmp_path / "fewer")
+    fewer = make_run(tmp_path / "fewer", **alone)
+    shutil.rmtree(fewer.checkpoint(240))
+    assert train_here(fewer, 2) == 0
+    again = events_of(fewer, "step", 2)
+    assert [event["step"] for event in again] == list(range(201, 241))
+    assert [event["loss"] for event in again] == pytest.approx(together[200:], rel=1e-4)

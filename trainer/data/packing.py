@@ -1,103 +1,100 @@
-"""Documents to an endless stream of packed batches, and where in it one is. No threads: see ``trainer.data.loader``.
+"""Documents to endless rows of packed tokens, and where in them one is. No threads: see ``trainer.data.loader``.
 
-The stream of a data-parallel rank is a pure function of (documents, seed, rank, size): the documents in an order
-shuffled anew each epoch, every size-th one, each followed by the end-of-sequence token. It is cut every
-``batch x seq_len`` tokens, so no token is lost or seen twice, and what is left of a document opens the next sequence.
+Every sequence of the global batch is a row: an endless stream of its own. So one step sees as many different documents
+as it has sequences, and what a row holds depends on (documents, seed, row) alone, never on how many processes there
+are. In an epoch the documents are shuffled anew and dealt to the rows; each is followed by the end-of-sequence token;
+what is left of one opens the row's next sequence. No token is lost or seen twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
-#: Texts to one list of ids each.
-Encode = Callable[[list[str]], list[list[int]]]
-
-#: How much is tokenised in one call: enough to keep the call's own cost out of sight, little enough to hold.
-_ENCODE_DOCUMENTS = 32
-_ENCODE_CHARACTERS = 1 << 20
+#: A text to its ids.
+Encode = Callable[[str], Sequence[int]]
+Order = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Position:
-    """The next token to come: epoch, place of its document in this rank's order, token within the document."""
+    """The next token to come: epoch, place of its document in the row's order, token within the document."""
 
     epoch: int = 0
     document: int = 0
     token: int = 0
 
 
-@dataclass(frozen=True)
-class Batch:
-    """``batch x seq_len + 1`` tokens, the last of which opens the next batch too; and the position after it."""
+class Deal:
+    """Which documents a row gets in an epoch, and in which order.
 
-    tokens: Tokens
-    after: Position
+    Args:
+        count: of documents.
+        rows: in the global batch. With fewer documents than rows, each row goes through all of them by itself.
+        seed: of the shuffling.
+    """
 
+    def __init__(self, count: int, *, rows: int, seed: int) -> None:
+        self._count, self._rows, self._seed = count, rows, seed
+        self._shuffled: dict[int, Order] = {}
 
-def rank_order(count: int, *, seed: int, epoch: int, rank: int, size: int) -> npt.NDArray[np.int64]:
-    """The documents of one rank in one epoch, in order."""
-    return np.random.default_rng([seed, epoch]).permutation(count)[rank::size]
-
-
-def batches(
-    documents: Sequence[str], encode: Encode, *, eos_id: int, batch_tokens: int, seed: int, rank: int, size: int,
-    start: Position,
-) -> Iterator[Batch]:  # fmt: skip
-    """The stream from a position on, in batches that advance by ``batch_tokens``; it never ends."""
-    stream = _token_stream(documents, encode, eos_id=eos_id, seed=seed, rank=rank, size=size, start=start)
-    waiting: list[tuple[Position, Tokens]] = []
-    held = 0
-    while True:
-        while held < batch_tokens + 1:
-            position, tokens = next(stream)
-            waiting.append((position, tokens))
-            held += len(tokens)
-        *whole, last = [tokens for _, tokens in waiting]
-        surplus = held - (batch_tokens + 1)
-        tokens = np.concatenate([*whole, last[: len(last) - surplus]])
-        waiting, held = _advance(waiting, batch_tokens)
-        yield Batch(tokens, waiting[0][0])
+    def order(self, row: int, epoch: int) -> Order:
+        """The documents of one row in one epoch."""
+        if self._count < self._rows:
+            return np.random.default_rng([self._seed, epoch, row]).permutation(self._count)
+        if epoch not in self._shuffled:
+            # Rows are at most one epoch apart for long; older orders are made again if need be.
+            self._shuffled = {known: order for known, order in self._shuffled.items() if known >= epoch - 1}
+            self._shuffled[epoch] = np.random.default_rng([self._seed, epoch]).permutation(self._count)
+        return self._shuffled[epoch][row :: self._rows]
 
 
-def _advance(waiting: list[tuple[Position, Tokens]], count: int) -> tuple[list[tuple[Position, Tokens]], int]:
-    """Leave out the first ``count`` tokens; at least one is left."""
-    first = 0
-    while count >= len(waiting[first][1]):
-        count -= len(waiting[first][1])
-        first += 1
-    at, tokens = waiting[first]
-    rest = [(Position(at.epoch, at.document, at.token + count), tokens[count:]), *waiting[first + 1 :]]
-    return rest, sum(len(tokens) for _, tokens in rest)
+class Row:
+    """One row, from a position on.
 
+    Args:
+        documents: all of them.
+        deal: which of them come here.
+        encode: a text to its ids, without special tokens.
+        eos_id: ends each document.
+        row: index in the global batch.
+        start: where to go on.
+    """
 
-def _token_stream(
-    documents: Sequence[str], encode: Encode, *, eos_id: int, seed: int, rank: int, size: int, start: Position
-) -> Iterator[tuple[Position, Tokens]]:
-    """Each document's tokens with their end, and the position of the first; begins inside a document if need be."""
-    epoch, first, skip = start.epoch, start.document, start.token
-    while True:
-        order = rank_order(len(documents), seed=seed, epoch=epoch, rank=rank, size=size)
-        for place, group in _groups(documents, order, first):
-            for offset, ids in enumerate(encode(group)):
-                tokens = np.fromiter((*ids, eos_id), dtype=np.int32, count=len(ids) + 1)[skip:]
-                yield Position(epoch, place + offset, skip), tokens
-                skip = 0
-        epoch, first = epoch + 1, 0
+    def __init__(
+        self, documents: Sequence[str], deal: Deal, encode: Encode, *, eos_id: int, row: int, start: Position
+    ) -> None:
+        self._documents, self._deal, self._encode, self._eos_id, self._row = documents, deal, encode, eos_id, row
+        self.position = start
+        self._order = deal.order(row, start.epoch)
+        self._tokens: Tokens | None = None
 
+    def take(self, seq_len: int) -> Tokens:
+        """``seq_len + 1`` tokens; the last one, the last target, also opens what comes next."""
+        packed = np.empty(seq_len + 1, dtype=np.int32)
+        filled = 0
+        while True:
+            if self._tokens is None:
+                self._tokens = self._open()
+            part = self._tokens[self.position.token :][: len(packed) - filled]
+            packed[filled : filled + len(part)] = part
+            filled += len(part)
+            if filled == len(packed):
+                self.position = replace(self.position, token=self.position.token + len(part) - 1)
+                return packed
+            self._next_document()
 
-def _groups(documents: Sequence[str], order: npt.NDArray[np.int64], first: int) -> Iterator[tuple[int, list[str]]]:
-    """Texts from a place in the order on, a group for one call of the tokenizer, with the place of its first."""
-    place, group, characters = first, list[str](), 0
-    for index in range(first, len(order)):
-        group.append(documents[int(order[index])])
-        characters += len(group[-1])
-        if len(group) == _ENCODE_DOCUMENTS or characters >= _ENCODE_CHARACTERS:
-            yield place, group
-            place, group, characters = index + 1, [], 0
-    if group:
-        yield place, group
+    def _open(self) -> Tokens:
+        ids = self._encode(self._documents[int(self._order[self.position.document])])
+        return np.fromiter((*ids, self._eos_id), dtype=np.int32, count=len(ids) + 1)
+
+    def _next_document(self) -> None:
+        self._tokens = None
+        self.position = Position(self.position.epoch, self.position.document + 1)
+        if self.position.document == len(self._order):
+            self.position = Position(self.position.epoch + 1)
+            self._order = self._deal.order(self._row, self.position.epoch)

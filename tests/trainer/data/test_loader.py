@@ -19,7 +19,7 @@ def make_loader(dataset: Path) -> Iterator[MakeLoader]:
     opened: list[Loader] = []
 
     def make(**changes: Any) -> Loader:
-        arguments = {"micro_batch_size": 2, "seq_len": 32, "seed": 1, "rank": 0, "size": 1, "prefetch_batches": 3}
+        arguments = {"global_batch_size": 2, "seq_len": 32, "seed": 1, "rank": 0, "size": 1, "prefetch_batches": 3}
         opened.append(Loader(json.loads(dataset.read_text()), **{**arguments, **changes}))
         return opened[-1]
 
@@ -32,8 +32,27 @@ def test_targets_are_the_inputs_one_token_later(make_loader: MakeLoader) -> None
     loader = make_loader()
     inputs, targets = loader.next()
     assert (inputs.shape, inputs.dtype) == ((2, 32), torch.int64)
-    assert torch.equal(inputs.reshape(-1)[1:], targets.reshape(-1)[:-1])
-    assert torch.equal(targets.reshape(-1)[-1:], loader.next()[0].reshape(-1)[:1])
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert torch.equal(targets[:, -1], loader.next()[0][:, 0])
+
+
+def test_ranks_share_out_the_sequences_that_one_process_would_take(make_loader: MakeLoader) -> None:
+    alone, *ranks = (
+        make_loader(global_batch_size=4),
+        *(make_loader(global_batch_size=4, rank=r, size=2) for r in (0, 1)),
+    )
+    for _ in range(50):
+        shares = [rank.next()[0] for rank in ranks]
+        assert torch.equal(torch.cat(shares), alone.next()[0])
+    assert [row for rank in ranks for row in rank.state] == alone.state
+
+
+def test_state_of_two_ranks_goes_on_in_one(make_loader: MakeLoader) -> None:
+    ranks = [make_loader(global_batch_size=4, rank=rank, size=2) for rank in (0, 1)]
+    for rank in ranks:
+        rank.next()
+    alone = make_loader(global_batch_size=4, state=[row for rank in ranks for row in rank.state])
+    assert torch.equal(alone.next()[0], torch.cat([rank.next()[0] for rank in ranks]))
 
 
 def test_text_comes_back_from_the_tokens(make_loader: MakeLoader, dataset: Path) -> None:
@@ -41,7 +60,7 @@ def test_text_comes_back_from_the_tokens(make_loader: MakeLoader, dataset: Path)
 
     description = json.loads(dataset.read_text())
     tokenizer = Tokenizer.from_file(str(Path(description["tokenizer"]["path"]) / "tokenizer.json"))
-    ids = make_loader(micro_batch_size=32).next()[0].reshape(-1).tolist()
+    ids = make_loader(global_batch_size=1, seq_len=2000).next()[0][0].tolist()
     middle = ids[ids.index(description["tokenizer"]["eos_id"]) + 1 :]
     document = middle[: middle.index(description["tokenizer"]["eos_id"])]
     originals = [json.loads(line)["text"] for line in open_lines(description)]
@@ -65,18 +84,20 @@ def test_state_is_of_the_batches_taken_not_of_those_made_ahead(make_loader: Make
         assert torch.equal(got[0], inputs)
         assert torch.equal(got[1], targets)
     assert resumed.state == whole.state
-    assert whole.state["epoch"] > 0, "the test crosses an epoch"
+    assert min(epoch for epoch, *_ in whole.state) > 0, "the test crosses an epoch"
 
 
 def test_state_that_is_none_is_refused(make_loader: MakeLoader) -> None:
-    with pytest.raises(CheckpointError, match=r"the data loader's state is not one: \{'page': 3\}"):
-        make_loader(state={"page": 3})
+    with pytest.raises(CheckpointError, match=r"the data loader's state is not one: \[\['x'\]\]"):
+        make_loader(state=[["x"]])
+    with pytest.raises(CheckpointError, match=r"global batch has 1 sequences, train\.global_batch_size=2"):
+        make_loader(state=[[0, 0, 0]])
 
 
 def test_error_in_the_background_is_raised_where_batches_are_taken(
     make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Loader, texts: list[str]) -> list[list[int]]:
+    def broken(self: Loader, text: str) -> list[int]:
         raise DataError("the tokenizer broke")
 
     monkeypatch.setattr(Loader, "_encode", broken)
@@ -88,4 +109,4 @@ def test_prepared_file_that_is_gone_is_named(dataset: Path) -> None:
     description = json.loads(dataset.read_text())
     description["files"][0]["path"] = "/nowhere/part-00000.arrow"
     with pytest.raises(DataError, match=r"/nowhere/part-00000\.arrow: prepared corpus is missing or damaged"):
-        Loader(description, micro_batch_size=1, seq_len=8, seed=1, rank=0, size=1, prefetch_batches=1)
+        Loader(description, global_batch_size=1, seq_len=8, seed=1, rank=0, size=1, prefetch_batches=1)
