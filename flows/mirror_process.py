@@ -33,3 +33,10 @@ def finish(ctx: FlowContext, follower: subprocess.Popen[bytes] | None) -> None:
         code = follower.wait()
     if code:
         ctx.message(f"MLflow has not got everything yet; bring it up to date with: hlatctl sync {ctx.run.run_id}")
+
+
+def abandon(follower: subprocess.Popen[bytes] | None) -> None:
+    """End the mirror at once."""
+    if follower is not None:
+        follower.terminate()
+        follower.wait()

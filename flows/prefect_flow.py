@@ -6,6 +6,7 @@ Prefect is a view. A run whose Prefect does not answer, or goes away in the midd
 from __future__ import annotations
 
 import contextvars
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -81,7 +82,7 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline) -> bool:
         HlatctlError: the pipeline's own.
     """
     try:
-        prefect_env.configure(Path(ctx.config.runs_dir))
+        prefect_env.configure(Path(ctx.config.runs_dir), ctx.message)
         flow = _make_flow(ctx, pipeline)
         flow(run_id=ctx.run.run_id, experiment=ctx.config.experiment_name)
     except HlatctlError:
@@ -91,6 +92,11 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline) -> bool:
             raise
         ctx.message(f"Prefect failed ({type(error).__name__}: {error}); going on without it")
         return False
+    except BaseException as error:
+        # Prefect turns SIGTERM into an exception of its own; without Prefect it just ends this process.
+        if _is_prefects(error):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
     return True
 
 
@@ -122,6 +128,6 @@ def _named(name: str, stage: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def _is_prefects(error: Exception) -> bool:
+def _is_prefects(error: BaseException) -> bool:
     """It comes from Prefect or from the connection to it, and not from a stage."""
     return type(error).__module__.split(".")[0] in ("prefect", "httpx", "httpcore", "anyio", "sqlalchemy", "websockets")

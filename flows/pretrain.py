@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import conf.load
 from conf.schema import Config
-from flows import mirror_process
+from flows import mirror_process, prefect_env
 from flows.context import FlowContext
 from flows.observer import Observer
 from flows.stages.compile import compile_graphs, warm_cache
@@ -101,6 +101,7 @@ def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
             ctx.close()
             return ctx.state
         ctx.event("head_started", pid=os.getpid(), host=platform.node())
+        prefect_env.begin(Path(ctx.config.runs_dir), ctx.message)
         follower = mirror_process.start(ctx)
         try:
             _run(ctx)
@@ -114,6 +115,12 @@ def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
             message = f"run {run.run_id}: interrupted"
             _finish(ctx, "stopped", message)
             raise StoppedError(message, hint=f"hlatctl resume {run.run_id}") from None
+        except SystemExit:
+            # The head is told to go (SIGTERM): training lives on, and the journal leaves open how it ends.
+            mirror_process.abandon(follower)
+            follower = None
+            ctx.message(f"this process ends, training goes on; `hlatctl resume {run.run_id}` looks after it again")
+            raise
         finally:
             mirror_process.finish(ctx, follower)
             ctx.close()

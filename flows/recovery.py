@@ -14,6 +14,8 @@ from flows.launch.base import Status
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.state import RunState
 
+#: How torchrun marks a line with the process it comes from.
+_RANK_PREFIX = re.compile(r"^(\[[\w.]*\d+\]: ?)+")
 Cause = Literal["finished", "stopped", "error", "killed", "crashed", "lost"]
 #: How torchrun's summary of a failure names a process's end; negative is a signal.
 _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
@@ -112,6 +114,6 @@ def restarts_without_progress(state: RunState) -> int:
 
 
 def _last_exception(log_tail: str) -> str:
-    lines = [line.strip() for line in log_tail.splitlines()]
-    named = [line for line in lines if re.match(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception|Interrupt)\b", line)]
+    lines = [_RANK_PREFIX.sub("", line).strip() for line in log_tail.splitlines()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     return (named or lines or ["no output"])[-1][:500]

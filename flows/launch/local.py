@@ -97,8 +97,9 @@ def _command(job: Job) -> tuple[str, ...]:
     if not job.processes_per_node:
         return (sys.executable, *job.argv)
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.processes_per_node}")
-    # "-m trainer" is torchrun's own --module trainer.
-    return (sys.executable, *torchrun, *job.argv)
+    # Each process's output also goes to a file of its own. "-m trainer" is torchrun's own --module trainer.
+    ranks = ("--tee=3", f"--log-dir={job.log_dir / job.name}")
+    return (sys.executable, *torchrun, *ranks, *job.argv)
 
 
 def _spawn_session(script: Path, log: Path) -> None:

@@ -61,9 +61,9 @@ class _Printer:
         self._shown: Path | None = None
 
     def print_new(self, folder: Path) -> None:
-        for path in sorted(folder.rglob("*.log")):
-            if self._rank is not None and not _is_of_rank(path, self._rank):
-                continue
+        # A job's log holds what all its processes print; below it each has a file of its own.
+        of_rank = (path for path in folder.rglob("*.log") if self._rank is not None and _is_of_rank(path, self._rank))
+        for path in sorted(folder.glob("*.log") if self._rank is None else of_rank):
             for block in self._read_new(path):
                 if self._shown != path:
                     typer.echo(f"==> {path.relative_to(folder.parent)} <==", err=True)

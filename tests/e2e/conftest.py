@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,23 @@ from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 
 WAIT_S = 180.0
-WORDS = "the model reads a page and then another page until it can say what the next word of the page will be".split()
+WORDS = [
+    "the",
+    "model",
+    "reads",
+    "a",
+    "page",
+    "and",
+    "then",
+    "another",
+    "page",
+    "until",
+    "it",
+    "says",
+    "the",
+    "next",
+    "word",
+]
 
 
 class Cli:
@@ -99,8 +115,8 @@ def wait_for(true: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    yield Cli(tmp_path_factory.mktemp("e2e"))
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    return Cli(tmp_path_factory.mktemp("e2e"))
 
 
 @pytest.fixture(scope="session")

@@ -44,9 +44,9 @@ def test_the_cause_of_an_end_is_read_from_what_it_left(
 def test_a_crash_names_the_exception() -> None:
     ending = classify(
         status=Status(state="failed", exit_code=1), train_stopped="", error=None,
-        log_tail="[rank0]: torch.cuda.OutOfMemoryError: out of memory\nexitcode  : 1 (pid: 5)",
+        log_tail="[default0]:[rank0]: torch.cuda.OutOfMemoryError: out of memory\nexitcode  : 1 (pid: 5)",
     )  # fmt: skip
-    assert ending.evidence == "[rank0]: torch.cuda.OutOfMemoryError: out of memory"
+    assert ending.evidence == "torch.cuda.OutOfMemoryError: out of memory"
 
 
 @pytest.mark.parametrize(

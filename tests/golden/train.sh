@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED=1
 export TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=CACHE_DIR
 
-PYTHON -m torch.distributed.run --standalone --nproc-per-node=2 -m trainer --run-dir /runs/golden --attempt 2
+PYTHON -m torch.distributed.run --standalone --nproc-per-node=2 --tee=3 --log-dir=/runs/golden/logs/attempt-0002/train -m trainer --run-dir /runs/golden --attempt 2
 code=$?
 printf '%s\n' "$code" >/runs/golden/launch/attempt-0002/train.exit_code.tmp && mv /runs/golden/launch/attempt-0002/train.exit_code.tmp /runs/golden/launch/attempt-0002/train.exit_code
 exit "$code"
