@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _SQLITE = "sqlite:///"
-_MAX_BACKOFF_S = 60.0
+_MAX_BACKOFF_POLLS = 8
 _LOOK_S = 0.25
 
 #: A server that does not answer must not hold anyone up: MLflow's own defaults add up to many minutes.
@@ -153,6 +153,9 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
     Args:
         run: the run; the flow has journalled ``head_started`` before it starts a follower.
         say: told when MLflow stops answering and when it is back, and nothing in between.
+
+    Raises:
+        StorageError, RunBusyError: nobody drives the run, and it can't be copied now.
     """
     config = load(run.config)
     watch, failures = _Watch(run), 0
@@ -163,8 +166,8 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
             with _only_copier(run):
                 copied = copy_new(run, config)
         except (StorageError, RunBusyError) as error:
-            if not driven and isinstance(error, RunBusyError):
-                return
+            if not driven:
+                raise
             if failures == 0:
                 say(str(error))
             failures += 1
@@ -174,8 +177,8 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
             failures = 0
             if ended or (not driven and not copied):
                 return
-        backoff_s = min(config.tracking.poll_s * 2**failures, max(config.tracking.poll_s, _MAX_BACKOFF_S))
-        watch.wait(backoff_s, until_ended=not failures)
+        polls = min(2**failures, _MAX_BACKOFF_POLLS)
+        watch.wait(polls * config.tracking.poll_s, until_ended=not failures)
 
 
 class _Watch:

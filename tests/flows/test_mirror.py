@@ -326,6 +326,16 @@ def test_a_follower_whose_head_died_brings_the_rest_and_ends(
     assert steps(rows(runs_dir)) == [1, 2, 3]
 
 
+def test_a_follower_whose_head_died_does_not_wait_for_mlflow_for_ever(
+    runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
+    follower = start("-m", "flows.mirror", str(run.root))
+    _, error = follower.communicate(timeout=60)
+    assert follower.returncode == StorageError.exit_code
+    assert error.splitlines()[-1] == "hint: the run goes on without MLflow; `hlatctl sync` copies the rest later"
+
+
 def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
     runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
