@@ -42,6 +42,8 @@ _NOT_NEGATIVE = (
     "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
 )  # fmt: skip
 _FRACTIONS = ("optimizer.min_lr_fraction", "optimizer.beta1", "optimizer.beta2", "data.validation_fraction")
+#: The suites generate up to 96 tokens; what is left must hold a prompt.
+_MIN_EVAL_SEQ_LEN = 128
 #: 256 bytes, the special tokens, and room for a few merges.
 _MIN_TRAIN_VOCAB_SIZE = 300
 #: Each keeps a checkpoint and takes an evaluation; more are a slip of the pen.
@@ -149,6 +151,15 @@ def _number_of_milestones(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _context(config: Config) -> Iterator[ConfigError]:
+    if config.eval.enabled and config.train.seq_len < _MIN_EVAL_SEQ_LEN:
+        yield ConfigError(
+            f"train.seq_len={config.train.seq_len}: too short a context for evaluation, which needs at least "
+            f"{_MIN_EVAL_SEQ_LEN}",
+            hint="use a longer train.seq_len, or eval.enabled=false",
+        )
+
+
 def _cluster(config: Config) -> Iterator[ConfigError]:
     if config.cluster.launcher == "local" and config.cluster.nodes != 1:
         yield ConfigError(
@@ -183,5 +194,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _parallel, _batches, _milestones, _number_of_milestones, _cluster, _secrets,
+    _ranges, _choices, _names, _model, _parallel, _batches, _milestones, _number_of_milestones, _context, _cluster,
+    _secrets,
 )  # fmt: skip

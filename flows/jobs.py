@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.context import FlowContext
 from flows.launch.base import Job, Status
+from flows.recovery import last_exception
 from hlatctl.run.errors import HlatctlError, LaunchError, StoppedError, load_error
 
 #: How long a job that is cancelled may take to put its things in order.
@@ -26,7 +27,7 @@ def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reatt
     Raises:
         HlatctlError: the error that the job left behind.
         StoppedError: the run stops.
-        LaunchError: it failed without one, timed out, or was lost; the message ends with its last lines.
+        LaunchError: it failed without one, timed out, or was lost; the message names its exception.
     """
     plan = ctx.launcher.render(job)
     handle = ctx.launcher.handle(plan)
@@ -51,12 +52,12 @@ def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reatt
 
 
 def job_error(job: Job, status: Status) -> HlatctlError:
-    """The error that a failed job left behind, or else one that shows its last lines."""
+    """The error that a failed job left behind, or else one that names its exception."""
     error = load_error(job.error_file)
     if error:
         return error
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
-    return LaunchError(f"job {job.name}: {how}\n{log_tail(job.log)}", hint=f"see {job.log}")
+    return LaunchError(f"job {job.name}: {how} ({last_exception(log_tail(job.log))})", hint=f"see {job.log}")
 
 
 def log_tail(path: Path) -> str:

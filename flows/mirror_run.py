@@ -29,9 +29,6 @@ RUN_ID_TAG = "hlatctl.run_id"
 CREATED_TAG = "hlatctl.created_unix_s"
 LAST_STEP_TAG = "hlatctl.last_step"
 
-#: MLflow's pages open an experiment of unknown kind as one of agents and traces.
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-
 #: Limits of MLflow's REST API: `log_batch` and the length of a parameter's value.
 _MAX_METRICS_PER_BATCH = 1000
 _MAX_PARAMS_PER_BATCH = 100
@@ -174,7 +171,7 @@ class MirrorRun:
         experiment = self._client.get_experiment_by_name(name)
         if experiment:
             return str(experiment.experiment_id)
-        return self._client.create_experiment(name, self._artifact_location, _EXPERIMENT_TAGS)
+        return self._client.create_experiment(name, self._artifact_location)
 
     def _provenance_tags(self) -> dict[str, str]:
         try:

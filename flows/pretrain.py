@@ -137,12 +137,12 @@ def pipeline(ctx: FlowContext, caller: Caller) -> None:
     caller.call("compile", partial(compile_graphs, ctx))
     caller.call("warm cache", partial(warm_cache, ctx))
     evaluations = _train_and_evaluate(ctx, caller)
-    caller.call("report", partial(write_report, ctx))
     if "failed" in evaluations:
         raise EvaluationError(
             f"{evaluations.count('failed')} of {len(evaluations)} milestone evaluations failed; training is finished",
             hint=f"see {ctx.run.logs(0)}, then `hlatctl resume {ctx.run.run_id}`",
         )
+    caller.call("report", partial(write_report, ctx))
 
 
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:

@@ -68,7 +68,7 @@ def classify(*, status: Status, train_stopped: str, error: HlatctlError | None, 
         return Ending(cause="killed", evidence=f"a trainer process died of signal {signals[0]}", exit_code=code)
     if code is not None and code > 128:
         return Ending(cause="killed", evidence=f"the job died of signal {code - 128}", exit_code=code)
-    return Ending(cause="crashed", evidence=_last_exception(log_tail), exit_code=code)
+    return Ending(cause="crashed", evidence=last_exception(log_tail), exit_code=code)
 
 
 def decide(state: RunState, ending: Ending, config: RecoveryConfig) -> Decision:
@@ -113,7 +113,8 @@ def restarts_without_progress(state: RunState) -> int:
     return count
 
 
-def _last_exception(log_tail: str) -> str:
+def last_exception(log_tail: str) -> str:
+    """The line of a log that names the exception, or else its last line."""
     lines = [_RANK_PREFIX.sub("", line).strip() for line in log_tail.splitlines()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
     return (named or lines or ["no output"])[-1][:500]

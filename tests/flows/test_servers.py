@@ -103,7 +103,8 @@ def test_both_pages_are_served_until_one_server_ends(
     ui = start()
     assert ui.stdout
     prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports)
-    assert ui.stdout.readline().strip() == str([("mlflow", mlflow), ("prefect", prefect)])
+    mlflow_page = f"{mlflow}/#/experiments?workflowType=machine_learning"
+    assert ui.stdout.readline().strip() == str([("mlflow", mlflow_page), ("prefect", prefect)])
     assert "<title>Prefect" in fetch(prefect)
     assert f"{prefect}/api" in fetch(f"{prefect}/ui-settings")
     assert "<title>MLflow" in fetch(mlflow)
