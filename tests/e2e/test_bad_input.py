@@ -23,6 +23,7 @@ CASES = [
     (["data.path=good.parquet", "data.text_column=body"], 11, "body"),
     (["data.path=truncated.parquet"], 11, "truncated.parquet"),
     (["tokenizer.path=nowhere.model"], 11, "nowhere.model"),
+    (["eval.enabled=true", "eval.tasks=[smoke_mmul]"], 10, "did you mean smoke_mmlu?"),
     (["cluster=slrum"], 10, "cluster=slrum: no such option"),
     (["runs_dir=/proc/nowhere"], 14, "runs_dir=/proc/nowhere: can't be written"),
 ]
