@@ -26,7 +26,7 @@ _STOP_TIMEOUT_S = 5.0
 #: What a user has set in the environment stays as it is.
 _DEFAULTS = {
     # Nothing leaves this machine: Prefect's server and its client each have their own switch.
-    "DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",

@@ -152,7 +152,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The process's environment, as if Prefect was not configured, put back afterwards."""
     before = dict(os.environ)
     for name in before:
-        if name.startswith("PREFECT_"):
+        if name.startswith("PREFECT_") or name == "DO_NOT_TRACK":
             del os.environ[name]
     yield os.environ  # type: ignore[misc]
     prefect_env.stop()
@@ -198,7 +198,7 @@ def test_the_users_settings_stay_and_nothing_is_sent_home(tmp_path: Path, enviro
     environment["PREFECT_HOME"] = "/elsewhere"
     found = prefect_env.settings(tmp_path)
     assert (found["PREFECT_CLIENT_MAX_RETRIES"], found["PREFECT_HOME"]) == ("7", "/elsewhere")
-    assert (found["DO_NOT_TRACK"], found["PREFECT_SERVER_ANALYTICS_ENABLED"]) == ("1", "false")
+    assert (found["DO_NOT_TRACK"], found["PREFECT_SERVER_ANALYTICS_ENABLED"]) == ("true", "false")
     assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
