@@ -48,7 +48,7 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int) -> int
             _warn(backend, message)
             if journal:
                 journal.append("warning", message=message)
-        return loop.train(config, run, backend, journal)
+        return loop.Training(config, run, backend, journal).run()
     finally:
         if journal:
             journal.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import signal
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conf.schema import Config
 from hlatctl.run import files
@@ -27,93 +27,143 @@ from trainer.schedule import learning_rate
 #: Exit code of a process that was asked to stop and has written a checkpoint.
 EXIT_STOPPED = 75
 #: What is summed over processes with the gradients: the loss, and whether somebody asked to stop.
-_LOSS, _STOP = 0, 1
+_EXTRA = 2
 
 
-def train(config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> int:
-    """Train from the newest valid checkpoint, or the initial model, to the last step or a request to stop.
+class Training:
+    """One process's training of one attempt: restored when made, then :meth:`run`.
 
-    Returns:
-        0 when the last step is done, 75 when stopped by SIGTERM.
+    Args:
+        config: of the run.
+        run: its directory.
+        backend: the device and its processes.
+        journal: rank 0's, else None.
 
     Raises:
-        TrainingError: the loss or the gradients are not finite.
-        HlatctlError: data, checkpoint or storage can't be used.
+        HlatctlError: data, checkpoints or storage can't be used.
     """
-    stop = StopRequest()
-    model = llama.build(config.model, seq_len=config.train.seq_len, seed=config.seed)
-    backend.parallelize(model)
-    optimizer = backend.optimizer(model, config.optimizer, extra=2)
-    loss_of = backend.loss_function(model)
 
-    checkpointer = Checkpointer(config, run, backend, journal)
-    restored = checkpointer.restore(optimizer.tensors())
-    step = restored.step if restored else 0
-    spikes = SpikeMonitor(restored.shared["recent_grad_norms"] if restored else None)
-    if restored:
-        optimizer.step_count = restored.shared["optimizer_steps"]
-        set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
-    loader = _loader(config, run, backend, restored)
+    def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
+        self.config, self.backend, self.journal = config, backend, journal
+        self.stop = _StopRequest()
+        model = llama.build(config.model, seq_len=config.train.seq_len, seed=config.seed)
+        backend.parallelize(model)
+        self.optimizer = backend.optimizer(model, config.optimizer, extra=_EXTRA)
+        self.loss_of = backend.loss_function(model)
+        self.checkpointer = Checkpointer(config, run, backend, journal)
+        restored = self.checkpointer.restore(self.optimizer.tensors())
+        self.step = self.first_step = 0
+        self.spikes = SpikeMonitor()
+        if restored:
+            self.step = self.first_step = restored.step
+            self.spikes = SpikeMonitor(restored.shared["recent_grad_norms"])
+            self.optimizer.step_count = restored.shared["optimizer_steps"]
+            set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
+        self.loader = _loader(config, run, backend, restored)
 
-    total_steps, tokens_per_step = config.total_steps, config.tokens_per_step
-    _note(
-        journal, "train_started", resumed_from_step=step, tokens=step * tokens_per_step, world=backend.world_size,
-        device=str(backend.device), parameters=llama.count_parameters(config.model),
-        peak_flops_per_s=backend.peak_flops_per_s(),
-    )  # fmt: skip
+    def run(self) -> int:
+        """Train to the last step, or until asked to stop.
 
-    first_step = step + 1
-    while step < total_steps:
-        step += 1
+        Returns:
+            0 when the last step is done, 75 when stopped by SIGTERM; either way a checkpoint holds it all.
+
+        Raises:
+            TrainingError: the loss or the gradients are not finite.
+            StorageError: a checkpoint can't be written.
+        """
+        self._note_start()
+        stopping = False
+        while self.step < self.config.total_steps and not stopping:
+            self.step += 1
+            stopping = self._train_step()
+            reason = self._why_checkpoint(stopping)
+            if reason:
+                self._save(reason)
+        self.loader.close()
+        finished = self.step >= self.config.total_steps
+        outcome = "finished" if finished else "stop"
+        self._note("train_stopped", durable=True, step=self.step, tokens=self._tokens, reason=outcome)
+        return 0 if finished else EXIT_STOPPED
+
+    def _train_step(self) -> bool:
+        """One optimizer step, journalled; whether any process was asked to stop."""
         started = time.perf_counter()
-        loader.wait_s = 0.0
-        optimizer.zero_grad()
+        self.loader.wait_s = 0.0
+        self.optimizer.zero_grad()
+        self.optimizer.extra[0] = self._accumulate_gradients()
+        self.optimizer.extra[1] = float(self.stop.requested)
+        self.backend.reduce_sum(self.optimizer.reduced)
 
-        # Each process adds its share of the mean, so that the sum over processes is the whole batch's mean.
-        share = 1.0 / (config.grad_accum_steps * backend.data_parallel_size)
-        batch = (tokens.to(backend.device, non_blocking=True) for tokens in loader.next())
-        for inputs, targets in zip(*(torch.split(tokens, config.micro_batch_size) for tokens in batch), strict=True):
-            loss = loss_of(inputs, targets) * share
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.extra[_LOSS] += loss.detach()
-        optimizer.extra[_STOP] = float(stop.requested)
-        backend.reduce_sum(optimizer.reduced)
-
-        mean_loss, stops, grad_norm = (*optimizer.extra.tolist(), optimizer.grad_norm().item())
-        if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
-            raise _not_finite(step, mean_loss, grad_norm)
-        lr = learning_rate(step, config.optimizer, total_steps=total_steps)
-        optimizer.step(lr=lr, grad_scale=clip_scale(grad_norm, config.optimizer.max_grad_norm))
-        backend.step_boundary()
-        param_norm = optimizer.param_norm().item()
-
+        loss, stops, grad_norm = (*self.optimizer.extra.tolist(), self.optimizer.grad_norm().item())
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise _not_finite(self.step, loss, grad_norm)
+        lr = learning_rate(self.step, self.config.optimizer, total_steps=self.config.total_steps)
+        self.optimizer.step(lr=lr, grad_scale=clip_scale(grad_norm, self.config.optimizer.max_grad_norm))
+        self.backend.step_boundary()
+        param_norm = self.optimizer.param_norm().item()
         step_s = time.perf_counter() - started
-        _note(
-            journal, "step", step=step, tokens=step * tokens_per_step, loss=mean_loss, grad_norm=grad_norm,
-            param_norm=param_norm, lr=lr, step_s=step_s, data_wait_s=loader.wait_s,
-            tokens_per_s=tokens_per_step / step_s,
+        self._note(
+            "step", step=self.step, tokens=self._tokens, loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=lr,
+            step_s=step_s, data_wait_s=self.loader.wait_s, tokens_per_s=self.config.tokens_per_step / step_s,
         )  # fmt: skip
-        mean = spikes.observe(grad_norm)
+        self._observe(grad_norm, step_s)
+        return bool(stops)
+
+    def _accumulate_gradients(self) -> Tensor:
+        """Forward and backward over this process's share of the batch; its share of the mean loss.
+
+        Every share is scaled so that the sum over processes is the mean over the whole batch.
+        """
+        scale = 1.0 / (self.config.grad_accum_steps * self.backend.data_parallel_size)
+        total = torch.zeros((), device=self.backend.device)
+        batch = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
+        micro_batches = (torch.split(tokens, self.config.micro_batch_size) for tokens in batch)
+        for inputs, targets in zip(*micro_batches, strict=True):
+            loss = self.loss_of(inputs, targets) * scale
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _why_checkpoint(self, stopping: bool) -> str | None:
+        if self.step == self.config.total_steps:
+            return "final"
+        if stopping:
+            return "stop"
+        if self.step in self.config.milestones:
+            return "milestone"
+        return None if self.step % self.config.checkpoint.every_steps else "interval"
+
+    def _save(self, reason: str) -> None:
+        self.checkpointer.save(
+            self.optimizer.tensors(), step=self.step, tokens=self._tokens, reason=reason,
+            shared={"optimizer_steps": self.optimizer.step_count, "recent_grad_norms": self.spikes.recent},
+            own={"loader": self.loader.state, "rng": rng_state()},
+        )  # fmt: skip
+
+    @property
+    def _tokens(self) -> int:
+        return self.step * self.config.tokens_per_step
+
+    def _note_start(self) -> None:
+        self._note(
+            "train_started", resumed_from_step=self.step, tokens=self._tokens, world=self.backend.world_size,
+            device=str(self.backend.device), parameters=llama.count_parameters(self.config.model),
+            peak_flops_per_s=self.backend.peak_flops_per_s(),
+        )  # fmt: skip
+
+    def _observe(self, grad_norm: float, step_s: float) -> None:
+        """Journal a spike, and after the first step what was compiled."""
+        mean = self.spikes.observe(grad_norm)
         if mean is not None:
-            _note(journal, "gradient_spike", step=step, grad_norm=grad_norm, mean=mean)
-        if step == first_step and backend.compiles:
-            _note_compile_cache(journal, backend, step_s)
+            self._note("gradient_spike", step=self.step, grad_norm=grad_norm, mean=mean)
+        if self.step == self.first_step + 1 and self.backend.compiles:
+            counts = self.backend.gather(self.backend.compile_counters())
+            hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
+            self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
 
-        reason = _why_checkpoint(config, step, stopping=stops > 0)
-        if reason:
-            checkpointer.save(
-                optimizer.tensors(), step=step, tokens=step * tokens_per_step, reason=reason,
-                shared={"optimizer_steps": optimizer.step_count, "recent_grad_norms": spikes.recent},
-                own={"loader": loader.state, "rng": rng_state()},
-            )  # fmt: skip
-        if reason == "stop":
-            break
-
-    loader.close()
-    finished = step >= total_steps
-    outcome = "finished" if finished else "stop"
-    _note(journal, "train_stopped", durable=True, step=step, tokens=step * tokens_per_step, reason=outcome)
-    return 0 if finished else EXIT_STOPPED
+    def _note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
+        if self.journal:
+            self.journal.append(kind, durable=durable, **fields)
 
 
 def compile_only(config: Config, backend: Backend) -> None:
@@ -121,12 +171,11 @@ def compile_only(config: Config, backend: Backend) -> None:
     model = llama.build(config.model, seq_len=config.train.seq_len, seed=config.seed)
     backend.parallelize(model)
     # Gradients accumulate into the flat buffer here as in training.
-    optimizer = backend.optimizer(model, config.optimizer, extra=2)
-    loss_of = backend.loss_function(model)
+    optimizer = backend.optimizer(model, config.optimizer, extra=_EXTRA)
     shape = (config.micro_batch_size, config.train.seq_len)
     tokens = torch.randint(config.model.vocab_size, shape, device=backend.device)
     optimizer.zero_grad()
-    loss_of(tokens, tokens).backward()  # type: ignore[no-untyped-call]
+    backend.loss_function(model)(tokens, tokens).backward()  # type: ignore[no-untyped-call]
     backend.step_boundary()
 
 
@@ -135,7 +184,7 @@ def train_journal(run: RunPaths, backend: Backend, attempt: int) -> JournalWrite
     return JournalWriter(run, train_writer(0), attempt) if backend.rank == 0 else None
 
 
-class StopRequest:
+class _StopRequest:
     """Set by SIGTERM; the step that runs is finished, and all processes stop after the same one."""
 
     def __init__(self) -> None:
@@ -148,36 +197,15 @@ class StopRequest:
 
 def _loader(config: Config, run: RunPaths, backend: Backend, restored: Restored | None) -> Loader:
     try:
-        dataset = files.read_json(Path(run.dataset))
+        dataset = files.read_json(run.dataset)
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})", hint="`python -m trainer.data.prepare`") from None
-    state = [row for rank in restored.ranks for row in rank["loader"]] if restored else None
     return Loader(
         dataset, global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len, seed=config.seed,
         rank=backend.data_parallel_rank, size=backend.data_parallel_size,
-        prefetch_batches=config.data.prefetch_batches, state=state,
+        prefetch_batches=config.data.prefetch_batches,
+        state=[row for rank in restored.ranks for row in rank["loader"]] if restored else None,
     )  # fmt: skip
-
-
-def _why_checkpoint(config: Config, step: int, *, stopping: bool) -> str | None:
-    if step == config.total_steps:
-        return "final"
-    if stopping:
-        return "stop"
-    if step in config.milestones:
-        return "milestone"
-    return None if step % config.checkpoint.every_steps else "interval"
-
-
-def _note(journal: JournalWriter | None, kind: str, *, durable: bool = False, **fields: Any) -> None:
-    if journal:
-        journal.append(kind, durable=durable, **fields)
-
-
-def _note_compile_cache(journal: JournalWriter | None, backend: Backend, wall_s: float) -> None:
-    counts = backend.gather(backend.compile_counters())
-    hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
-    _note(journal, "compile_cache", hits=hits, misses=misses, wall_s=wall_s)
 
 
 def _not_finite(step: int, loss: float, grad_norm: float) -> TrainingError:
