@@ -1,9 +1,12 @@
-"""What a run survives: killed processes, a killed head, interrupts, requests to stop. Bits must not change."""
+"""What a run survives: killed processes, a killed head, interrupts, requests to stop, damage. Bits must not change."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+
+import pytest
 
 from hlatctl.run.errors import StoppedError
 from tests.e2e.conftest import Cli, wait_for
@@ -12,92 +15,83 @@ from tests.e2e.conftest import Cli, wait_for
 LONG = "train.max_steps=400"
 
 
-def assert_same_beginning(cli: Cli, run_id: str, undisturbed: str) -> None:
-    """Every loss equals the undisturbed run's, to the last bit, as far as that one goes."""
-    losses, expected = cli.losses(run_id), cli.losses(undisturbed)
-    assert losses.keys() >= expected.keys()
-    # The schedule depends on the run's length, so only runs of equal length can be compared.
-    assert {step: losses[step] for step in expected} == expected
-
-
-def long_reference(cli: Cli) -> str:
-    if not cli.paths("long").root.exists():
-        result = cli.train("long", LONG)
-        assert result.returncode == 0, result.stderr
-    return "long"
-
-
-def test_a_killed_trainer_process_restarts_by_itself_and_changes_no_bit(cli: Cli) -> None:
-    reference = long_reference(cli)
-    head = cli.start_train("killed", LONG)
-    wait_for(lambda: cli.events("killed", "checkpoint_written"))
-    os.kill(cli.trainer_pids("killed")[1], signal.SIGKILL)
-    output, _ = head.communicate(timeout=180)
-    assert head.returncode == 0, output
-    ended = cli.events("killed", "attempt_ended")
-    assert [(event["cause"], event["decision"]) for event in ended] == [("killed", "restart"), ("finished", "done")]
-    assert ended[0]["evidence"] == "a trainer process died of signal 9"
-    resumed = cli.events("killed", "train_started")[1]["resumed_from_step"]
-    assert resumed >= 10
-    assert cli.losses("killed") == cli.losses(reference)
-
-
-def test_a_killed_head_leaves_training_alive_and_resume_re_attaches(cli: Cli) -> None:
-    reference = long_reference(cli)
-    head = cli.start_train("headless", LONG)
-    wait_for(lambda: cli.events("headless", "checkpoint_written"))
-    head.kill()
-    head.communicate()
-    assert "interrupted" in cli.run("status", "headless").stdout
-    result = cli.run("resume", "headless")
+@pytest.fixture(scope="module")
+def losses(cli: Cli) -> dict[int, float]:
+    """The losses of a run of that length that nothing disturbs."""
+    result = cli.train("long", LONG)
     assert result.returncode == 0, result.stderr
-    assert len(cli.events("headless", "attempt_started")) == 1, "the same attempt, seen to its end"
-    assert cli.losses("headless") == cli.losses(reference)
+    return cli.losses("long")
 
 
-def test_an_interrupt_writes_a_checkpoint_and_the_run_can_be_resumed(cli: Cli) -> None:
-    reference = long_reference(cli)
-    head = cli.start_train("interrupted", LONG)
-    wait_for(lambda: len(cli.events("interrupted", "step")) > 12)
-    head.send_signal(signal.SIGINT)
+def wait_for_new_checkpoints(cli: Cli, run_id: str, count: int) -> None:
+    already = len(cli.events(run_id, "checkpoint_written"))
+    wait_for(lambda: len(cli.events(run_id, "checkpoint_written")) >= already + count)
+
+
+def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, head: subprocess.Popen[str]) -> None:
     output, _ = head.communicate(timeout=60)
     assert head.returncode == StoppedError.exit_code, output
-    assert "hlatctl resume interrupted" in output
+    assert f"hlatctl resume {run_id}" in output
     assert "Traceback" not in output
-    stopped = cli.events("interrupted", "train_stopped")[-1]
+    stopped = cli.events(run_id, "train_stopped")[-1]
     assert stopped["reason"] == "stop"
-    assert cli.events("interrupted", "checkpoint_written")[-1]["step"] == stopped["step"]
-    assert not cli.trainer_pids("interrupted")
-    assert cli.run("resume", "interrupted").returncode == 0
-    assert cli.losses("interrupted") == cli.losses(reference)
+    assert cli.events(run_id, "checkpoint_written")[-1]["step"] == stopped["step"]
+    assert not cli.trainer_pids(run_id)
+    assert "stopped" in cli.run("status", run_id).stdout
 
 
-def test_stop_from_another_terminal_writes_a_checkpoint_and_resume_goes_on(cli: Cli) -> None:
-    reference = long_reference(cli)
-    head = cli.start_train("stopped", LONG)
-    wait_for(lambda: len(cli.events("stopped", "step")) > 12)
-    assert cli.run("stop", "stopped").returncode == 0
-    head.communicate(timeout=60)
-    assert head.returncode == StoppedError.exit_code
-    assert "stopped" in cli.run("status", "stopped").stdout
-    result = cli.run("resume", "stopped")
+def test_a_killed_process_restarts_by_itself_a_killed_head_is_replaced_and_no_bit_changes(
+    cli: Cli, losses: dict[int, float]
+) -> None:
+    head = cli.start_train("killed", LONG)
+    wait_for_new_checkpoints(cli, "killed", 1)
+    os.kill(cli.trainer_pids("killed")[1], signal.SIGKILL)
+    wait_for(lambda: len(cli.events("killed", "train_started")) == 2)
+    (ended,) = cli.events("killed", "attempt_ended")
+    assert (ended["cause"], ended["decision"]) == ("killed", "restart")
+    assert ended["evidence"] == "a trainer process died of signal 9"
+    assert cli.events("killed", "train_started")[1]["resumed_from_step"] >= 10
+
+    head.kill()
+    head.communicate()
+    assert "interrupted" in cli.run("status", "killed").stdout
+    result = cli.run("resume", "killed")
     assert result.returncode == 0, result.stderr
-    assert len(cli.events("stopped", "attempt_started")) == 2
-    assert cli.losses("stopped") == cli.losses(reference)
+    assert len(cli.events("killed", "attempt_started")) == 2, "the second attempt was seen to its end"
+    assert cli.losses("killed") == losses
 
 
-def test_a_damaged_newest_checkpoint_is_rejected_by_name_and_the_one_before_is_taken(cli: Cli) -> None:
-    reference = long_reference(cli)
-    head = cli.start_train("damaged", LONG)
-    wait_for(lambda: len(cli.events("damaged", "checkpoint_written")) >= 2)
-    assert cli.run("stop", "damaged").returncode == 0
-    head.communicate(timeout=60)
-    newest = max(cli.paths("damaged").checkpoints.glob("step-*"))
+def test_a_stop_a_damaged_checkpoint_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float]) -> None:
+    head = cli.start_train("stopped", LONG)
+    wait_for_new_checkpoints(cli, "stopped", 2)
+    assert cli.run("stop", "stopped").returncode == 0
+    assert_stopped_with_a_checkpoint(cli, "stopped", head)
+
+    newest = max(cli.paths("stopped").checkpoints.glob("step-*"))
     shard = max((p for p in newest.iterdir() if p.name != "manifest.json"), key=lambda p: p.stat().st_size)
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 0xFF
     shard.write_bytes(content)
-    assert cli.run("resume", "damaged").returncode == 0
-    (rejected,) = cli.events("damaged", "checkpoint_rejected")
+
+    head = cli.start("resume", "stopped")
+    wait_for_new_checkpoints(cli, "stopped", 1)
+    (rejected,) = cli.events("stopped", "checkpoint_rejected")
     assert rejected["reason"] == f"{shard.name}: checksum differs"
-    assert cli.losses("damaged") == cli.losses(reference)
+    head.send_signal(signal.SIGINT)
+    assert_stopped_with_a_checkpoint(cli, "stopped", head)
+
+    result = cli.run("resume", "stopped")
+    assert result.returncode == 0, result.stderr
+    assert cli.losses("stopped") == losses
+
+
+def test_a_head_that_is_told_to_end_leaves_training_alone(cli: Cli) -> None:
+    head = cli.start_train("told", LONG)
+    wait_for_new_checkpoints(cli, "told", 1)
+    head.terminate()
+    output, _ = head.communicate(timeout=60)
+    assert head.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), output
+    assert "Traceback" not in output
+    assert cli.trainer_pids("told"), "training goes on"
+    assert cli.run("stop", "told").returncode == 0
+    assert not cli.trainer_pids("told")
