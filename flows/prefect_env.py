@@ -37,8 +37,8 @@ _DEFAULTS = {
     # The default is pickle, which is never loaded here. The journal holds what stages return.
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
-    # An API that goes away in the middle must not hold up the end of a run: 5 retries are three minutes, these 20 s.
-    "PREFECT_CLIENT_MAX_RETRIES": "2",
+    # An API that goes away in the middle must not hold up the end of a run: 5 retries are three minutes.
+    "PREFECT_CLIENT_MAX_RETRIES": "1",
 }
 
 _own_server: subprocess.Popen[bytes] | None = None

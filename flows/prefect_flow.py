@@ -16,6 +16,7 @@ from typing import Any
 from conf.schema import Config
 from flows import prefect_env
 from flows.context import FlowContext
+from flows.observer import Observer
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.state import RunState
 
@@ -44,25 +45,42 @@ class PrefectCaller:
 
 
 class _Progress:
-    """An observer that keeps a progress artifact beside what the person watches."""
+    """An observer that keeps a progress artifact beside what the person watches.
 
-    def __init__(self, inner: Any) -> None:
+    Prefect's API may go away at any time, which must neither reach the stage that is watched nor hold it up again and
+    again: after the first failure nothing more is published.
+    """
+
+    def __init__(self, inner: Observer) -> None:
         self._inner = inner
         self._artifact: Any = None
         self._next_s = 0.0
+        self._lost = False
 
     def update(self, state: RunState, config: Config) -> None:
         """Show it to the person; to Prefect at most every few seconds."""
         self._inner.update(state, config)
         if time.monotonic() >= self._next_s and state.step:
             self._next_s = time.monotonic() + _PROGRESS_EVERY_S
-            self._publish(100.0 * state.step / config.total_steps)
+            self.publish(lambda: self._show(100.0 * state.step / config.total_steps))
 
     def message(self, text: str) -> None:
         """Pass it on."""
         self._inner.message(text)
 
-    def _publish(self, percent: float) -> None:
+    def publish(self, work: Callable[[], Any]) -> None:
+        """Publish something, unless Prefect has stopped answering."""
+        if self._lost:
+            return
+        try:
+            work()
+        except Exception as error:
+            if not _is_prefects(error):
+                raise
+            self._lost = True
+            self.message(f"Prefect does not answer any more ({type(error).__name__}); the run goes on")
+
+    def _show(self, percent: float) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
         if self._artifact is None:
@@ -109,13 +127,15 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline) -> Any:
     @flow(name="pretrain", flow_run_name=ctx.run.run_id, persist_result=False, validate_parameters=False)
     def pretrain(run_id: str, experiment: str) -> None:
         ctx.message_sinks.append(get_run_logger().info)
-        watcher, ctx.observer = ctx.observer, _Progress(ctx.observer)
+        watcher = ctx.observer
+        ctx.observer = progress = _Progress(watcher)
         try:
             pipeline(ctx, PrefectCaller())
         finally:
             ctx.observer = watcher
             ctx.message_sinks.clear()
-            create_markdown_artifact(summary_markdown(ctx.refresh(), ctx.config), key="summary", description=run_id)
+            summary = summary_markdown(ctx.refresh(), ctx.config)
+            progress.publish(lambda: create_markdown_artifact(summary, key="summary", description=run_id))
 
     return pretrain
 

@@ -108,6 +108,7 @@ def test_diff_names_what_differs_and_nothing_else(cli: Cli, whole: RunPaths, und
     assert "model.hidden_size" not in result.stdout
 
 
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's model of its tables
 def test_mlflow_got_every_step_once(cli: Cli, whole: RunPaths) -> None:
     from mlflow.tracking import MlflowClient
 
