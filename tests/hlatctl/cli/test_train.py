@@ -19,7 +19,7 @@ from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
-OVERRIDES = ["tracking=none", "recovery.backoff_s=0"]
+OVERRIDES = ["tracking=none", "recovery.backoff_s=0", "train.global_batch_size=16", "checkpoint.every_steps=50"]
 #: `python -m hlatctl` in another process, without Prefect there too.
 HEAD = """
 import sys
