@@ -66,5 +66,5 @@ def _hugging_face(config: Config, folder: Path, processes: int) -> float:
         [sys.executable, *launch, *program, "--steps", str(_STEPS), "--processes", str(processes)],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    record = next(line for line in result.stdout.splitlines() if line.startswith("{"))
+    record = next(line for line in result.stdout.splitlines() if line.startswith('{"step_s"'))
     return config.tokens_per_step / float(json.loads(record)["step_s"])
