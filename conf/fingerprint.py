@@ -16,6 +16,7 @@ from typing import Any
 
 from conf.load import flatten
 from conf.schema import Config
+from hlatctl import __version__
 
 _DATA_KEYS = ("data.source", "data.path", "data.text_column", "data.validation_fraction", "tokenizer.path")
 _GRAPH_KEYS = (
@@ -34,6 +35,7 @@ def data_fingerprint(config: Config) -> str:
     """Corpus and tokenizer: the keys that shape them, and the name, size and time of every file they come from."""
     values = flatten(config)
     parts: dict[str, Any] = {key: values[key] for key in _DATA_KEYS}
+    parts["hlatctl"] = __version__
     if config.tokenizer.path is None:
         parts["tokenizer.train_vocab_size"] = config.tokenizer.train_vocab_size
     if config.data.path is None:

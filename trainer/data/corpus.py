@@ -11,6 +11,10 @@ from conf.schema import Config
 from hlatctl.run.errors import DataError
 from trainer.data import formats, tokenizer
 
+#: Modules are cut into documents of about this size: one of the largest (a table of 100,000 tokens) would otherwise
+#: fill a row of the batch for a third of the quickstart.
+_MODULE_DOCUMENT_BYTES = 8 * 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -19,12 +23,12 @@ class Source:
     Args:
         path: the file.
         name: under which its rows are counted.
-        whole: it is one document, whatever its format.
+        module: it is a Python module of the standard library, not a file of the corpus's own formats.
     """
 
     path: Path
     name: str
-    whole: bool = False
+    module: bool = False
 
 
 def check(config: Config) -> list[Source]:
@@ -45,19 +49,21 @@ def check(config: Config) -> list[Source]:
 
 def read(source: Source, column: str) -> Iterator[str | None]:
     """A file's documents; None or blank where a row has no text."""
-    if not source.whole:
+    if not source.module:
         yield from formats.read_documents(source.path, column)
         return
     try:
-        yield source.path.read_text(encoding="utf-8")
+        text = source.path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         yield None  # the standard library holds such files to test its own decoder
     except OSError as error:
         raise DataError(f"{source.path}: not readable ({error.strerror})") from None
+    else:
+        yield from formats.cut(text.splitlines(keepends=True), _MODULE_DOCUMENT_BYTES)
 
 
 def _standard_library() -> list[Source]:
-    """The sources of the running interpreter's standard library, one document a file."""
+    """The sources of the running interpreter's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     found = sorted(p for p in root.rglob("*.py") if not {"site-packages", "dist-packages"} & set(p.parts))
     if not found:
@@ -65,4 +71,4 @@ def _standard_library() -> list[Source]:
             f"data.source=python_stdlib: {root} holds no .py files",
             hint="use an interpreter that comes with its sources, or set data.path",
         )
-    return [Source(path=path, name=str(root), whole=True) for path in found]
+    return [Source(path=path, name=str(root), module=True) for path in found]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -139,16 +139,21 @@ def _json_document(path: Path, number: int, line: str, column: str) -> str | Non
 def _read_text(path: Path, column: str) -> Iterator[str]:
     del column  # a plain text file has none
     with _open_text(path) as lines:
-        part: list[str] = []
-        size = 0
-        for line in lines:
-            part.append(line)
-            size += len(line.encode())
-            if size >= TEXT_DOCUMENT_BYTES:
-                yield "".join(part)
-                part, size = [], 0
-        if part:
+        yield from cut(lines, TEXT_DOCUMENT_BYTES)
+
+
+def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
+    """Lines joined to documents, each ended by the first line end after so many UTF-8 bytes."""
+    part: list[str] = []
+    size = 0
+    for line in lines:
+        part.append(line)
+        size += len(line.encode())
+        if size >= document_bytes:
             yield "".join(part)
+            part, size = [], 0
+    if part:
+        yield "".join(part)
 
 
 @contextmanager
