@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,10 @@ class FlowContext:
     ) -> Job:
         """A job of this run; see :func:`make_job`."""
         return make_job(self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, env=env)
+
+    def job_beside_training(self, name: str, *argv: str) -> Job:
+        """A single process that runs while training goes on and must not slow it."""
+        return dataclasses.replace(self.job(name, *argv), beside_training=True)
 
 
 def cache_root(config: Config) -> Path:

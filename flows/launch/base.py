@@ -32,6 +32,7 @@ class Job:
         env: variables to set for it.
         processes_per_node: 0 runs ``argv`` once, on one node, without torchrun.
         nodes: nodes it takes.
+        beside_training: it may run where training runs, and must not slow it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     processes_per_node: int = 0
     nodes: int = 1
+    beside_training: bool = False
 
     @property
     def log(self) -> Path:

@@ -95,7 +95,8 @@ exit "$code"
 
 def _command(job: Job) -> tuple[str, ...]:
     if not job.processes_per_node:
-        return (sys.executable, *job.argv)
+        # Training waits for its slowest process, so what shares its cores takes only what it leaves over.
+        return (*(("nice", "-n", "10") if job.beside_training else ()), sys.executable, *job.argv)
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.processes_per_node}")
     # Each process's output also goes to a file of its own. "-m trainer" is torchrun's own --module trainer.
     ranks = ("--tee=3", f"--log-dir={job.log_dir / job.name}")

@@ -45,9 +45,9 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int) -> None
     ctx.message(f"evaluation at {milestone_tokens:,} tokens: started")
     if not (model / "config.json").is_file():
         export = ("-m", "trainer.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(model))
-        run_job(ctx, ctx.job(f"export-{milestone_tokens}", *export))
+        run_job(ctx, ctx.job_beside_training(f"export-{milestone_tokens}", *export))
     judge = ("-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step)
-    job = ctx.job(f"eval-{milestone_tokens}", *judge, "--model", os.fspath(model), "--try", str(number))
+    job = ctx.job_beside_training(f"eval-{milestone_tokens}", *judge, "--model", os.fspath(model), "--try", str(number))
     run_job(ctx, job, reattach=True)
     shutil.rmtree(model, ignore_errors=True)
     scores = ctx.refresh().milestones[milestone_tokens].scores

@@ -14,6 +14,7 @@ from trainer.data import formats, tokenizer
 #: Modules are cut into documents of about this size: one of the largest (a table of 100,000 tokens) would otherwise
 #: fill a row of the batch for a third of the quickstart.
 _MODULE_DOCUMENT_BYTES = 8 * 1024
+_NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +64,9 @@ def read(source: Source, column: str) -> Iterator[str | None]:
 
 
 def _standard_library() -> list[Source]:
-    """The sources of the running interpreter's standard library."""
+    """The sources of the running interpreter's standard library, without its tests, which not every system installs."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = sorted(p for p in root.rglob("*.py") if not {"site-packages", "dist-packages"} & set(p.parts))
+    found = sorted(p for p in root.rglob("*.py") if not _NOT_THE_LIBRARY & set(p.relative_to(root).parts))
     if not found:
         raise DataError(
             f"data.source=python_stdlib: {root} holds no .py files",
