@@ -10,30 +10,23 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conf.load import load
-from conf.schema import Config, ModelConfig
+from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError, StorageError, run_main
 from hlatctl.run.manifest import why_invalid
 from hlatctl.run.paths import RunPaths
+from trainer.hugging_face import hugging_face_config, to_hugging_face
+from trainer.storage import read_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _PREFIX = "model."
-_NAMES = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "attention.o.weight": "self_attn.o_proj.weight",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp.down.weight": "mlp.down_proj.weight",
-}
+
+_PREFIX = "model."
 
 
 def export(config: Config, run: RunPaths, step: int, target: Path) -> None:
@@ -45,13 +38,17 @@ def export(config: Config, run: RunPaths, step: int, target: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    weights = hugging_face_weights(read_weights(run, step), config.model)
-    dataset = files.read_json(run.dataset)
+    weights = to_hugging_face(read_weights(run, step), config.model)
+    tokenizer = files.read_json(run.dataset)["tokenizer"]
+    dtype = str(weights["model.norm.weight"].dtype).removeprefix("torch.")
+    described = hugging_face_config(
+        config.model, seq_len=config.train.seq_len, bos_id=tokenizer["bos_id"], eos_id=tokenizer["eos_id"], dtype=dtype
+    )
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        shutil.copytree(dataset["tokenizer"]["path"], partial)
+        shutil.copytree(tokenizer["path"], partial)
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        files.write_json(partial / "config.json", hugging_face_config(config, dataset["tokenizer"]))
+        files.write_json(partial / "config.json", described)
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
@@ -62,58 +59,13 @@ def export(config: Config, run: RunPaths, step: int, target: Path) -> None:
 
 
 def read_weights(run: RunPaths, step: int) -> dict[str, Tensor]:
-    """The weights of a checkpoint by our names; optimizer moments stay on the disk."""
-    from safetensors import safe_open
-
+    """The weights of a checkpoint by our names, whole, whatever layout wrote them; moments stay on the disk."""
     folder = run.checkpoint(step)
     reason = why_invalid(folder)
     if reason:
         raise CheckpointError(f"{folder}: {reason}", hint="export the checkpoint of another step")
-    weights = {}
-    for shard in sorted(folder.glob("*.safetensors")):
-        with safe_open(shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                if name.startswith(_PREFIX):
-                    weights[name.removeprefix(_PREFIX)] = file.get_tensor(name)
-    return weights
-
-
-def hugging_face_weights(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our names and coalesced layers to those of ``LlamaForCausalLM``."""
-    import torch
-
-    named: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        if name in _NAMES:
-            named[_NAMES[name]] = tensor
-            continue
-        _, number, rest = name.split(".", 2)
-        layer = f"model.layers.{number}."
-        if rest == "attention.qkv.weight":
-            rows = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-            for part, cut in zip("qkv", torch.split(tensor, rows), strict=True):
-                named[f"{layer}self_attn.{part}_proj.weight"] = cut.contiguous()
-        elif rest == "mlp.gate_up.weight":
-            for part, cut in zip(("gate", "up"), tensor.chunk(2), strict=True):
-                named[f"{layer}mlp.{part}_proj.weight"] = cut.contiguous()
-        else:
-            named[layer + _LAYER_NAMES[rest]] = tensor
-    return named
-
-
-def hugging_face_config(config: Config, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """``config.json`` of ``LlamaForCausalLM``."""
-    model = config.model
-    return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads, "head_dim": model.head_dim, "hidden_act": "silu",
-        "rms_norm_eps": model.rms_norm_eps, "rope_theta": model.rope_theta,
-        "max_position_embeddings": config.train.seq_len, "initializer_range": model.initializer_range,
-        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "torch_dtype": "float32",
-        "bos_token_id": tokenizer["bos_id"], "eos_token_id": tokenizer["eos_id"],
-    }  # fmt: skip
+    tensors = read_tensors(folder, lambda name: name.startswith(_PREFIX))
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,18 +16,16 @@ from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
 from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
-from trainer import model as llama
 from trainer.backends.base import Backend
 from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
+from trainer.model import count_parameters
 from trainer.monitor import SpikeMonitor
 from trainer.optim import clip_scale
 from trainer.schedule import learning_rate
 
 #: Exit code of a process that was asked to stop and has written a checkpoint.
 EXIT_STOPPED = 75
-#: What is summed over processes with the gradients: the loss, and whether somebody asked to stop.
-_EXTRA = 2
 
 
 class Training:
@@ -46,10 +44,10 @@ class Training:
     def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
         self.config, self.backend, self.journal = config, backend, journal
         self.stop = _StopRequest()
-        model = llama.build(config.model, seq_len=config.train.seq_len, seed=config.seed)
-        backend.parallelize(model)
-        self.optimizer = backend.optimizer(model, config.optimizer, extra=_EXTRA)
-        self.loss_of = backend.loss_function(model)
+        dataset = _dataset(run)
+        end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
+        self.model = backend.build_model(document_end_id=end_id)
+        self.optimizer = backend.optimizer(self.model)
         self.checkpointer = Checkpointer(config, run, backend, journal)
         restored = self.checkpointer.restore(self.optimizer.tensors())
         self.step = self.first_step = 0
@@ -57,9 +55,9 @@ class Training:
         if restored:
             self.step = self.first_step = restored.step
             self.spikes = SpikeMonitor(restored.shared["recent_grad_norms"])
-            self.optimizer.step_count = restored.shared["optimizer_steps"]
+            self.optimizer.loaded(restored.shared["optimizer_steps"])
             set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
-        self.loader = _loader(config, run, backend, restored)
+        self.loader = _loader(config, dataset, backend, restored)
 
     def run(self) -> int:
         """Train to the last step, or until asked to stop.
@@ -90,17 +88,15 @@ class Training:
         started = time.perf_counter()
         self.loader.wait_s = 0.0
         self.optimizer.zero_grad()
-        self.optimizer.extra[0] = self._accumulate_gradients()
-        self.optimizer.extra[1] = float(self.stop.requested)
-        self.backend.reduce_sum(self.optimizer.reduced)
-
-        loss, stops, grad_norm = (*self.optimizer.extra.tolist(), self.optimizer.grad_norm().item())
+        inputs, targets = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
+        loss_share = self.backend.accumulate(self.model, inputs, targets)
+        self.backend.reduce_gradients(self.optimizer)
+        loss, stops, grad_norm, param_norm = self._sum_over_processes(loss_share)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise _not_finite(self.step, loss, grad_norm)
         lr = learning_rate(self.step, self.config.optimizer, total_steps=self.config.total_steps)
         self.optimizer.step(lr=lr, grad_scale=clip_scale(grad_norm, self.config.optimizer.max_grad_norm))
         self.backend.step_boundary()
-        param_norm = self.optimizer.param_norm().item()
         step_s = time.perf_counter() - started
         self._note(
             "step", step=self.step, tokens=self._tokens, loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=lr,
@@ -109,20 +105,13 @@ class Training:
         self._observe(grad_norm, step_s)
         return bool(stops)
 
-    def _accumulate_gradients(self) -> Tensor:
-        """Forward and backward over this process's share of the batch; its share of the mean loss.
-
-        Every share is scaled so that the sum over processes is the mean over the whole batch.
-        """
-        scale = 1.0 / (self.config.grad_accum_steps * self.backend.data_parallel_size)
-        total = torch.zeros((), device=self.backend.device)
-        batch = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
-        micro_batches = (torch.split(tokens, self.config.micro_batch_size) for tokens in batch)
-        for inputs, targets in zip(*micro_batches, strict=True):
-            loss = self.loss_of(inputs, targets) * scale
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+    def _sum_over_processes(self, loss_share: Tensor) -> tuple[float, float, float, float]:
+        """Mean loss, how many were asked to stop, gradient norm, and norm of the parameters that made them."""
+        stop = torch.tensor([float(self.stop.requested)], device=self.backend.device)
+        sums = torch.cat((loss_share.reshape(1), stop, self.optimizer.squared_norms()))
+        self.backend.reduce_sum(sums)
+        loss, stops, grad_square, param_square = sums.tolist()
+        return loss, stops, math.sqrt(grad_square), math.sqrt(param_square)
 
     def _why_checkpoint(self, stopping: bool) -> str | None:
         if self.step == self.config.total_steps:
@@ -137,7 +126,7 @@ class Training:
         self.checkpointer.save(
             self.optimizer.tensors(), step=self.step, tokens=self._tokens, reason=reason,
             shared={"optimizer_steps": self.optimizer.step_count, "recent_grad_norms": self.spikes.recent},
-            own={"loader": self.loader.state, "rng": rng_state()},
+            own={"loader": self.loader.state if self.backend.speaks_for_replica else [], "rng": rng_state()},
         )  # fmt: skip
 
     @property
@@ -147,7 +136,7 @@ class Training:
     def _note_start(self) -> None:
         self._note(
             "train_started", resumed_from_step=self.step, tokens=self._tokens, world=self.backend.world_size,
-            device=str(self.backend.device), parameters=llama.count_parameters(self.config.model),
+            device=str(self.backend.device), parameters=count_parameters(self.config.model),
             peak_flops_per_s=self.backend.peak_flops_per_s(),
         )  # fmt: skip
 
@@ -168,14 +157,14 @@ class Training:
 
 def compile_only(config: Config, backend: Backend) -> None:
     """Run forward and backward on random tokens at the real shapes, so that every graph is compiled and cached."""
-    model = llama.build(config.model, seq_len=config.train.seq_len, seed=config.seed)
-    backend.parallelize(model)
-    # Gradients accumulate into the flat buffer here as in training.
-    optimizer = backend.optimizer(model, config.optimizer, extra=_EXTRA)
-    shape = (config.micro_batch_size, config.train.seq_len)
-    tokens = torch.randint(config.model.vocab_size, shape, device=backend.device)
+    model = backend.build_model(document_end_id=0 if config.data.mask_across_documents else None)
+    optimizer = backend.optimizer(model)
     optimizer.zero_grad()
-    backend.loss_function(model)(tokens, tokens).backward()  # type: ignore[no-untyped-call]
+    # One micro-batch makes every graph; a pipeline needs all of them.
+    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 1
+    shape = (config.micro_batch_size * micro_batches, config.train.seq_len)
+    tokens = torch.randint(config.model.vocab_size, shape, device=backend.device)
+    backend.accumulate(model, tokens, tokens)
     backend.step_boundary()
 
 
@@ -195,11 +184,14 @@ class _StopRequest:
         self.requested = True
 
 
-def _loader(config: Config, run: RunPaths, backend: Backend, restored: Restored | None) -> Loader:
+def _dataset(run: RunPaths) -> dict[str, Any]:
     try:
-        dataset = files.read_json(run.dataset)
+        return dict(files.read_json(run.dataset))
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})", hint="`python -m trainer.data.prepare`") from None
+
+
+def _loader(config: Config, dataset: dict[str, Any], backend: Backend, restored: Restored | None) -> Loader:
     return Loader(
         dataset, global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len, seed=config.seed,
         rank=backend.data_parallel_rank, size=backend.data_parallel_size,

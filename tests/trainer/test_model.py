@@ -18,8 +18,9 @@ from hlatctl.run.paths import RunPaths
 from trainer import model as llama
 from trainer.export import main as export
 from trainer.export import read_weights
+from trainer.init import build
 from trainer.loss import cross_entropy
-from trainer.optim import FlatAdamW, clip_scale
+from trainer.optim import AdamW, Held, clip_scale
 
 _SMALL = ModelConfig(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2
@@ -45,7 +46,7 @@ def test_exported_model_gives_the_same_logits_in_transformers(
     tokens = torch.tensor([tokenizer("def heappush(heap, item):\n    heap.append(item)")["input_ids"]])
     assert theirs.config.eos_token_id == tokenizer.eos_token_id
     with torch.no_grad():
-        torch.testing.assert_close(ours.head(ours(tokens)), theirs(tokens).logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(F.linear(ours(tokens), ours.output_weight), theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
 def test_export_of_a_step_that_has_no_checkpoint_says_so(tmp_path: Path, make_run: Callable[..., RunPaths]) -> None:
@@ -56,7 +57,7 @@ def test_export_of_a_step_that_has_no_checkpoint_says_so(tmp_path: Path, make_ru
 
 
 def test_token_is_never_told_what_comes_after_it() -> None:
-    model = llama.build(_SMALL, seq_len=16, seed=0)
+    model = build(_SMALL, seq_len=16, seed=0)
     tokens = torch.randint(97, (1, 16), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
     changed[0, 10] = (changed[0, 10] + 1) % 97
@@ -67,18 +68,18 @@ def test_token_is_never_told_what_comes_after_it() -> None:
 
 
 def test_initial_weights_depend_on_seed_and_name_alone() -> None:
-    first = dict(llama.build(_SMALL, seq_len=8, seed=3).named_parameters())
+    first = dict(build(_SMALL, seq_len=8, seed=3).named_parameters())
     torch.manual_seed(99)
     deeper = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=5, num_heads=4, num_kv_heads=2)
-    second = dict(llama.build(deeper, seq_len=64, seed=3).named_parameters())
-    other = dict(llama.build(_SMALL, seq_len=8, seed=4).named_parameters())
+    second = dict(build(deeper, seq_len=64, seed=3).named_parameters())
+    other = dict(build(_SMALL, seq_len=8, seed=4).named_parameters())
     assert all(torch.equal(parameter, second[name]) for name, parameter in first.items())
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
 def test_projections_into_the_residual_stream_start_smaller_with_depth() -> None:
     config = ModelConfig(hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4, num_kv_heads=4)
-    weights = dict(llama.build(config, seq_len=8, seed=0).named_parameters())
+    weights = dict(build(config, seq_len=8, seed=0).named_parameters())
     for layer in (1, 4):
         expected = 0.021 / math.sqrt(2 * layer)
         for name in ("attention.o.weight", "mlp.down.weight"):
@@ -106,19 +107,20 @@ def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused * 3, (hidden, weight)), tuple(3 * g for g in expected))
 
 
-def test_flat_optimizer_updates_as_adamw_does_on_separate_parameters() -> None:
+def test_optimizer_updates_as_pytorchs_does() -> None:
     config = OptimizerConfig()
-    flat_model, plain_model = (llama.build(_SMALL, seq_len=8, seed=0) for _ in range(2))
-    flat = FlatAdamW(flat_model, config, extra=1)
+    flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
+    flat = AdamW({name: Held(parameter, 1) for name, parameter in flat_model.named_parameters()}, config)
     plain = torch.optim.AdamW(plain_model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
     for step in range(1, 4):
         flat.zero_grad()
         plain.zero_grad()
         for model in (flat_model, plain_model):
-            cross_entropy(model(tokens), model.head.weight, tokens).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(tokens), model.output_weight, tokens).backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(plain_model.parameters(), 1.0)
-        assert flat.grad_norm().item() == pytest.approx(norm.item(), rel=1e-5)
+        flat.collect_gradients()
+        assert flat.squared_norms()[0].sqrt().item() == pytest.approx(norm.item(), rel=1e-5)
         plain.param_groups[0]["lr"] = step * 1e-3
         plain.step()
         flat.step(lr=step * 1e-3, grad_scale=clip_scale(norm.item(), 1.0))

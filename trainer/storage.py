@@ -1,0 +1,60 @@
+"""Tensors to and from a folder of safetensors shards, through torch.distributed.checkpoint. No pickle is involved.
+
+Each process writes the parts that it holds; whoever reads gets what it asks for, whatever layout wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
+    """Write tensors, each process its parts of them; what several hold is written by one."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(os.fspath(folder), save_distributed=True)
+    with _alone_is_no_warning():
+        save(dict(tensors), storage_writer=writer, no_dist=alone)
+
+
+def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
+    """Read into the tensors in place."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(os.fspath(folder))
+    with _alone_is_no_warning():
+        load(dict(tensors), storage_reader=reader, no_dist=alone)
+
+
+def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Whole tensors, by name, into this process alone."""
+    import torch
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    described = HuggingFaceStorageReader(os.fspath(folder)).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if isinstance(entry, TensorStorageMetadata) and wanted(name)
+    }
+    load_tensors(tensors, folder, alone=True)
+    return tensors
+
+
+@contextmanager
+def _alone_is_no_warning() -> Iterator[None]:
+    """No word from torch about a process that is alone, where that was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
