@@ -87,6 +87,7 @@ def _resolve_paths(config: Config) -> Config:
         runs_dir=absolute(config.runs_dir) or "",
         data=dataclasses.replace(config.data, path=absolute(config.data.path)),
         tokenizer=dataclasses.replace(config.tokenizer, path=absolute(config.tokenizer.path)),
+        train=dataclasses.replace(config.train, init_from=absolute(config.train.init_from)),
         cluster=dataclasses.replace(config.cluster, worker_cache_dir=absolute(config.cluster.worker_cache_dir) or ""),
     )
 

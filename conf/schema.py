@@ -120,6 +120,8 @@ class ParallelConfig:
 class TrainConfig:
     """How much is trained, in which batches."""
 
+    init_from: str | None = None
+    """Folder of the initial weights: what `hlatctl checkpoint import` made, or a checkpoint of a run; none: random."""
     tokens: int = 2_500_000
     """Tokens to train on; the run ends with the first step that reaches them."""
     max_steps: int | None = None

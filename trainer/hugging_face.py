@@ -1,10 +1,16 @@
-"""Our names and coalesced layers to and from those of Hugging Face's ``LlamaForCausalLM``. Tensors only, no files."""
+"""Our names and coalesced layers to and from those of Hugging Face's ``LlamaForCausalLM``.
+
+Names, tensors and the keys of ``config.json``; no files.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.load import decode
 from conf.schema import ModelConfig
+from hlatctl.run.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +25,22 @@ _LAYER_NAMES = {
     "attention.o.weight": "self_attn.o_proj.weight",
     "mlp_norm.weight": "post_attention_layernorm.weight",
     "mlp.down.weight": "mlp.down_proj.weight",
+}
+#: Our keys by theirs; what has a default in their ``LlamaConfig`` is read by itself.
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+}
+#: The only value that our model has of each of these; absent and null mean it.
+_ONLY: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": {},
 }
 _QKV, _GATE_UP = "attention.qkv.weight", "mlp.gate_up.weight"
 
@@ -74,6 +96,73 @@ def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": model.tie_embeddings, "torch_dtype": dtype,
         "bos_token_id": bos_id, "eos_token_id": eos_id,
     }  # fmt: skip
+
+
+def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
+    """The shape that a ``config.json`` describes, as transformers 4 and 5 write it, named after its folder.
+
+    Args:
+        described: the file's content.
+        file: it comes from.
+
+    Raises:
+        CheckpointError: not a LLaMA, or one with something that our model does not have; all such things are named.
+        ConfigError: a value is of the wrong type.
+    """
+    if described.get("model_type") != "llama":
+        raise CheckpointError(
+            f"{file}: model_type={described.get('model_type')!r}: not supported", hint="only LLaMA models are: 'llama'"
+        )
+    missing = [key for key in _KEYS.values() if key not in described]
+    if missing:
+        raise CheckpointError(f"{file}: lacks {', '.join(missing)}", hint="import a folder of `save_pretrained`")
+    keys = {ours: described[theirs] for ours, theirs in _KEYS.items()}
+    keys["num_kv_heads"] = described.get("num_key_value_heads") or keys["num_heads"]
+    rope = described.get("rope_parameters") or {}
+    keys["rope_theta"] = rope.get("rope_theta") or described.get("rope_theta") or 10_000.0
+    keys["rms_norm_eps"] = described.get("rms_norm_eps", 1e-6)
+    keys["tie_embeddings"] = described.get("tie_word_embeddings", False)
+    model = decode({"model": keys | {"name": file.parent.name}}).model
+    unsupported = [*_other_values(described), *_odd_shapes(described, model)]
+    if unsupported:
+        raise CheckpointError(
+            f"{file}: {'; '.join(unsupported)}: not supported",
+            hint="LLaMA with SiLU, plain rotary embeddings, no biases and whole heads can be imported",
+        )
+    return model
+
+
+def _other_values(described: dict[str, Any]) -> list[str]:
+    """What the file asks for and our model does not have, as ``key=value``."""
+    found = [
+        f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)
+    ]  # fmt: skip
+    for group in ("rope_parameters", "rope_scaling"):
+        rope = described.get(group) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            found.append(f"{group}.rope_type={kind!r}")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            found.append(f"{group}.partial_rotary_factor={rope['partial_rotary_factor']!r}")
+    return found
+
+
+def _odd_shapes(described: dict[str, Any], model: ModelConfig) -> list[str]:
+    """Numbers that do not go together in our model."""
+    numbers = {theirs: getattr(model, ours) for ours, theirs in _KEYS.items()}
+    numbers["num_key_value_heads"] = model.num_kv_heads
+    if min(numbers.values()) < 1:
+        return [f"{key}={value}" for key, value in numbers.items() if value < 1]
+    found = []
+    head_dim = described.get("head_dim") or model.head_dim
+    if head_dim * model.num_heads != model.hidden_size or head_dim % 2:
+        found.append(
+            f"head_dim={head_dim} (must be even, and hidden_size={model.hidden_size} / "
+            f"num_attention_heads={model.num_heads})"
+        )
+    if model.num_heads % model.num_kv_heads:
+        found.append(f"num_key_value_heads={model.num_kv_heads} (must divide num_attention_heads={model.num_heads})")
+    return found
 
 
 def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:

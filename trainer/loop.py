@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -57,6 +58,8 @@ class Training:
             self.spikes = SpikeMonitor(restored.shared["recent_grad_norms"])
             self.optimizer.loaded(restored.shared["optimizer_steps"])
             set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
+        elif config.train.init_from:
+            self.checkpointer.begin_from(Path(config.train.init_from), self.optimizer.tensors())
         self.loader = _loader(config, dataset, backend, restored)
 
     def run(self) -> int:

@@ -36,18 +36,26 @@ def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> No
         load(dict(tensors), storage_reader=reader, no_dist=alone)
 
 
-def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Whole tensors, by name, into this process alone."""
+def describe_tensors(folder: Path) -> dict[str, Tensor]:
+    """Shape and dtype of every tensor of a folder, as tensors without memory (on the meta device), by name."""
     import torch
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     described = HuggingFaceStorageReader(os.fspath(folder)).read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+    return {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
         for name, entry in described.items()
-        if isinstance(entry, TensorStorageMetadata) and wanted(name)
+        if isinstance(entry, TensorStorageMetadata)
     }
+
+
+def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Whole tensors, by name, into this process alone."""
+    import torch
+
+    described = {name: tensor for name, tensor in describe_tensors(folder).items() if wanted(name)}
+    tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
     load_tensors(tensors, folder, alone=True)
     return tensors
 
