@@ -134,9 +134,7 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
 
 def _other_values(described: dict[str, Any]) -> list[str]:
     """What the file asks for and our model does not have, as ``key=value``."""
-    found = [
-        f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)
-    ]  # fmt: skip
+    found = [f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)]
     for group in ("rope_parameters", "rope_scaling"):
         rope = described.get(group) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))

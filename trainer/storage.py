@@ -12,27 +12,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
-    """Write tensors, each process its parts of them; what several hold is written by one."""
+    """Write tensors, each process its parts of them; what several hold is written by one.
+
+    Raises:
+        StorageError: a process can't write.
+    """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(os.fspath(folder), save_distributed=True)
-    with _alone_is_no_warning():
+    with _alone_is_no_warning(), _raised_as(StorageError, folder):
         save(dict(tensors), storage_writer=writer, no_dist=alone)
 
 
 def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
-    """Read into the tensors in place."""
+    """Read into the tensors in place, converted to their number formats.
+
+    Raises:
+        CheckpointError: a tensor is missing, has another shape, or can't be read.
+    """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(os.fspath(folder))
-    with _alone_is_no_warning():
+    with _alone_is_no_warning(), _raised_as(CheckpointError, folder):
         load(dict(tensors), storage_reader=reader, no_dist=alone)
 
 
@@ -66,3 +76,15 @@ def _alone_is_no_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
+
+
+@contextmanager
+def _raised_as(error_type: type[HlatctlError], folder: Path) -> Iterator[None]:
+    """Torch's own exception is no ``Exception``, so that nobody would catch it, and holds a traceback as its text."""
+    from torch.distributed.checkpoint import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise error_type(f"{folder}: rank {rank}: {type(cause).__name__}: {cause}") from None

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from conf.compose import compose
 from conf.schema import ModelConfig, OptimizerConfig
-from hlatctl.run.errors import CheckpointError
-from hlatctl.run.paths import RunPaths
 from trainer import model as llama
-from trainer.export import main as export
-from trainer.export import read_weights
 from trainer.init import build
 from trainer.loss import cross_entropy
 from trainer.optim import AdamW, Held, clip_scale
@@ -25,35 +19,6 @@ from trainer.optim import AdamW, Held, clip_scale
 _SMALL = ModelConfig(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2
 )  # fmt: skip
-
-
-def test_exported_model_gives_the_same_logits_in_transformers(
-    tmp_path: Path, make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int]
-) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    run = make_run(tmp_path / "run")
-    train_here(run, 1)
-    assert export(["--run-dir", os.fspath(run.root), "--step", "24", "--to", os.fspath(tmp_path / "hf")]) == 0
-
-    config = ModelConfig(
-        vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2
-    )
-    ours = llama.Llama(config, 32)
-    ours.load_state_dict(read_weights(run, 24))
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    tokens = torch.tensor([tokenizer("def heappush(heap, item):\n    heap.append(item)")["input_ids"]])
-    assert theirs.config.eos_token_id == tokenizer.eos_token_id
-    with torch.no_grad():
-        torch.testing.assert_close(F.linear(ours(tokens), ours.output_weight), theirs(tokens).logits, atol=1e-5, rtol=0)
-
-
-def test_export_of_a_step_that_has_no_checkpoint_says_so(tmp_path: Path, make_run: Callable[..., RunPaths]) -> None:
-    run = make_run(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"step-00000007: .*no manifest\.json"):
-        export(["--run-dir", os.fspath(run.root), "--step", "7", "--to", os.fspath(tmp_path / "hf")])
-    assert not (tmp_path / "hf").exists()
 
 
 def test_token_is_never_told_what_comes_after_it() -> None:
@@ -92,6 +57,14 @@ def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None
     with torch.device("meta"):
         model = llama.Llama(config, 8)
     assert llama.count_parameters(config) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)],
+)
+def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, parameters: int) -> None:
+    assert llama.count_parameters(compose([f"model={name}"]).model) == parameters
 
 
 @pytest.mark.parametrize("rows", [1, 511, 512, 1300])
