@@ -1,7 +1,8 @@
 """Checkpoints: written whole, verified before they are trusted, kept as long as they are wanted.
 
 A checkpoint is a folder: safetensors shards (through the backend), ``state.json`` (what all ranks share),
-``rank-00000.json`` (what each has for itself), ``model.json`` (the shape) and ``manifest.json`` last. It is made under ``.tmp-step-…`` and renamed.
+``rank-00000.json`` (what each has for itself), ``model.json`` (the shape) and ``manifest.json`` last. It is made under
+``.tmp-step-…`` and renamed.
 There is no pickle in it, and none is ever loaded.
 """
 

@@ -81,7 +81,7 @@ def _alone_is_no_warning() -> Iterator[None]:
 @contextmanager
 def _raised_as(error_type: type[HlatctlError], folder: Path) -> Iterator[None]:
     """Torch's own exception is no ``Exception``, so that nobody would catch it, and holds a traceback as its text."""
-    from torch.distributed.checkpoint import CheckpointException
+    from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         yield

@@ -46,7 +46,7 @@ def their_model(config: ModelConfig, weights: dict[str, Tensor] | None = None) -
 
     described = hugging_face_config(config, seq_len=64, bos_id=1, eos_id=2, dtype="float32")
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(LlamaConfig.from_dict(described)).eval()
+    theirs = LlamaForCausalLM(LlamaConfig.from_dict(described))
     if weights is None:
         with torch.no_grad():
             for parameter in theirs.parameters():

@@ -189,7 +189,10 @@ def stories(path: Path) -> Path:
     rows = []
     for _ in range(400):
         name, friend = draw.sample(["Lily", "Tom", "Ben", "Mia", "Sue", "Max"], 2)
-        thing, place = draw.choice(["ball", "doll", "kite", "toy car", "book"]), draw.choice(["park", "garden", "house"])
+        thing, place = (
+            draw.choice(["ball", "doll", "kite", "toy car", "book"]),
+            draw.choice(["park", "garden", "house"]),
+        )
         feeling, animal = draw.choice(["happy", "sad", "scared"]), draw.choice(["dog", "cat", "bird"])
         rows.append(
             f"Once upon a time, there was a little child named {name}. {name} loved to play with a {thing} in the "
