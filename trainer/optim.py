@@ -27,11 +27,13 @@ class Held:
     Args:
         parameter: whole, or a DTensor.
         holders: processes that hold the same values of it, this one among them.
+        copied_over: axes of the process mesh along which processes hold the same values.
         owns_gradient: autograd leaves the gradient in a tensor of its own (FSDP), instead of our buffer.
     """
 
     parameter: nn.Parameter
     holders: int
+    copied_over: frozenset[str] = frozenset()
     owns_gradient: bool = False
 
 
@@ -105,10 +107,11 @@ class AdamW:
             start = stop
         return totals
 
-    def replicated_norms(self, holders: int) -> Tensor:
-        """L2 norms of the parameters that at least so many processes hold, FP32, in an order that all of them share."""
-        values = [self._values[name] for name, part in sorted(self._held.items()) if part.holders >= holders]
-        return torch.stack([torch.linalg.vector_norm(value, dtype=torch.float32) for value in values])
+    def norms_of_copies(self, axis: str) -> Tensor:
+        """L2 norms, FP32, of the parameters that the processes along an axis hold copies of, in one order on all."""
+        copies = [self._values[name] for name, part in sorted(self._held.items()) if axis in part.copied_over]
+        norms = [torch.linalg.vector_norm(value, dtype=torch.float32) for value in copies]
+        return torch.stack(norms) if norms else self.gradients.new_zeros(0)
 
     def step(self, *, lr: float, grad_scale: float) -> None:
         """Update the parameters with the gradients times ``grad_scale``."""

@@ -5,6 +5,7 @@ The order of the processes is pipeline stage, replica, tensor-parallel rank, the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -99,15 +100,14 @@ def cut(model: Llama, layout: Layout, precision: Precision, *, compiles: bool) -
 
 def held_parameters(model: nn.Module, layout: Layout) -> dict[str, Held]:
     """The parameters of this process, and how many processes have the same values."""
-    sharers = layout.config.world_size // layout.config.parallel.pipeline_parallel_size if layout.mesh else 1
     held = {}
     for name, parameter in model.named_parameters():
-        slices = 1
+        axes = set() if layout.mesh is None else {"dp", "tp"}
         if isinstance(parameter, DTensor):
-            mesh, placements = parameter.device_mesh, parameter.placements
-            for axis, placement in enumerate(placements):
-                slices *= 1 if placement.is_replicate() else mesh.size(axis)
-        held[name] = Held(parameter, sharers // slices, owns_gradient=layout.fsdp)
+            placed = zip(parameter.device_mesh.mesh_dim_names or (), parameter.placements, strict=True)
+            axes -= {axis for axis, placement in placed if not placement.is_replicate()}
+        holders = math.prod(layout.mesh[axis].size() for axis in axes) if layout.mesh is not None else 1
+        held[name] = Held(parameter, holders, frozenset(axes), owns_gradient=layout.fsdp)
     return held
 
 

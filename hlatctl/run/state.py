@@ -272,6 +272,7 @@ _HANDLERS = {
     "eval_failed": _eval_failed,
     "gradient_spike": _gradient_spike,
     "warning": _warning,
+    "alarm": _warning,
     "stop_requested": _stop_requested,
     "run_finished": _run_finished,
 }

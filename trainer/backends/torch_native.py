@@ -54,6 +54,11 @@ class TorchNative:
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.speaks_for_replica = self._layout.pp_rank == self._layout.tp_rank == 0
         self._pipeline: Pipeline | None = None
+        if config.precision.name == "bf16":
+            self.warnings.append(
+                "precision=bf16: weights rounded to the nearest lose small updates; the paper's runs diverged with it "
+                "(precision=bf16_sr or precision=mixed do not)"
+            )
         if self.compiles and self.device.type == "cpu" and not _cpp_compiler():
             self.compiles = False
             self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
@@ -110,6 +115,19 @@ class TorchNative:
         optimizer.collect_gradients()
         if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
             dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
+
+    def drift(self, optimizer: AdamW) -> float:
+        """Largest and smallest norms along each axis, in one exchange."""
+        worst, mesh = 0.0, self._layout.mesh
+        if mesh is None:
+            return worst
+        for axis in ("dp", "tp"):
+            norms = optimizer.norms_of_copies(axis)
+            ends = torch.stack((norms, -norms))
+            dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh[axis].get_group())
+            largest, smallest = ends[0], -ends[1]
+            worst = max(worst, *((largest - smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
+        return worst
 
     def reduce_sum(self, tensor: Tensor) -> None:
         """One all-reduce over the world."""
