@@ -40,7 +40,8 @@ def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
         processes, parallel = LAYOUTS[name]
         train = {"global_batch_size": 4, "micro_batch_size": 1, "max_steps": max_steps, **changes.pop("train", {})}
         groups: dict[str, Any] = {
-            "train": train, "parallel": {**parallel, **changes.pop("parallel", {})}, "cluster": {"processes_per_node": processes},
+            "train": train, "parallel": {**parallel, **changes.pop("parallel", {})},
+            "cluster": {"processes_per_node": processes},
             "optimizer": {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0},  # whenever it ends, the same rates
             "checkpoint": {"every_steps": _SAVED_STEP, "keep": 9}, **changes,
         }  # fmt: skip

@@ -112,7 +112,7 @@ def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
 def test_optimizer_updates_as_pytorchs_does() -> None:
     config = OptimizerConfig()
     flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
-    flat = AdamW({name: Held(parameter, 1) for name, parameter in flat_model.named_parameters()}, config)
+    flat = AdamW({name: Held(parameter=parameter) for name, parameter in flat_model.named_parameters()}, config)
     plain = torch.optim.AdamW(plain_model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
     for step in range(1, 4):
