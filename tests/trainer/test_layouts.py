@@ -138,3 +138,10 @@ def test_precision_and_recomputation_go_with_every_kind_of_layout(
         expected = [event["loss"] for event in events_of(runs[variant, "one"], "step")]
         assert losses == pytest.approx(expected, rel=VARIANTS[variant][1]), f"{variant}, {layout}"
         assert not events_of(run, "alarm"), f"{variant}, {layout}"
+
+
+def test_copies_of_a_weight_that_drift_apart_are_noticed(
+    tmp_path: Path, make_layout: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
+) -> None:
+    folders = [os.fspath(make_layout(tmp_path, name).root) for name in ("dp2", "tp2", "tp2_sp")]
+    finish(start("tests/trainer/drift.py", *folders, processes=2))
