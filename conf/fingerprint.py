@@ -20,7 +20,7 @@ from hlatctl import __version__
 
 _DATA_KEYS = ("data.source", "data.path", "data.text_column", "data.validation_fraction", "tokenizer.path")
 _GRAPH_KEYS = (
-    "precision.name", "backend.name", "backend.device", "backend.compile", "train.seq_len",
+    "precision.name", "data.mask_across_documents", "backend.name", "backend.device", "backend.compile", "train.seq_len",
     "cluster.threads_per_process",
 )  # fmt: skip
 

@@ -138,7 +138,7 @@ class TrainConfig:
     """When loss or gradients are not finite: `stop`, `skip` the update, or `rollback` to the last valid checkpoint and
     leave the batch out."""
     max_nonfinite_steps: int = 3
-    """Skips or rollbacks in a row before the run stops."""
+    """Updates left out in a row before the run stops (`skip`); rollbacks are limited like other restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +287,12 @@ class Config:
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step consumes."""
         return self.train.global_batch_size * self.train.seq_len
+
+    @property
+    def warmup_steps(self) -> int:
+        """Optimizer steps of the learning rate's warm-up."""
+        tokens = self.optimizer.warmup_tokens
+        return self.optimizer.warmup_steps if tokens is None else math.ceil(tokens / self.tokens_per_step)
 
     @property
     def total_steps(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conf.schema import ModelConfig
-from trainer.model import Llama, rotary_tables
+from trainer.model import Llama, cut_dim, rotary_tables
 
 
 def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
@@ -27,11 +27,16 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
     Each parameter is drawn whole on the CPU, one at a time, and what belongs here is kept: no process tells another.
     """
     for name, parameter in model.named_parameters():
-        value = initial_value(name, parameter.shape, config, seed)
-        if isinstance(parameter, DTensor):
-            whole = value.to(parameter.dtype).to(parameter.device)
-            mine = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            parameter.to_local().copy_(mine.to_local())
+        shape, dim = list(parameter.shape), cut_dim(name)
+        if model.tp is not None and dim is not None:
+            shape[dim] *= model.tp.size
+            value = initial_value(name, shape, config, seed).chunk(model.tp.size, dim)[model.tp.rank]
+        else:
+            value = initial_value(name, shape, config, seed)
+        if isinstance(parameter, DTensor):  # sharded over the replicas
+            value = value.to(device=parameter.device, dtype=parameter.dtype)
+            shard = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(shard.to_local())
         else:
             parameter.copy_(value)
     seq_len = model.get_buffer("cos").shape[0]
@@ -39,7 +44,7 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
         model.get_buffer(name).copy_(table)
 
 
-def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+def initial_value(name: str, shape: list[int], config: ModelConfig, seed: int) -> Tensor:
     """A parameter's initial value, FP32.
 
     Norms are 1, all else is normal with a deviation of ``initializer_range``; for the two projections back into the

@@ -21,12 +21,13 @@ from trainer.backends.base import Backend
 from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
 from trainer.model import count_parameters
-from trainer.monitor import SpikeMonitor
+from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, drift_alarm
 from trainer.optim import clip_scale
 from trainer.schedule import learning_rate
 
-#: Exit code of a process that was asked to stop and has written a checkpoint.
-EXIT_STOPPED = 75
+_FINISHED, _STOP, _ROLLBACK = "finished", "stop", "rollback"
+#: By why training ended: 75 has written a checkpoint because it was asked to, 76 wants to go back to the newest one.
+_EXIT_CODES = {_FINISHED: 0, _STOP: 75, _ROLLBACK: 76}
 
 
 class Training:
@@ -52,10 +53,11 @@ class Training:
         self.checkpointer = Checkpointer(config, run, backend, journal)
         restored = self.checkpointer.restore(self.optimizer.tensors())
         self.step = self.first_step = 0
-        self.spikes = SpikeMonitor()
+        self.monitor = Monitor()
+        self.nonfinite_steps = 0
         if restored:
             self.step = self.first_step = restored.step
-            self.spikes = SpikeMonitor(restored.shared["recent_grad_norms"])
+            self.monitor = Monitor(restored.shared["monitor"])
             self.optimizer.loaded(restored.shared["optimizer_steps"])
             set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
         elif config.train.init_from:
@@ -66,28 +68,29 @@ class Training:
         """Train to the last step, or until asked to stop.
 
         Returns:
-            0 when the last step is done, 75 when stopped by SIGTERM; either way a checkpoint holds it all.
+            0 when the last step is done, 75 when stopped by SIGTERM (either way a checkpoint holds it all), 76 to go
+            back to the newest checkpoint.
 
         Raises:
-            TrainingError: the loss or the gradients are not finite.
+            TrainingError: the loss or the gradients are not finite, and that is not to be skipped.
             StorageError: a checkpoint can't be written.
         """
         self._note_start()
-        stopping = False
-        while self.step < self.config.total_steps and not stopping:
+        outcome = ""
+        while self.step < self.config.total_steps and not outcome:
             self.step += 1
-            stopping = self._train_step()
-            reason = self._why_checkpoint(stopping)
+            outcome = self._train_step()
+            reason = self._why_checkpoint(outcome)
             if reason:
                 self._save(reason)
         self.loader.close()
-        finished = self.step >= self.config.total_steps
-        outcome = "finished" if finished else "stop"
+        if self.step >= self.config.total_steps and outcome != _ROLLBACK:
+            outcome = _FINISHED
         self._note("train_stopped", durable=True, step=self.step, tokens=self._tokens, reason=outcome)
-        return 0 if finished else EXIT_STOPPED
+        return _EXIT_CODES[outcome]
 
-    def _train_step(self) -> bool:
-        """One optimizer step, journalled; whether any process was asked to stop."""
+    def _train_step(self) -> str:
+        """One optimizer step, journalled; why training has to end after it, mostly empty."""
         started = time.perf_counter()
         self.loader.wait_s = 0.0
         self.optimizer.zero_grad()
@@ -95,9 +98,11 @@ class Training:
         loss_share = self.backend.accumulate(self.model, inputs, targets)
         self.backend.reduce_gradients(self.optimizer)
         loss, stops, grad_norm, param_norm = self._sum_over_processes(loss_share)
+        stopping = _STOP if stops else ""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise _not_finite(self.step, loss, grad_norm)
-        lr = learning_rate(self.step, self.config.optimizer, total_steps=self.config.total_steps)
+            return self._nonfinite(loss, grad_norm) or stopping
+        self.nonfinite_steps = 0
+        lr = learning_rate(self.step, self.config)
         self.optimizer.step(lr=lr, grad_scale=clip_scale(grad_norm, self.config.optimizer.max_grad_norm))
         self.backend.step_boundary()
         step_s = time.perf_counter() - started
@@ -105,8 +110,28 @@ class Training:
             "step", step=self.step, tokens=self._tokens, loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=lr,
             step_s=step_s, data_wait_s=self.loader.wait_s, tokens_per_s=self.config.tokens_per_step / step_s,
         )  # fmt: skip
-        self._observe(grad_norm, step_s)
-        return bool(stops)
+        self._watch(loss, grad_norm, step_s)
+        return stopping
+
+    def _nonfinite(self, loss: float, grad_norm: float) -> str:
+        """Leave the update out, or give the attempt up, as the configuration says."""
+        action = self.config.train.on_nonfinite
+        self.nonfinite_steps += 1
+        if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
+            action = "stop"
+        self._note(
+            "nonfinite", durable=True, step=self.step, tokens=self._tokens, loss=str(loss), grad_norm=str(grad_norm),
+            action=action,
+        )  # fmt: skip
+        if action == "stop":
+            raise _not_finite(self.step, loss, grad_norm)
+        if action == "skip":
+            return ""
+        self._note(
+            "amended", durable=True, key="data.skip_steps", value=[self.step], by="trainer",
+            why=f"loss={loss}, grad_norm={grad_norm}",
+        )  # fmt: skip
+        return _ROLLBACK
 
     def _sum_over_processes(self, loss_share: Tensor) -> tuple[float, float, float, float]:
         """Mean loss, how many were asked to stop, gradient norm, and norm of the parameters that made them."""
@@ -116,10 +141,12 @@ class Training:
         loss, stops, grad_square, param_square = sums.tolist()
         return loss, stops, math.sqrt(grad_square), math.sqrt(param_square)
 
-    def _why_checkpoint(self, stopping: bool) -> str | None:
+    def _why_checkpoint(self, outcome: str) -> str | None:
+        if outcome == _ROLLBACK:
+            return None
         if self.step == self.config.total_steps:
             return "final"
-        if stopping:
+        if outcome == _STOP:
             return "stop"
         if self.step in self.config.milestones:
             return "milestone"
@@ -128,7 +155,7 @@ class Training:
     def _save(self, reason: str) -> None:
         self.checkpointer.save(
             self.optimizer.tensors(), step=self.step, tokens=self._tokens, reason=reason,
-            shared={"optimizer_steps": self.optimizer.step_count, "recent_grad_norms": self.spikes.recent},
+            shared={"optimizer_steps": self.optimizer.step_count, "monitor": self.monitor.state},
             own={"loader": self.loader.state if self.backend.speaks_for_replica else [], "rng": rng_state()},
         )  # fmt: skip
 
@@ -143,12 +170,15 @@ class Training:
             peak_flops_per_s=self.backend.peak_flops_per_s(),
         )  # fmt: skip
 
-    def _observe(self, grad_norm: float, step_s: float) -> None:
-        """Journal a spike, and after the first step what was compiled."""
-        mean = self.spikes.observe(grad_norm)
-        if mean is not None:
-            self._note("gradient_spike", step=self.step, grad_norm=grad_norm, mean=mean)
-        if self.step == self.first_step + 1 and self.backend.compiles:
+    def _watch(self, loss: float, grad_norm: float, step_s: float) -> None:
+        """Journal what is remarkable about the step, and after the first one what was compiled."""
+        signs = self.monitor.observe(self.step, loss, grad_norm)
+        first = self.step == self.first_step + 1
+        if self.backend.world_size > 1 and (first or self.step % DRIFT_EVERY_STEPS == 0):
+            signs += drift_alarm(self.step, self.backend.drift(self.optimizer))
+        for sign in signs:
+            self._note(sign.kind, **sign.fields)
+        if first and self.backend.compiles:
             counts = self.backend.gather(self.backend.compile_counters())
             hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)

@@ -1,4 +1,6 @@
-"""The LLaMA-family decoder and its layers. No loss, no optimizer, no devices; initial weights are in ``trainer.init``.
+"""The LLaMA-family decoder and its layers, whole or one process's slice of each. No loss, no optimizer, no devices.
+
+Initial weights are in ``trainer.init``.
 
 Query, key and value are one linear layer, and so are gate and up: the same input, one larger product
 (HLAT, arXiv 2404.10630, section 3.2). Their rows lie so that equal slices hold whole heads and matching parts of gate
@@ -19,6 +21,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conf.schema import ModelConfig
+from trainer.collectives import TensorParallel
+
+#: By the end of a parameter's name, see :func:`cut_dim`; norms are not cut.
+_CUT_DIM = {
+    "embedding.weight": 0,
+    "attention.qkv.weight": 0,
+    "attention.o.weight": 1,
+    "mlp.gate_up.weight": 0,
+    "mlp.down.weight": 1,
+    "head.weight": 0,
+}
 
 
 class Linear(nn.Linear):
@@ -47,13 +60,13 @@ class Attention(nn.Module):
     that key head and that value head.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, slices: int) -> None:
         super().__init__()
         self.queries_per_group = config.num_heads // config.num_kv_heads
         self.head_dim = config.head_dim
         rows = config.num_kv_heads * (self.queries_per_group + 2) * self.head_dim
-        self.qkv = Linear(config.hidden_size, rows)
-        self.o = Linear(config.num_heads * self.head_dim, config.hidden_size)
+        self.qkv = Linear(config.hidden_size, rows // slices)
+        self.o = Linear(config.num_heads * self.head_dim // slices, config.hidden_size)
         self.recompute_core = False
         """Keep no intermediate result of the attention's core for the backward pass, but compute it again."""
 
@@ -81,11 +94,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU. The rows of ``gate_up`` are blocks of gate and up in turn, :func:`mlp_blocks` of each."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, slices: int) -> None:
         super().__init__()
         self.block_rows = config.intermediate_size // mlp_blocks(config)
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size)
-        self.down = Linear(config.intermediate_size, config.hidden_size)
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size // slices)
+        self.down = Linear(config.intermediate_size // slices, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
@@ -97,12 +110,14 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One pre-norm decoder layer."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel | None) -> None:
         super().__init__()
+        slices = tp.size if tp else 1
+        self.tp = tp
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = Attention(config)
+        self.attention = Attention(config, slices)
         self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, slices)
         self.recompute = False
         """Keep only the layer's input for the backward pass and compute the rest again."""
 
@@ -113,8 +128,11 @@ class Layer(nn.Module):
         return self._layer(x, cos, sin, mask)
 
     def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, mask)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        if self.tp is None:
+            x = x + self.attention(self.attention_norm(x), cos, sin, mask)
+            return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        x = x + self.tp.leave(self.attention(self.tp.enter(self.attention_norm(x)), cos, sin, mask))
+        return x + self.tp.leave(self.mlp(self.tp.enter(self.mlp_norm(x))))
 
 
 class Llama(nn.Module):
@@ -128,22 +146,25 @@ class Llama(nn.Module):
         layers: which layers to hold, 0-based; none given: all. The first brings the embedding with it, the last the
             final norm and the head.
         compute_dtype: of the activations.
+        tp: the processes that have each layer together; none: this one has them whole.
         document_end_id: attend only within documents, which end with this token; none: to everything before.
     """
 
     def __init__(
         self, config: ModelConfig, seq_len: int, *, layers: Sequence[int] | None = None,
-        compute_dtype: torch.dtype = torch.float32, document_end_id: int | None = None,
+        compute_dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None,
+        document_end_id: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         layers = range(config.num_layers) if layers is None else layers
         self.is_first, self.is_last = 0 in layers, config.num_layers - 1 in layers
-        self.compute_dtype, self.document_end_id = compute_dtype, document_end_id
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size) if self.is_first else None
-        self.layers = nn.ModuleDict({str(index): Layer(config) for index in layers})
+        self.compute_dtype, self.tp, self.document_end_id = compute_dtype, tp, document_end_id
+        rows = config.vocab_size // (tp.size if tp else 1)
+        self.embedding = nn.Embedding(rows, config.hidden_size) if self.is_first else None
+        self.layers = nn.ModuleDict({str(index): Layer(config, tp) for index in layers})
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
-        self.head = Linear(config.hidden_size, config.vocab_size) if untied else None
+        self.head = Linear(config.hidden_size, rows) if untied else None
         cos, sin = rotary_tables(seq_len, config.head_dim, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -168,11 +189,25 @@ class Llama(nn.Module):
         if self.embedding is not None:
             if self.document_end_id is not None:
                 mask = within_documents(x, self.document_end_id)
-            x = self.embedding(x).to(self.compute_dtype)
+            x = self._embed(self.embedding, x)
         cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
         for layer in self.blocks():
             x = layer(x, cos, sin, mask)
         return x if self.norm is None else self.norm(x)
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+        """Token ids (batch, seq) to (batch, seq, hidden); with tensor parallelism each process knows some of them."""
+        if self.tp is None:
+            return embedding(tokens).to(self.compute_dtype)  # type: ignore[no-any-return]
+        tokens = tokens - self.tp.rank * embedding.num_embeddings
+        known = (tokens >= 0) & (tokens < embedding.num_embeddings)
+        found = embedding(tokens.clamp(0, embedding.num_embeddings - 1)) * known[..., None]
+        return self.tp.leave(found.to(self.compute_dtype))
+
+
+def cut_dim(name: str) -> int | None:
+    """The dimension along which tensor-parallel processes cut a parameter; none: each has all of it."""
+    return next((dim for end, dim in _CUT_DIM.items() if name.endswith(end)), None)
 
 
 def mlp_blocks(config: ModelConfig) -> int:

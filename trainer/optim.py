@@ -8,31 +8,61 @@ clipping and the reduction over replicas are a few large operations, whatever th
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from conf.schema import OptimizerConfig
 from trainer.rounding import stochastic_round_
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Held:
     """A parameter, as this process has it.
 
     Args:
-        parameter: whole, or a DTensor.
-        holders: processes that hold the same values of it, this one among them.
-        owns_gradient: autograd leaves the gradient in a tensor of its own (FSDP), instead of our buffer.
+        parameter: all of it, its slice, or a DTensor that shards that (FSDP).
+        holders: processes that hold the same values, this one among them.
+        copied_over: axes of the process mesh along which processes hold the same values.
+        mesh: ``tp`` x ``dp`` processes that have the whole parameter together; none: this one alone.
+        slice_dim: dimension that is cut over ``tp``, if it is.
+        sharded: the slice's rows are cut over ``dp``; autograd leaves the gradient in a tensor of its own.
+        partial_gradient: autograd's gradient has to be summed over ``tp``.
     """
 
     parameter: nn.Parameter
-    holders: int
-    owns_gradient: bool = False
+    holders: int = 1
+    copied_over: frozenset[str] = frozenset()
+    mesh: DeviceMesh | None = None
+    slice_dim: int | None = None
+    sharded: bool = False
+    partial_gradient: bool = False
+
+    @property
+    def autograd_fills_buffer(self) -> bool:
+        """Gradients of whole or sliced FP32 parameters are views of our buffer."""
+        return self.parameter.dtype == torch.float32 and not self.sharded
+
+    def described(self, part: Tensor) -> Tensor:
+        """What this process has of a tensor that is cut like the parameter, with the description of how it is cut."""
+        if self.mesh is None:
+            return part
+        shape = list(self.parameter.shape)
+        if self.slice_dim is not None:
+            shape[self.slice_dim] *= self.mesh["tp"].size()
+        placements: list[Placement] = [
+            Replicate() if self.slice_dim is None else Shard(self.slice_dim), Shard(0) if self.sharded else Replicate()
+        ]  # fmt: skip
+        size = torch.Size(shape)
+        stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=stride)
 
 
 class AdamW:
@@ -72,22 +102,22 @@ class AdamW:
         """Clear the gradients."""
         self.gradients.zero_()
         for name, part in self._held.items():
-            if self._in_buffer(part):
-                part.parameter.grad = like(part.parameter, self._gradients[name])
-            else:
-                part.parameter.grad = None
+            part.parameter.grad = self._gradients[name] if part.autograd_fills_buffer else None
 
     def collect_gradients(self) -> None:
         """Bring the gradients that autograd made into :attr:`gradients`."""
         for name, part in self._held.items():
             gradient = part.parameter.grad
-            if gradient is None:
-                continue
-            if isinstance(gradient, DTensor) and isinstance(part.parameter, DTensor):
-                gradient = gradient.redistribute(placements=part.parameter.placements)
-            mine = local(gradient)
-            if mine.data_ptr() != self._gradients[name].data_ptr():
-                self._gradients[name].copy_(mine)
+            if gradient is not None and not part.autograd_fills_buffer:
+                self._gradients[name].copy_(local(gradient))
+        partial = [self._gradients[name] for name, part in self._held.items() if part.partial_gradient]
+        if partial:
+            mesh = next(part.mesh for part in self._held.values() if part.mesh is not None)
+            summed = torch.cat([gradient.reshape(-1) for gradient in partial])
+            dist.all_reduce(summed, group=mesh["tp"].get_group())
+            sizes = [gradient.numel() for gradient in partial]
+            for gradient, total in zip(partial, torch.split(summed, sizes), strict=True):
+                gradient.copy_(total.view(gradient.shape))
 
     def squared_norms(self) -> Tensor:
         """Squared L2 norms of gradients and parameters, FP32 (2): this process's share.
@@ -105,10 +135,11 @@ class AdamW:
             start = stop
         return totals
 
-    def replicated_norms(self, holders: int) -> Tensor:
-        """L2 norms of the parameters that at least so many processes hold, FP32, in an order that all of them share."""
-        values = [self._values[name] for name, part in sorted(self._held.items()) if part.holders >= holders]
-        return torch.stack([torch.linalg.vector_norm(value, dtype=torch.float32) for value in values])
+    def norms_of_copies(self, axis: str) -> Tensor:
+        """L2 norms, FP32, of the parameters that the processes along an axis hold copies of, in one order on all."""
+        copies = [self._values[name] for name, part in sorted(self._held.items()) if axis in part.copied_over]
+        norms = [torch.linalg.vector_norm(value, dtype=torch.float32) for value in copies]
+        return torch.stack(norms) if norms else self.gradients.new_zeros(0)
 
     def step(self, *, lr: float, grad_scale: float) -> None:
         """Update the parameters with the gradients times ``grad_scale``."""
@@ -126,7 +157,7 @@ class AdamW:
         """All that a checkpoint holds, by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
         kinds = {"model": self._values, **self._moments}
         return {
-            f"{kind}.{name}": like(self._held[name].parameter, value).detach()
+            f"{kind}.{name}": self._held[name].described(value)
             for kind, values in kinds.items()
             for name, value in values.items()
         }
@@ -136,9 +167,6 @@ class AdamW:
         self.step_count = step_count
         for state in self._fused.state.values() if self._fused else ():
             state["step"].fill_(step_count)
-
-    def _in_buffer(self, part: Held) -> bool:
-        return part.parameter.dtype == torch.float32 and not part.owns_gradient
 
     def _decay_of(self, name: str) -> float:
         decays = self._config.decay == "all" or not name.endswith("norm.weight")
@@ -184,16 +212,6 @@ class AdamW:
 def local(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def like(parameter: Tensor, part: Tensor) -> Tensor:
-    """A held part as the whole tensor that it belongs to, cut like the parameter."""
-    if not isinstance(parameter, DTensor):
-        return part
-    return DTensor.from_local(
-        part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
-        stride=parameter.stride(),
-    )  # fmt: skip
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float) -> float:

@@ -1,29 +1,22 @@
-"""How a model is cut over processes: tensor and sequence parallel, sharding, recomputation. PyTorch's own means only.
+"""How the processes are laid out and a model is prepared for them: slices of layers, stages, replicas, shards.
 
 The order of the processes is pipeline stage, replica, tensor-parallel rank, the last fastest: neighbours exchange most.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
 
 from conf.schema import Config
+from trainer.collectives import TensorParallel
 from trainer.loss import cross_entropy
-from trainer.model import Llama
+from trainer.model import Llama, cut_dim
 from trainer.optim import Held
 from trainer.precision import Precision
 
@@ -33,32 +26,28 @@ class Layout:
     """Where this process stands.
 
     Args:
-        mesh: ``pp`` x ``dp`` x ``tp``; none for a process that is alone.
+        config: of the run.
+        mesh: ``pp`` x ``tp`` x ``dp``; none for a process that is alone.
         pp_rank: pipeline stage.
         dp_rank: replica, or shard of one.
-        tp_rank: slice of each layer.
+        tp: the processes that have each layer together, if there are several.
     """
 
     config: Config
-    mesh: DeviceMesh | None
+    mesh: DeviceMesh | None = None
     pp_rank: int = 0
     dp_rank: int = 0
-    tp_rank: int = 0
+    tp: TensorParallel | None = None
 
     @property
-    def tp_mesh(self) -> DeviceMesh | None:
-        """The processes that have one layer together, if there are several."""
-        return self.mesh["tp"] if self.mesh is not None and self.config.parallel.tensor_parallel_size > 1 else None
+    def speaks_for_replica(self) -> bool:
+        """Whether this is the first of the processes that have one replica together."""
+        return self.pp_rank == 0 and (self.tp is None or self.tp.rank == 0)
 
     @property
     def fsdp(self) -> bool:
         """Parameters, gradients and moments are sharded over the replicas."""
-        return self.config.parallel.data_parallel == "fsdp" and self.config.data_parallel_size > 1
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Between the layers' products each tensor-parallel rank has a slice of the sequence."""
-        return self.config.parallel.sequence_parallel and self.tp_mesh is not None
+        return self.config.parallel.data_parallel == "fsdp" and self.mesh is not None and self.mesh["dp"].size() > 1
 
     @property
     def stage_layers(self) -> range:
@@ -72,21 +61,27 @@ class Layout:
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     """Lay the processes out; the process group is up."""
     if world_size == 1:
-        return Layout(config=config, mesh=None)
+        return Layout(config=config)
     parallel = config.parallel
     sizes = (parallel.pipeline_parallel_size, config.data_parallel_size, parallel.tensor_parallel_size)
-    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp", "tp"))
-    pp, dp, tp = (mesh.get_local_rank(name) for name in ("pp", "dp", "tp"))
-    return Layout(config=config, mesh=mesh, pp_rank=pp, dp_rank=dp, tp_rank=tp)
+    # Shards of a slice lie within it, so the mesh's axes are in the order of cutting, not in that of the ranks.
+    ranks = torch.arange(world_size).view(sizes).transpose(1, 2)
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pp", "tp", "dp"))
+    tp = None
+    if parallel.tensor_parallel_size > 1:
+        tp = TensorParallel(
+            mesh["tp"].get_group(), mesh.get_local_rank("tp"), parallel.tensor_parallel_size,
+            parallel.sequence_parallel,
+        )  # fmt: skip
+    return Layout(config=config, mesh=mesh, pp_rank=mesh.get_local_rank("pp"), dp_rank=mesh.get_local_rank("dp"), tp=tp)
 
 
-def cut(model: Llama, layout: Layout, precision: Precision, *, compiles: bool) -> None:
-    """Cut a model that has no memory yet (on the meta device) and prepare its layers."""
-    if layout.tp_mesh is not None:
-        _tensor_parallel(model, layout.tp_mesh, layout.sequence_parallel)
+def prepare(model: Llama, layout: Layout, precision: Precision, *, compiles: bool) -> None:
+    """Make a model that has no memory yet (on the meta device) recompute, compile and shard as it is asked to."""
+    checkpointing = layout.config.parallel.activation_checkpointing
     for layer in model.blocks():
-        layer.recompute = layout.config.parallel.activation_checkpointing == "full"
-        layer.attention.recompute_core = layout.config.parallel.activation_checkpointing == "selective"
+        layer.recompute = checkpointing == "full"
+        layer.attention.recompute_core = checkpointing == "selective"
         if compiles:
             # The inner function, so that hooks of the modules around it stay as they are; equal layers share a graph.
             layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
@@ -97,55 +92,29 @@ def cut(model: Llama, layout: Layout, precision: Precision, *, compiles: bool) -
             fully_shard(module, mesh=layout.mesh["dp"], mp_policy=policy)
 
 
-def held_parameters(model: nn.Module, layout: Layout) -> dict[str, Held]:
-    """The parameters of this process, and how many processes have the same values."""
-    sharers = layout.config.world_size // layout.config.parallel.pipeline_parallel_size if layout.mesh else 1
+def held_parameters(model: Llama, layout: Layout) -> dict[str, Held]:
+    """The parameters of this process: how they are cut, and how many processes have the same values."""
+    if layout.mesh is None:
+        return {name: Held(parameter=parameter) for name, parameter in model.named_parameters()}
     held = {}
     for name, parameter in model.named_parameters():
-        slices = 1
-        if isinstance(parameter, DTensor):
-            mesh, placements = parameter.device_mesh, parameter.placements
-            for axis, placement in enumerate(placements):
-                slices *= 1 if placement.is_replicate() else mesh.size(axis)
-        held[name] = Held(parameter, sharers // slices, owns_gradient=layout.fsdp)
+        dim = cut_dim(name) if layout.tp else None
+        cuts = {axis for axis, is_cut in (("tp", dim is not None), ("dp", layout.fsdp)) if is_cut}
+        copied_over = frozenset({"tp", "dp"} - cuts)
+        holders = math.prod(layout.mesh[axis].size() for axis in copied_over)
+        # Each process has seen a slice of the sequence only, so what it knows of the gradient is a part.
+        partial = dim is None and layout.tp is not None and layout.tp.sequence
+        held[name] = Held(
+            parameter=parameter, holders=holders, copied_over=copied_over, mesh=layout.mesh["tp", "dp"], slice_dim=dim,
+            sharded=layout.fsdp, partial_gradient=partial,
+        )  # fmt: skip
     return held
 
 
-def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout, *, z_loss: float) -> Tensor:
+def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Tensor:
     """The mean loss of the last stage's hidden states; the same on every tensor-parallel rank."""
-    weight = model.output_weight
-    if layout.tp_mesh is None:
+    z_loss, weight = layout.config.train.z_loss, model.output_weight
+    if layout.tp is None:
         return cross_entropy(hidden, weight, targets, z_loss=z_loss)
-    assert isinstance(weight, DTensor)
-    here = Shard(1) if layout.sequence_parallel else Replicate()
-    whole = DTensor.from_local(hidden, layout.tp_mesh, [here], run_check=False).redistribute(placements=[Replicate()])
-    # Each rank's share of the vocabulary causes a part of the gradient: the parts are summed on the way back.
-    hidden = whole.to_local(grad_placements=[Partial()])
-    return cross_entropy(hidden, weight.to_local(), targets, z_loss=z_loss, group=layout.tp_mesh.get_group())
-
-
-def _tensor_parallel(model: Llama, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Cut the layers by heads and by rows of the MLP (Megatron-LM, arXiv 1909.08053; sequence: arXiv 2205.05198)."""
-    between = Shard(1) if sequence_parallel else Replicate()
-    ends: dict[str, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-        "head": ColwiseParallel(),
-    }
-    layer: dict[str, ParallelStyle] = {
-        "attention.qkv": ColwiseParallel(),
-        "attention.o": RowwiseParallel(output_layouts=between),
-        "mlp.gate_up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=between),
-    }
-    if sequence_parallel:
-        ends["norm"] = SequenceParallel(use_local_output=True)
-        for norm in ("attention_norm", "mlp_norm"):
-            layer[norm] = SequenceParallel(use_local_output=True)
-        layer["attention"] = PrepareModuleInput(
-            input_layouts=(Shard(1), None, None, None), desired_input_layouts=(Replicate(), None, None, None)
-        )
-        layer["mlp"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    held = dict(model.named_children())
-    parallelize_module(model, mesh, {name: style for name, style in ends.items() if held.get(name) is not None})
-    for block in model.blocks():
-        parallelize_module(block, mesh, layer)
+    # Each process's share of the vocabulary causes a part of the gradient: `enter` adds the parts on the way back.
+    return cross_entropy(layout.tp.enter(hidden), weight, targets, z_loss=z_loss, group=layout.tp.group)

@@ -27,8 +27,8 @@ class Pipeline:
         config = layout.config
         self._first, self._last, self._device = model.is_first, model.is_last, device
         sequence = config.train.seq_len
-        if layout.sequence_parallel:
-            sequence //= config.parallel.tensor_parallel_size
+        if layout.tp is not None and layout.tp.sequence:
+            sequence //= layout.tp.size
         # Given here, so that the stages need not tell each other in the first step; gradients flow back.
         hidden = torch.empty(
             config.micro_batch_size, sequence, config.model.hidden_size, dtype=model.compute_dtype, device="meta",

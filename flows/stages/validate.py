@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import conf.load
 import conf.validate
 from conf import fingerprint
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from flows.ask import ask_about
 from flows.context import FlowContext
-from flows.side_process import run_module
 from flows.stages import run_stage
 from hlatctl.run.manifest import checkpoint_steps
 
@@ -46,14 +42,6 @@ def check(config: Config, *, begun: bool = False) -> None:
     if not begun:
         check_initial_weights(config, checksums=False)
     if config.data.path or config.tokenizer.path:
-        _ask("trainer.data.check", config)
+        ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
     if config.eval.enabled and config.eval.tasks:
-        _ask("eval.check", config)
-
-
-def _ask(module: str, config: Config) -> None:
-    """Let a room that this one must not import judge the configuration, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="hlatctl-check-") as folder:
-        config_file = Path(folder) / "config.yaml"
-        config_file.write_text(conf.load.dump(config), encoding="utf-8")
-        run_module(module, "--config", os.fspath(config_file), timeout_s=_TIMEOUT_S)
+        ask_about("eval.check", config, timeout_s=_TIMEOUT_S)

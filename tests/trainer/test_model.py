@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 from conf.compose import compose
 from conf.schema import ModelConfig, OptimizerConfig
 from trainer import model as llama
-from trainer.init import build
+from trainer.init import build, initialize
 from trainer.loss import cross_entropy
+from trainer.model import Llama
 from trainer.optim import AdamW, Held, clip_scale
 
 _SMALL = ModelConfig(
@@ -83,7 +85,7 @@ def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
 def test_optimizer_updates_as_pytorchs_does() -> None:
     config = OptimizerConfig()
     flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
-    flat = AdamW({name: Held(parameter, 1) for name, parameter in flat_model.named_parameters()}, config)
+    flat = AdamW({name: Held(parameter=parameter) for name, parameter in flat_model.named_parameters()}, config)
     plain = torch.optim.AdamW(plain_model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
     for step in range(1, 4):
@@ -101,3 +103,74 @@ def test_optimizer_updates_as_pytorchs_does() -> None:
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert flat.step_count == 3
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.02])
+def test_z_loss_enters_the_gradients_and_not_the_value(z_loss: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 16, generator=generator, requires_grad=True)
+    targets = torch.randint(50, (40,), generator=generator)
+    logits = hidden @ weight.T
+    plain = F.cross_entropy(logits, targets)
+    whole = plain + z_loss * logits.logsumexp(-1).square().mean()
+    fused = cross_entropy(hidden, weight, targets, z_loss=z_loss)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(fused, (hidden, weight)), torch.autograd.grad(whole, (hidden, weight))
+    )
+
+
+def test_loss_of_bfloat16_states_is_computed_in_fp32_and_the_gradient_of_fp32_weights_stays_fp32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, 16, generator=generator).bfloat16().requires_grad_()
+    weight = torch.randn(50, 16, generator=generator).requires_grad_()
+    targets = torch.randint(50, (300,), generator=generator)
+    logits = (hidden @ weight.bfloat16().T).float()
+    fused = cross_entropy(hidden, weight, targets)
+    torch.testing.assert_close(fused, F.cross_entropy(logits, targets))
+    grad_hidden, grad_weight = torch.autograd.grad(fused, (hidden, weight))
+    assert (grad_hidden.dtype, grad_weight.dtype) == (torch.bfloat16, torch.float32)
+    exact = torch.autograd.grad(F.cross_entropy(hidden.float() @ weight.T, targets), weight)[0]
+    torch.testing.assert_close(grad_weight, exact, rtol=0.05, atol=2e-4)
+
+
+def test_masked_documents_are_read_as_if_they_stood_alone() -> None:
+    """Rotary positions are relative, so where in the sequence a document stands makes no difference either."""
+    model = Llama(_SMALL, 16, document_end_id=7)
+    initialize(model, _SMALL, 0)
+    first, second = torch.tensor([[3, 4, 5, 7]]), torch.tensor([[9, 8, 3, 2, 1]])
+    with torch.no_grad():
+        together = model(torch.cat((first, second), dim=1))
+        torch.testing.assert_close(together[:, :4], model(first))
+        torch.testing.assert_close(together[:, 4:], model(second))
+        unmasked = build(_SMALL, seq_len=16, seed=0)(torch.cat((first, second), dim=1))
+    assert not torch.allclose(together[:, 4:], unmasked[:, 4:], atol=1e-3)
+
+
+def test_tied_embedding_is_the_output_projection() -> None:
+    tied = replace(_SMALL, tie_embeddings=True)
+    model = build(tied, seq_len=8, seed=0)
+    assert model.output_weight is model.embedding.weight  # type: ignore[union-attr]
+    assert sum(parameter.numel() for parameter in model.parameters()) == llama.count_parameters(tied)
+
+
+@pytest.mark.parametrize("layers", [range(2), range(2, 3)])
+def test_a_part_has_the_names_and_weights_of_the_whole(layers: range) -> None:
+    whole = dict(build(_SMALL, seq_len=8, seed=0).named_parameters())
+    part = Llama(_SMALL, 8, layers=layers)
+    initialize(part, _SMALL, 0)
+    assert all(torch.equal(parameter, whole[name]) for name, parameter in part.named_parameters())
+
+
+@pytest.mark.parametrize("recompute", ["recompute", "recompute_core"])
+def test_recomputation_changes_no_gradient(recompute: str) -> None:
+    tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for kept in (True, False):
+        model = build(_SMALL, seq_len=8, seed=0)
+        for block in model.blocks():
+            setattr(block if recompute == "recompute" else block.attention, recompute, not kept)
+        cross_entropy(model(tokens), model.output_weight, tokens).backward()  # type: ignore[no-untyped-call]
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

@@ -47,6 +47,9 @@ class Backend(Protocol):
     def reduce_gradients(self, optimizer: AdamW) -> None:
         """Bring the gradients of the whole batch into ``optimizer.gradients``."""
 
+    def drift(self, optimizer: AdamW) -> float:
+        """Largest difference between copies of a weight on several processes: of their norms, as a share of a norm."""
+
     def reduce_sum(self, tensor: Tensor) -> None:
         """Sum a tensor over all processes, in place."""
 

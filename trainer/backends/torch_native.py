@@ -19,7 +19,7 @@ from hlatctl.run.errors import DependencyError
 from trainer.init import initialize
 from trainer.model import Llama
 from trainer.optim import AdamW
-from trainer.parallel import cut, held_parameters, loss_of, make_layout
+from trainer.parallel import held_parameters, loss_of, make_layout, prepare
 from trainer.pipeline import Pipeline
 from trainer.precision import PRECISIONS
 from trainer.storage import load_tensors, save_tensors
@@ -52,8 +52,13 @@ class TorchNative:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=_TIMEOUT)
         self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
-        self.speaks_for_replica = self._layout.pp_rank == self._layout.tp_rank == 0
+        self.speaks_for_replica = self._layout.speaks_for_replica
         self._pipeline: Pipeline | None = None
+        if config.precision.name == "bf16":
+            self.warnings.append(
+                "precision=bf16: weights rounded to the nearest lose small updates; the paper's runs diverged with it "
+                "(precision=bf16_sr or precision=mixed do not)"
+            )
         if self.compiles and self.device.type == "cpu" and not _cpp_compiler():
             self.compiles = False
             self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
@@ -64,9 +69,9 @@ class TorchNative:
         with torch.device("meta"):
             model = Llama(
                 config.model, config.train.seq_len, layers=layout.stage_layers,
-                compute_dtype=self._precision.compute, document_end_id=document_end_id,
+                compute_dtype=self._precision.compute, tp=layout.tp, document_end_id=document_end_id,
             ).to(self._precision.weights)  # fmt: skip
-        cut(model, layout, self._precision, compiles=self.compiles)
+        prepare(model, layout, self._precision, compiles=self.compiles)
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
@@ -103,13 +108,26 @@ class TorchNative:
         return 1.0 / (self._config.grad_accum_steps * (1 if self._layout.fsdp else self.data_parallel_size))
 
     def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
-        return loss_of(model, hidden, targets, self._layout, z_loss=self._config.train.z_loss)
+        return loss_of(model, hidden, targets, self._layout)
 
     def reduce_gradients(self, optimizer: AdamW) -> None:
         """One all-reduce over the replicas; shards have been reduced on the way."""
         optimizer.collect_gradients()
         if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
             dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
+
+    def drift(self, optimizer: AdamW) -> float:
+        """Largest and smallest norms along each axis, in one exchange."""
+        worst, mesh = 0.0, self._layout.mesh
+        if mesh is None:
+            return worst
+        for axis in ("dp", "tp"):
+            norms = optimizer.norms_of_copies(axis)
+            ends = torch.stack((norms, -norms))
+            dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh[axis].get_group())
+            largest, smallest = ends[0], -ends[1]
+            worst = max(worst, *((largest - smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
+        return worst
 
     def reduce_sum(self, tensor: Tensor) -> None:
         """One all-reduce over the world."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from flows import side_process
+from flows import ask as asking
 from hlatctl.cli.main import main
 from hlatctl.run.errors import CheckpointError, LaunchError
 from hlatctl.run.manifest import MANIFEST, write_manifest
@@ -122,11 +122,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]) -> list[tu
     """In the place of a process: one that says what it has written; what is asked of it."""
     asked: list[tuple[str, ...]] = []
 
-    def run_module(*argv: str) -> str:
+    def ask(*argv: str) -> str:
         asked.append(argv)
         return f"noise\n{json.dumps(written)}\n"
 
-    monkeypatch.setattr(side_process, "run_module", run_module)
+    monkeypatch.setattr(asking, "ask", ask)
     return asked
 
 
@@ -166,11 +166,11 @@ def test_export_asks_for_what_was_asked_for(
 
 
 def test_a_side_process_brings_its_output_or_its_error(tmp_path: Path) -> None:
-    assert "usage: trainer.export" in side_process.run_module("trainer.export", "--help")
+    assert "usage: trainer.export" in asking.ask("trainer.export", "--help")
     with pytest.raises(CheckpointError, match=r"nowhere: no such folder") as caught:
-        side_process.run_module("trainer.import_model", "--from", "/nowhere", "--to", os.fspath(tmp_path / "x"))
+        asking.ask("trainer.import_model", "--from", "/nowhere", "--to", os.fspath(tmp_path / "x"))
     assert "save_pretrained" in caught.value.hint
-    with pytest.raises(LaunchError, match=r"trainer\.nothing: failed with exit code 1 \(.*No module named trainer"):
-        side_process.run_module("trainer.nothing")
-    with pytest.raises(LaunchError, match=r"trainer\.export: not finished after 0\.01 s"):
-        side_process.run_module("trainer.export", "--help", timeout_s=0.01)
+    with pytest.raises(LaunchError, match=r"trainer\.nothing: failed \(.*No module named trainer"):
+        asking.ask("trainer.nothing")
+    with pytest.raises(LaunchError, match=r"trainer\.export: no answer after 0\.01 s"):
+        asking.ask("trainer.export", "--help", timeout_s=0.01)
