@@ -20,8 +20,8 @@ from hlatctl import __version__
 
 _DATA_KEYS = ("data.source", "data.path", "data.text_column", "data.validation_fraction", "tokenizer.path")
 _GRAPH_KEYS = (
-    "precision.name", "data.mask_across_documents", "backend.name", "backend.device", "backend.compile", "train.seq_len",
-    "cluster.threads_per_process",
+    "precision.name", "data.mask_across_documents", "backend.name", "backend.device", "backend.compile",
+    "train.seq_len", "cluster.threads_per_process",
 )  # fmt: skip
 
 
