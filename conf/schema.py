@@ -63,7 +63,7 @@ class DataConfig:
     on_corrupt: str = "fail"
     """What a damaged row or file does: `fail`, or `skip` (left out, counted and told)."""
     skip_steps: list[int | str] = field(default_factory=list)
-    """Batches left out, by 1-based number in the undisturbed order: `[7, "120-125"]`; the next ones take their steps."""
+    """Batches left out, by 1-based number in the undisturbed order: `[7, "120-125"]`; later ones move up."""
     validation_fraction: float = 0.02
     """Share of the documents held out for validation, chosen by a hash of their position."""
     prefetch_batches: int = 4

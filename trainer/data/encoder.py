@@ -88,7 +88,7 @@ class _ByWord:
         words.encode_special_tokens = True
         words.normalizer = normalizers.Replace(" ", _SPACE)
         self._encode_words = _Whole(words)
-        self._line_end = np.int32(tokenizer.token_to_id(_LINE_END_PIECE))
+        self._line_end = np.int32(tokenizer.get_vocab()[_LINE_END_PIECE])
         self._known: dict[str, bytes] = {}
         self._before: dict[str, bytes] = {}
 

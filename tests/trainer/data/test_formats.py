@@ -40,14 +40,16 @@ def test_every_format_gives_its_documents_in_order(tmp_path: Path, name: str) ->
     _WRITE[name](path)
     assert formats.find_files(tmp_path) == [path]
     formats.check_file(path, "text")
-    assert list(formats.read_documents(path, "text")) == _TEXTS
+    assert list(formats.read_documents(path, "text")) == list(enumerate(_TEXTS, start=1))
 
 
 def test_plain_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     content = "".join(f"line {i} of a longer text, äöü\r\n" for i in range(6000))
     path.write_bytes(content.encode())
-    parts = [part or "" for part in formats.read_documents(path, "text")]
+    rows = list(formats.read_documents(path, "text"))
+    assert [row for row, _ in rows] == [1, 2, 3, 4]
+    parts = [part or "" for _, part in rows]
     assert "".join(parts) == content
     assert len(parts) == 4
     assert all(part.endswith("\n") for part in parts)
@@ -57,7 +59,7 @@ def test_plain_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> N
 def test_null_is_a_row_without_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": null}\n\n{"text": "x"}\n')
-    assert list(formats.read_documents(path, "text")) == [None, "x"]
+    assert list(formats.read_documents(path, "text")) == [(1, None), (3, "x")], "rows are lines of the file"
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet", "a.jsonl"])
@@ -120,5 +122,5 @@ def test_bad_line_of_json_is_told_with_its_number(tmp_path: Path, line: str, mes
 
 def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text"):
+    with pytest.raises(DataError, match=r"a\.txt:1: not UTF-8 text \(byte 3\)"):
         formats.check_file(tmp_path / "a.txt", "text")

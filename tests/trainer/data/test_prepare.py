@@ -27,7 +27,7 @@ def _prepared(config: Config, target: Path) -> tuple[dict[str, Any], list[str], 
     """dataset.json, the training documents, and those held out."""
     prepare(config, target)
     dataset = json.loads((target / "dataset.json").read_text())
-    train = list(Documents([Path(entry["path"]) for entry in dataset["files"]]))
+    train = list(Documents(dataset["files"]))
     held_out = [json.loads(line)["text"] for line in Path(dataset["validation"]["path"]).read_text().splitlines()]
     return dataset, train, held_out
 
@@ -46,7 +46,8 @@ def test_every_document_is_trained_on_or_held_out(make_config: MakeConfig, corpu
     assert 10 <= len(held_out) <= 45
     assert (dataset["documents"], dataset["validation"]["documents"]) == (len(train), len(held_out))
     assert dataset["text_bytes"] == sum(len(text.encode()) for text in train)
-    assert dataset["sources"] == [{"path": os.fspath(corpus), "rows": 240}]
+    (source,) = dataset["sources"]
+    assert (source["path"], source["rows"], source["documents"]) == (os.fspath(corpus), 240, len(train))
     assert [p.name for p in tmp_path.iterdir()] == ["d"], "no temporary folder is left"
 
 
@@ -67,7 +68,7 @@ def test_neither_side_is_ever_empty(make_config: MakeConfig, tmp_path: Path, fra
 
 def test_one_document_is_too_few(make_config: MakeConfig, tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "one.jsonl", ["alone", "", None])
-    with pytest.raises(DataError, match="1 documents with text in 3 rows; one to train on and one to hold out"):
+    with pytest.raises(DataError, match="1 documents with text; one to train on and one to hold out"):
         prepare(make_config(data={"path": os.fspath(path)}), tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
