@@ -127,6 +127,7 @@ class Source:
         self._entry = dataset["sources"][index]
         self.name = str(self._entry["path"])
         self.fingerprint = str(self._entry["fingerprint"])
+        self.text_bytes = int(self._entry["text_bytes"])
         self.documents = Documents([entry for entry in dataset["files"] if entry["source"] == index])
         self._inputs: list[str] | None = None
 

@@ -14,7 +14,7 @@ from hlatctl.cli import main as cli
 from hlatctl.cli.main import main
 from tests.hlatctl.conftest import MakeRun
 
-COMMANDS = ("train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "ui", "sync")
+COMMANDS = ("train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "ui", "sync", "data")
 ROOT = Path(__file__).parents[3]
 
 
