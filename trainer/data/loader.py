@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -133,6 +134,8 @@ class Loader:
     def close(self) -> None:
         """Stop the background thread."""
         self._stopping.set()
+        with suppress(queue.Empty):  # make room, so that a thread which waits for some need not wait for its time-out
+            self._queue.get_nowait()
         self._thread.join()
 
     def _produce(self, rows: list[Row], number: int) -> None:
