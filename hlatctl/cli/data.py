@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BAR = 40
 
 app = typer.Typer(
-    help="Look into the corpus, see what a step was trained on, amend a run's data.",
+    help="Look into a corpus, or into what a step was trained on.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None,
 )  # fmt: skip
 Why = Annotated[str, typer.Option(help="Why; goes into the journal.")]
