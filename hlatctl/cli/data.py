@@ -72,9 +72,7 @@ def at(
     begin = max((s for s in checkpoint_steps(found) if s < step), default=0)
     whence = f"the checkpoint of step {begin}" if begin else "the start, no checkpoint before it being left"
     say(f"step {step}: going through {step - begin} batches from {whence}")
-    answer = json.loads(
-        ask("trainer.data.at", "--run-dir", os.fspath(found.root), "--step", str(step))
-    )  # fmt: skip
+    answer = json.loads(ask("trainer.data.at", "--run-dir", os.fspath(found.root), "--step", str(step)))
     if not answer["trained"]:
         say(f"step {step} is not trained yet, or not again since the run went back: this is what it gets")
     if as_json:

@@ -29,6 +29,7 @@ _LINE_END_PIECE = "<0x0A>"
 _REMEMBERED_WORDS = 100_000
 #: Longer ones are no words and hardly come again.
 _REMEMBERED_CHARACTERS = 64
+_UNKNOWN = b"?"  # no ids: these come in fours
 
 
 def make_encoder(tokenizer: Tokenizer) -> Encode:
@@ -96,15 +97,19 @@ class _ByWord:
         if _SPACE in text or not text:
             return self._whole(text)  # a visible space in the text itself could merge with a real one
         words = _WORD.findall(f" {text}")
-        if new := set(words).difference(self._known):
-            self._known.update(self._recall(new))
-        ids = b"".join(map(self._known.__getitem__, words))
-        for word in new:
-            if len(word) > _REMEMBERED_CHARACTERS:
-                del self._known[word]
+        known = self._known
+        found = [known.get(word, _UNKNOWN) for word in words]
+        if missing := [place for place, ids in enumerate(found) if ids is _UNKNOWN]:
+            recalled = self._recall({words[place] for place in missing})
+            for place in missing:
+                found[place] = recalled[words[place]]
+            self._remember(recalled)
+        return np.frombuffer(b"".join(found), dtype=np.int32)
+
+    def _remember(self, recalled: dict[str, bytes]) -> None:
+        self._known.update((word, ids) for word, ids in recalled.items() if len(word) <= _REMEMBERED_CHARACTERS)
         if len(self._known) > _REMEMBERED_WORDS:
             self._known, self._before = {}, self._known
-        return np.frombuffer(ids, dtype=np.int32)
 
     def _recall(self, new: set[str]) -> dict[str, bytes]:
         """The ids of words, as bytes: from the generation of words before this one, or encoded."""
