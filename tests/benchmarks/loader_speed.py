@@ -1,7 +1,7 @@
 """Packed tokens/s of the loader, against the bare tokenizer and against the method of HLAT's loader.
 
-All three read the same books with the Llama-2 tokenizer, on one thread, in turn. The bare tokenizer encodes all texts in
-one call and packs nothing. HLAT's method is written anew from what its paper and its public loader do: a Hugging Face
+All three read the same books with the Llama-2 tokenizer, on one thread, in turn. The bare tokenizer encodes all texts
+in one call and packs nothing. HLAT's method is written anew from what its paper and its public loader do: a Hugging Face
 dataset read row by row in a shuffled list of indices; words counted to guess when there is text enough for a batch; the
 slow, Python tokenizer; token lists joined, cut and kept as Python lists; a LongTensor of each batch, and a copy as
 labels. Its batches are HLAT's own: one sequence of 4,096 tokens.
@@ -125,7 +125,8 @@ def _hlat(rows: Path, model: Path) -> Work:
     from datasets import load_from_disk
     from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-    tokenizer = SentencePieceBackend(vocab_file=os.fspath(model), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    backend: Any = SentencePieceBackend  # untyped
+    tokenizer = backend(vocab_file=os.fspath(model), unk_token="<unk>", bos_token="<s>", eos_token="</s>")
     corpus = load_from_disk(rows)
     order = np.arange(len(corpus), dtype=np.uint32)
     np.random.default_rng(1).shuffle(order)

@@ -98,7 +98,7 @@ def test_amendments_of_the_trainer_count_at_once_those_of_a_person_with_the_next
     def event(kind: str, attempt: int = 1, **fields: Any) -> dict[str, Any]:
         return {"kind": kind, "attempt": attempt, **fields}
 
-    skip = {"key": "data.skip_steps", "by": "me"}
+    skip: dict[str, Any] = {"key": "data.skip_steps", "by": "me"}
     events = [
         event("amended", 0, value=[1], **skip), event("train_started"), event("step", step=4),
         event("amended", 0, value=[2], **skip), event("amended", value=[3], **{**skip, "by": "trainer"}),
