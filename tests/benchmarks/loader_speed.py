@@ -2,7 +2,7 @@
 
 All three read the same books with the Llama-2 tokenizer, on one thread, in turn. The bare tokenizer encodes all texts
 in one call and packs nothing. HLAT's method is written anew from what its paper and its public loader do: a Hugging
-Face dataset read row by row in a shuffled list of indices; words counted to guess when there is text enough for a batch;
+Face dataset read row by row in a shuffled list of indices; words counted to guess when there is enough for a batch;
 the slow, Python tokenizer; token lists joined, cut and kept as Python lists; a LongTensor of each batch, and a copy as
 labels. Its batches are HLAT's own: one sequence of 4,096 tokens. Its tokenizer is today's Python one of transformers,
 which may be faster than that of its time.
