@@ -7,7 +7,7 @@ What follows from other values is a property and never a key. Nothing here check
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,18 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """One corpus of a mixture."""
+
+    path: str = ""
+    """File or folder, as `data.path`."""
+    weight: float = 1.0
+    """Share of the trained tokens that comes from here, relative to the other sources' weights."""
+    text_column: str | None = None
+    """As `data.text_column`; none: that one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The corpus."""
 
@@ -48,12 +60,24 @@ class DataConfig:
     """File or folder of Arrow, Parquet, JSON Lines (.zst, .gz too) or plain text."""
     text_column: str = "text"
     """Column (or JSON field) that holds a document's text."""
+    sources: list[SourceConfig] = field(default_factory=list)
+    """A mixture, in place of `path`: `[{path: a, weight: 3}, {path: b}]`. Weights are shares of tokens."""
+    on_corrupt: str = "fail"
+    """What a damaged row or file does: `fail`, or `skip` (left out, counted and told)."""
+    skip_steps: list[int | str] = field(default_factory=list)
+    """Batches left out, by 1-based number in the undisturbed order: `[7, "120-125"]`; later ones move up."""
     mask_across_documents: bool = False
     """Attend only within a document, not to those packed before it into the same sequence (HLAT attends to all)."""
     validation_fraction: float = 0.02
     """Share of the documents held out for validation, chosen by a hash of their position."""
     prefetch_batches: int = 4
     """Packed batches that the background loader keeps ready."""
+
+    @property
+    def inputs(self) -> list[SourceConfig]:
+        """The sources to read, `path` being the short form of one; empty where a corpus is built."""
+        alone = [] if self.path is None else [SourceConfig(path=self.path)]
+        return [replace(s, text_column=s.text_column or self.text_column) for s in self.sources or alone]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+from conf.amend import batch_numbers
 from conf.load import flatten
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -27,6 +28,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer.schedule": ("cosine", "linear", "wsd"),
     "train.on_nonfinite": ("stop", "skip", "rollback"),
     "data.source": ("python_stdlib",),
+    "data.on_corrupt": ("fail", "skip"),
     "eval.suite": ("smoke",),
 }
 
@@ -229,6 +231,34 @@ def _secrets(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _sources(config: Config) -> Iterator[ConfigError]:
+    data = config.data
+    if data.sources and data.path is not None:
+        yield ConfigError(
+            f"data.path={data.path}: given together with data.sources",
+            hint="name every corpus in data.sources, and set data.path=null",
+        )
+    first: dict[str, int] = {}
+    for index, source in enumerate(data.sources):
+        key = f"data.sources[{index}]"
+        if not source.path:
+            yield ConfigError(f"{key}.path: missing", hint="data.sources=[{path:FOLDER,weight:2},{path:OTHER}]")
+        if not (math.isfinite(source.weight) and source.weight > 0):
+            yield ConfigError(f"{key}.weight={source.weight}: must be a finite number greater than 0")
+        if first.setdefault(source.path, index) != index:
+            yield ConfigError(
+                f"{key}.path={source.path}: is data.sources[{first[source.path]}].path too",
+                hint="name it once, with the sum of the weights",
+            )
+
+
+def _skipped(config: Config) -> Iterator[ConfigError]:
+    try:
+        batch_numbers(config.data.skip_steps)
+    except ConfigError as error:
+        yield error
+
+
 def _names(config: Config) -> Iterator[ConfigError]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.experiment_name):
         yield ConfigError(
@@ -251,5 +281,5 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones, _context,
-    _cluster, _secrets,
+    _cluster, _secrets, _sources, _skipped,
 )  # fmt: skip

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conf.amend import AMENDED, SKIP_STEPS, check_same_corpus
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
-from hlatctl.run.journal import JournalWriter, train_writer
+from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
@@ -62,7 +63,8 @@ class Training:
             set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
         elif config.train.init_from:
             self.checkpointer.begin_from(Path(config.train.init_from), self.optimizer.tensors())
-        self.loader = _loader(config, dataset, backend, restored)
+        self.dataset_fingerprint = str(dataset["fingerprint"])
+        self.loader = _loader(config, run, dataset, backend, restored)
 
     def run(self) -> int:
         """Train to the last step, or until asked to stop.
@@ -128,7 +130,7 @@ class Training:
         if action == "skip":
             return ""
         self._note(
-            "amended", durable=True, key="data.skip_steps", value=[self.step], by="trainer",
+            AMENDED, durable=True, key=SKIP_STEPS, value=[self.loader.batch], by="trainer",
             why=f"loss={loss}, grad_norm={grad_norm}",
         )  # fmt: skip
         return _ROLLBACK
@@ -155,7 +157,10 @@ class Training:
     def _save(self, reason: str) -> None:
         self.checkpointer.save(
             self.optimizer.tensors(), step=self.step, tokens=self._tokens, reason=reason,
-            shared={"optimizer_steps": self.optimizer.step_count, "monitor": self.monitor.state},
+            shared={
+                "optimizer_steps": self.optimizer.step_count, "monitor": self.monitor.state,
+                "dataset_fingerprint": self.dataset_fingerprint,
+            },
             own={"loader": self.loader.state if self.backend.speaks_for_replica else [], "rng": rng_state()},
         )  # fmt: skip
 
@@ -224,13 +229,20 @@ def _dataset(run: RunPaths) -> dict[str, Any]:
         raise DataError(f"{run.dataset}: not readable ({error})", hint="`python -m trainer.data.prepare`") from None
 
 
-def _loader(config: Config, dataset: dict[str, Any], backend: Backend, restored: Restored | None) -> Loader:
-    return Loader(
-        dataset, global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len, seed=config.seed,
-        rank=backend.data_parallel_rank, size=backend.data_parallel_size,
-        prefetch_batches=config.data.prefetch_batches,
-        state=[row for rank in restored.ranks for row in rank["loader"]] if restored else None,
-    )  # fmt: skip
+def _loader(config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None) -> Loader:
+    """From where the checkpoint was taken, without what has been left out since; the corpus must be the same.
+
+    The journal may grow while the processes start, so one of them reads it for all.
+    """
+    amended = [event for event in read_events(run) if event["kind"] == AMENDED] if backend.rank == 0 else None
+    events = backend.from_rank0(amended)
+    state = None
+    if last:
+        check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
+        state = [row for rank in last.ranks for row in rank["loader"]]
+    return Loader.of(
+        config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
+    )
 
 
 def _not_finite(step: int, loss: float, grad_norm: float) -> TrainingError:

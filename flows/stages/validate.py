@@ -41,7 +41,7 @@ def check(config: Config, *, begun: bool = False) -> None:
     conf.validate.validate(config)
     if not begun:
         check_initial_weights(config, checksums=False)
-    if config.data.path or config.tokenizer.path:
+    if config.data.inputs or config.tokenizer.path:
         ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
     if config.eval.enabled and config.eval.tasks:
         ask_about("eval.check", config, timeout_s=_TIMEOUT_S)

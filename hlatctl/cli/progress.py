@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from hlatctl.cli.summary import running_stages, seconds_per_step
@@ -75,8 +75,9 @@ class PlainObserver:
             self.message(describe(state, config))
 
     def message(self, text: str) -> None:
-        """Print."""
-        print(text, file=self._stream, flush=True)
+        """Print; a reader that has gone (``| head``) does not end a run."""
+        with suppress(BrokenPipeError):
+            print(text, file=self._stream, flush=True)
 
 
 def describe(state: RunState, config: Config) -> str:
