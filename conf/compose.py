@@ -85,8 +85,13 @@ def _resolve_paths(config: Config) -> Config:
     return dataclasses.replace(
         config,
         runs_dir=absolute(config.runs_dir) or "",
-        data=dataclasses.replace(config.data, path=absolute(config.data.path)),
+        data=dataclasses.replace(
+            config.data,
+            path=absolute(config.data.path),
+            sources=[dataclasses.replace(s, path=absolute(s.path) or "") for s in config.data.sources],
+        ),
         tokenizer=dataclasses.replace(config.tokenizer, path=absolute(config.tokenizer.path)),
+        train=dataclasses.replace(config.train, init_from=absolute(config.train.init_from)),
         cluster=dataclasses.replace(config.cluster, worker_cache_dir=absolute(config.cluster.worker_cache_dir) or ""),
     )
 

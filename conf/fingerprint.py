@@ -18,10 +18,10 @@ from conf.load import flatten
 from conf.schema import Config
 from hlatctl import __version__
 
-_DATA_KEYS = ("data.source", "data.path", "data.text_column", "data.validation_fraction", "tokenizer.path")
+_DATA_KEYS = ("data.source", "data.on_corrupt", "data.validation_fraction", "tokenizer.path")
 _GRAPH_KEYS = (
-    "precision.name", "backend.name", "backend.device", "backend.compile", "train.seq_len",
-    "cluster.threads_per_process",
+    "precision.name", "data.mask_across_documents", "backend.name", "backend.device", "backend.compile",
+    "train.seq_len", "cluster.threads_per_process",
 )  # fmt: skip
 
 
@@ -35,12 +35,15 @@ def data_fingerprint(config: Config) -> str:
     """Corpus and tokenizer: the keys that shape them, and the name, size and time of every file they come from."""
     values = flatten(config)
     parts: dict[str, Any] = {key: values[key] for key in _DATA_KEYS}
+    # A source's weight says how much of it is read, not what it holds.
+    parts["inputs"] = [[source.path, source.text_column] for source in config.data.inputs]
     parts["hlatctl"] = __version__
     if config.tokenizer.path is None:
         parts["tokenizer.train_vocab_size"] = config.tokenizer.train_vocab_size
-    if config.data.path is None:
+    if not config.data.inputs:
         parts["python"] = [sys.version, sysconfig.get_path("stdlib")]
-    parts["files"] = [_stat_tree(path) for path in (config.data.path, config.tokenizer.path) if path]
+    paths = [*(source.path for source in config.data.inputs), config.tokenizer.path]
+    parts["files"] = [_stat_tree(path) for path in paths if path]
     return digest(parts)
 
 

@@ -82,7 +82,8 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
             raise _type_error(key, value, "a group of keys")
         return _decode_dataclass(expected, value, f"{key}.")
     if isinstance(expected, types.UnionType):
-        return None if value is None else _decode_value(typing.get_args(expected)[0], value, key)
+        kinds = typing.get_args(expected)
+        return value if value is None or type(value) in kinds else _decode_value(kinds[0], value, key)
     if typing.get_origin(expected) is list:
         if not isinstance(value, list):
             raise _type_error(key, value, "a list")

@@ -7,7 +7,7 @@ What follows from other values is a property and never a key. Nothing here check
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class ModelConfig:
     """Key/value heads; fewer than num_heads is grouped-query attention."""
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    """The embedding is the output projection too."""
     initializer_range: float = 0.021
     """Standard deviation of the initial weights (HLAT's scripts)."""
 
@@ -34,6 +36,18 @@ class ModelConfig:
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """One corpus of a mixture."""
+
+    path: str = ""
+    """File or folder, as `data.path`."""
+    weight: float = 1.0
+    """Share of the trained tokens that comes from here, relative to the other sources' weights."""
+    text_column: str | None = None
+    """As `data.text_column`; none: that one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +60,24 @@ class DataConfig:
     """File or folder of Arrow, Parquet, JSON Lines (.zst, .gz too) or plain text."""
     text_column: str = "text"
     """Column (or JSON field) that holds a document's text."""
+    sources: list[SourceConfig] = field(default_factory=list)
+    """A mixture, in place of `path`: `[{path: a, weight: 3}, {path: b}]`. Weights are shares of tokens."""
+    on_corrupt: str = "fail"
+    """What a damaged row or file does: `fail`, or `skip` (left out, counted and told)."""
+    skip_steps: list[int | str] = field(default_factory=list)
+    """Batches left out, by 1-based number in the undisturbed order: `[7, "120-125"]`; later ones move up."""
+    mask_across_documents: bool = False
+    """Attend only within a document, not to those packed before it into the same sequence (HLAT attends to all)."""
     validation_fraction: float = 0.02
     """Share of the documents held out for validation, chosen by a hash of their position."""
     prefetch_batches: int = 4
     """Packed batches that the background loader keeps ready."""
+
+    @property
+    def inputs(self) -> list[SourceConfig]:
+        """The sources to read, `path` being the short form of one; empty where a corpus is built."""
+        alone = [] if self.path is None else [SourceConfig(path=self.path)]
+        return [replace(s, text_column=s.text_column or self.text_column) for s in self.sources or alone]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +92,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and its schedule: linear warm-up, then cosine to `min_lr_fraction` of the peak."""
+    """AdamW and its schedule: linear warm-up to the peak, then down to `min_lr_fraction` of it."""
 
     lr: float = 3e-4
     """Peak learning rate."""
@@ -74,10 +102,17 @@ class OptimizerConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
-    """Applied to every parameter, norm weights too (HLAT)."""
+    decay: str = "all"
+    """What decays: `all` (norm weights too, as HLAT) or `all_but_norms`."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this global L2 norm."""
     warmup_steps: int = 2000
+    warmup_tokens: int | None = None
+    """Length of the warm-up in tokens, instead of `warmup_steps`."""
+    schedule: str = "cosine"
+    """Shape after the warm-up: `cosine`, `linear`, or `wsd` (warm-up, stable, decay)."""
+    wsd_decay_fraction: float = 0.1
+    """Share of the run's steps at its end in which `wsd` goes down, linearly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +120,32 @@ class PrecisionConfig:
     """Number formats."""
 
     name: str = "fp32"
-    """Only `fp32` so far."""
+    """`fp32`; `mixed`: BF16 products, all else FP32; `bf16_sr`: BF16 weights and moments, stochastically rounded;
+    `bf16`: rounded to the nearest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """How the model is cut; what is left of the world is data parallel."""
 
+    data_parallel: str = "replicate"
+    """`replicate`: whole replicas; `fsdp`: parameters, gradients and moments are sharded over the replicas (ZeRO-3)."""
     tensor_parallel_size: int = 1
+    """Processes that have each layer together."""
+    sequence_parallel: bool = False
+    """Cut the sequence over the tensor-parallel processes between a layer's products."""
     pipeline_parallel_size: int = 1
+    """Stages that the layers are cut into."""
+    activation_checkpointing: str = "none"
+    """What the backward pass computes again instead of keeping it: `none`, `selective` (attention's core), `full`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How much is trained, in which batches."""
 
+    init_from: str | None = None
+    """Folder of the initial weights: what `hlatctl checkpoint import` made, or a checkpoint of a run; none: random."""
     tokens: int = 2_500_000
     """Tokens to train on; the run ends with the first step that reaches them."""
     max_steps: int | None = None
@@ -110,6 +156,13 @@ class TrainConfig:
     """Sequences per process and forward pass; none: a process's whole share at once."""
     seq_len: int = 512
     """Tokens per sequence."""
+    z_loss: float = 0.0
+    """Weight of the squared log of the softmax's denominator in the gradients."""
+    on_nonfinite: str = "stop"
+    """When loss or gradients are not finite: `stop`, `skip` the update, or `rollback` to the last valid checkpoint and
+    leave the batch out."""
+    max_nonfinite_steps: int = 3
+    """Updates left out in a row before the run stops (`skip`); rollbacks are limited like other restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +311,12 @@ class Config:
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step consumes."""
         return self.train.global_batch_size * self.train.seq_len
+
+    @property
+    def warmup_steps(self) -> int:
+        """Optimizer steps of the learning rate's warm-up."""
+        tokens = self.optimizer.warmup_tokens
+        return self.optimizer.warmup_steps if tokens is None else math.ceil(tokens / self.tokens_per_step)
 
     @property
     def total_steps(self) -> int:

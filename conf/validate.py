@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+from conf.amend import batch_numbers
 from conf.load import flatten
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -20,8 +21,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend.name": ("torch_native",),
     "backend.device": ("cpu", "cuda"),
     "cluster.launcher": ("local", "mock"),
-    "precision.name": ("fp32",),
+    "precision.name": ("fp32", "mixed", "bf16_sr", "bf16"),
+    "parallel.data_parallel": ("replicate", "fsdp"),
+    "parallel.activation_checkpointing": ("none", "selective", "full"),
+    "optimizer.decay": ("all", "all_but_norms"),
+    "optimizer.schedule": ("cosine", "linear", "wsd"),
+    "train.on_nonfinite": ("stop", "skip", "rollback"),
     "data.source": ("python_stdlib",),
+    "data.on_corrupt": ("fail", "skip"),
     "eval.suite": ("smoke",),
 }
 
@@ -30,18 +37,26 @@ _POSITIVE = (
     "model.num_kv_heads", "model.rope_theta", "model.rms_norm_eps", "data.prefetch_batches",
     "tokenizer.train_vocab_size", "optimizer.lr", "optimizer.eps", "optimizer.max_grad_norm",
     "parallel.tensor_parallel_size", "parallel.pipeline_parallel_size", "train.tokens", "train.max_steps",
-    "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "checkpoint.every_steps", "checkpoint.keep",
+    "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "train.max_nonfinite_steps",
+    "checkpoint.every_steps", "checkpoint.keep",
     "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code_samples_per_problem", "eval.batch_size",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
     "preflight.timeout_s",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "eval.max_retries",
-    "recovery.max_restarts_without_progress", "recovery.backoff_s", "recovery.max_backoff_s",
+    "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.warmup_tokens",
+    "train.z_loss", "eval.max_retries", "recovery.max_restarts_without_progress", "recovery.backoff_s",
+    "recovery.max_backoff_s",
     "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "preflight.min_matmul_gflops_per_s",
     "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
 )  # fmt: skip
-_FRACTIONS = ("optimizer.min_lr_fraction", "optimizer.beta1", "optimizer.beta2", "data.validation_fraction")
+_FRACTIONS = (
+    "optimizer.min_lr_fraction",
+    "optimizer.wsd_decay_fraction",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "data.validation_fraction",
+)
 #: The suites generate up to 96 tokens; what is left must hold a prompt.
 _MIN_EVAL_SEQ_LEN = 128
 #: 256 bytes, the special tokens, and room for a few merges.
@@ -108,13 +123,52 @@ def _model(config: Config) -> Iterator[ConfigError]:
 
 
 def _parallel(config: Config) -> Iterator[ConfigError]:
-    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
-        size = getattr(config.parallel, key)
-        if size != 1:
-            yield ConfigError(
-                f"parallel.{key}={size}: backend.name={config.backend.name} is data parallel only",
-                hint=f"set parallel.{key}=1",
-            )
+    parallel, model = config.parallel, config.model
+    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    if config.world_size % (tensor * stages):
+        yield ConfigError(
+            f"parallel.tensor_parallel_size={tensor} x parallel.pipeline_parallel_size={stages} = {tensor * stages}: "
+            f"does not divide the {config.world_size} processes (cluster.nodes x cluster.processes_per_node)",
+            hint=f"use a multiple of {tensor * stages} processes",
+        )
+    for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
+        if getattr(model, key) % tensor:
+            yield _indivisible(f"model.{key}", getattr(model, key), "parallel.tensor_parallel_size", tensor)
+    if parallel.sequence_parallel and tensor == 1:
+        yield ConfigError(
+            "parallel.sequence_parallel=true: cuts the sequence over tensor-parallel processes, and "
+            "parallel.tensor_parallel_size=1",
+            hint="set parallel.tensor_parallel_size, or parallel.sequence_parallel=false",
+        )
+    if parallel.sequence_parallel and config.train.seq_len % tensor:
+        yield _indivisible("train.seq_len", config.train.seq_len, "parallel.tensor_parallel_size", tensor)
+    if tensor > 1 and model.tie_embeddings:
+        yield _not_together(
+            "model.tie_embeddings=true", f"parallel.tensor_parallel_size={tensor}",
+            "the embedding would have to be cut in two ways at once",
+        )  # fmt: skip
+
+
+def _pipeline(config: Config) -> Iterator[ConfigError]:
+    stages = config.parallel.pipeline_parallel_size
+    if stages == 1:
+        return
+    here = f"parallel.pipeline_parallel_size={stages}"
+    if stages > config.model.num_layers:
+        yield ConfigError(f"{here}: more stages than model.num_layers={config.model.num_layers}")
+    if config.parallel.data_parallel == "fsdp":
+        yield _not_together(here, "parallel.data_parallel=fsdp", "every micro-batch would gather the weights anew")
+    if config.data.mask_across_documents:
+        yield _not_together(here, "data.mask_across_documents=true", "later stages do not see the tokens")
+    if config.model.tie_embeddings:
+        yield _not_together(here, "model.tie_embeddings=true", "the first and the last stage would share a weight")
+    if config.grad_accum_steps < stages:
+        yield ConfigError(
+            f"{here}: needs at least {stages} micro-batches a step, and there are {config.grad_accum_steps} "
+            f"(train.global_batch_size={config.train.global_batch_size} / data-parallel size "
+            f"{config.data_parallel_size} / micro batch {config.micro_batch_size})",
+            hint="set a smaller train.micro_batch_size",
+        )
 
 
 def _batches(config: Config) -> Iterator[ConfigError]:
@@ -177,6 +231,34 @@ def _secrets(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _sources(config: Config) -> Iterator[ConfigError]:
+    data = config.data
+    if data.sources and data.path is not None:
+        yield ConfigError(
+            f"data.path={data.path}: given together with data.sources",
+            hint="name every corpus in data.sources, and set data.path=null",
+        )
+    first: dict[str, int] = {}
+    for index, source in enumerate(data.sources):
+        key = f"data.sources[{index}]"
+        if not source.path:
+            yield ConfigError(f"{key}.path: missing", hint="data.sources=[{path:FOLDER,weight:2},{path:OTHER}]")
+        if not (math.isfinite(source.weight) and source.weight > 0):
+            yield ConfigError(f"{key}.weight={source.weight}: must be a finite number greater than 0")
+        if first.setdefault(source.path, index) != index:
+            yield ConfigError(
+                f"{key}.path={source.path}: is data.sources[{first[source.path]}].path too",
+                hint="name it once, with the sum of the weights",
+            )
+
+
+def _skipped(config: Config) -> Iterator[ConfigError]:
+    try:
+        batch_numbers(config.data.skip_steps)
+    except ConfigError as error:
+        yield error
+
+
 def _names(config: Config) -> Iterator[ConfigError]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.experiment_name):
         yield ConfigError(
@@ -187,6 +269,10 @@ def _names(config: Config) -> Iterator[ConfigError]:
         yield ConfigError("runs_dir='': must name a folder", hint="runs_dir=runs is the default")
 
 
+def _not_together(one: str, other: str, why: str) -> ConfigError:
+    return ConfigError(f"{one} and {other}: do not go together; {why}", hint="leave one of them out")
+
+
 def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str = "") -> ConfigError:
     return ConfigError(
         f"{key}={value}: not divisible by {other_key}={other}", hint=hint or f"use a multiple of {other}"
@@ -194,6 +280,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _parallel, _batches, _milestones, _number_of_milestones, _context, _cluster,
-    _secrets,
+    _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones, _context,
+    _cluster, _secrets, _sources, _skipped,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from hlatctl.run.state import RunState
 
 #: How torchrun marks a line with the process it comes from.
 _RANK_PREFIX = re.compile(r"^(\[[\w.]*\d+\]: ?)+")
-Cause = Literal["finished", "stopped", "error", "killed", "crashed", "lost"]
+Cause = Literal["finished", "stopped", "rollback", "error", "killed", "crashed", "lost"]
 #: How torchrun's summary of a failure names a process's end; negative is a signal.
 _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 
@@ -26,8 +26,9 @@ class Ending:
     """How an attempt ended.
 
     Args:
-        cause: ``stopped`` wrote a checkpoint because it was asked to; ``error`` left an error that a person must mend;
-            ``killed`` died of a signal; ``crashed`` of an exception; ``lost`` is gone without a trace.
+        cause: ``stopped`` wrote a checkpoint because it was asked to; ``rollback`` met a step that was not finite and
+            wants to go back to the newest checkpoint, without that step's batch; ``error`` left an error that a person
+            must mend; ``killed`` died of a signal; ``crashed`` of an exception; ``lost`` is gone without a trace.
         evidence: what says so, in one line.
     """
 
@@ -61,6 +62,8 @@ def classify(*, status: Status, train_stopped: str, error: HlatctlError | None, 
         return Ending(cause="error", evidence=f"{type(error).__name__}: {error.message}", exit_code=code)
     if train_stopped == "stop":
         return Ending(cause="stopped", evidence="asked to stop; checkpoint written", exit_code=code)
+    if train_stopped == "rollback":
+        return Ending(cause="rollback", evidence="a step was not finite; its batch is left out", exit_code=code)
     if status.state == "lost":
         return Ending(cause="lost", evidence="the job's process is gone and left no exit code")
     signals = [-int(found) for found in _EXIT_CODE.findall(log_tail) if int(found) < 0]

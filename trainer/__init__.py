@@ -1,5 +1,5 @@
 """What runs on the nodes: data, model, training loop, checkpoints.
 
 Processes (``docs/architecture.md`` tells what each reads and writes): ``trainer``, ``trainer.preflight``,
-``trainer.cache``, ``trainer.export``, ``trainer.data.check``, ``trainer.data.prepare``.
+``trainer.cache``, ``trainer.export``, ``trainer.import_model``, ``trainer.data.check``, ``trainer.data.prepare``.
 """

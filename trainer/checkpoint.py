@@ -1,30 +1,42 @@
 """Checkpoints: written whole, verified before they are trusted, kept as long as they are wanted.
 
 A checkpoint is a folder: safetensors shards (through the backend), ``state.json`` (what all ranks share),
-``rank-00000.json`` (what each has for itself) and ``manifest.json`` last. It is made under ``.tmp-step-…`` and renamed.
+``rank-00000.json`` (what each has for itself), ``model.json`` (the shape) and ``manifest.json`` last. It is made under
+``.tmp-step-…`` and renamed.
 There is no pickle in it, and none is ever loaded.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conf.initial_weights import MODEL, check_initial_weights
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import CheckpointError, StorageError
+from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError, error_types
 from hlatctl.run.journal import JournalWriter, read_events
-from hlatctl.run.manifest import MANIFEST, checkpoint_steps, read_manifest, why_invalid, write_manifest
+from hlatctl.run.manifest import (
+    MANIFEST,
+    checkpoint_steps,
+    folder_steps,
+    read_manifest,
+    why_invalid,
+    write_manifest,
+)
 from hlatctl.run.paths import RunPaths, step_name
 from trainer.backends.base import Backend
 
 STATE = "state.json"
+#: What the names of the weights begin with, among all tensors of a checkpoint.
+WEIGHTS = "model."
 _RANKS = "world_size"
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
@@ -106,20 +118,31 @@ class Checkpointer:
         ranks = [files.read_json(folder / _rank_file(rank)) for rank in range(read_manifest(folder).world[_RANKS])]
         return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
 
+    def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        """Read the weights, and nothing else, of another run's checkpoint or of an imported model into the tensors.
+
+        Raises:
+            ConfigError: they are another model's.
+            CheckpointError: they are not what was written.
+        """
+        self._on_rank0(lambda: check_initial_weights(self._config, checksums=True))
+        weights = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+        self._backend.load(weights, folder)
+        self._note("initial_weights", path=os.fspath(folder))
+
     def _on_rank0(self, work: Any) -> Any:
         """Do something on rank 0 alone; its error is raised on every rank, so that none waits for another."""
         result, failure = None, None
         if self._backend.rank == 0:
             try:
                 result = work()
-            except (StorageError, CheckpointError) as error:
+            except HlatctlError as error:
                 failure = [type(error).__name__, error.message, error.hint]
             except OSError as error:
                 failure = ["StorageError", f"{self._run.checkpoints}: {error.strerror or error}", ""]
         failure = self._backend.from_rank0(failure)
         if failure:
-            kind = CheckpointError if failure[0] == "CheckpointError" else StorageError
-            raise kind(failure[1], hint=failure[2])
+            raise error_types()[failure[0]](failure[1], hint=failure[2])
         return result
 
     def _begin(self, temporary: Path, tensors: dict[str, Tensor]) -> None:
@@ -136,6 +159,7 @@ class Checkpointer:
 
     def _commit(self, temporary: Path, *, step: int, tokens: int, shared: dict[str, Any]) -> None:
         files.write_json(temporary / STATE, shared)
+        files.write_json(temporary / MODEL, asdict(self._config.model))
         write_manifest(temporary, step=step, tokens=tokens, world=self._world)
         target = self._run.checkpoint(step)
         replaced = self._run.checkpoints / f"{_REPLACED}{step_name(step)}"
@@ -152,7 +176,7 @@ class Checkpointer:
             for left_over in self._run.checkpoints.iterdir():
                 if left_over.name.startswith((_TEMPORARY, _REPLACED)):
                     shutil.rmtree(left_over, ignore_errors=True)
-        for step in reversed(self._candidates()):
+        for step in reversed(folder_steps(self._run)):
             reason = why_invalid(self._run.checkpoint(step))
             if reason is None:
                 self._note("checkpoint_verified", step=step)
@@ -167,16 +191,6 @@ class Checkpointer:
                 hint="bring the folder back from a copy, or start a new run",
             )
         return None
-
-    def _candidates(self) -> list[int]:
-        """Steps that have a folder, with a manifest or without one."""
-        complete = set(checkpoint_steps(self._run))
-        if self._run.checkpoints.is_dir():
-            for folder in self._run.checkpoints.glob("step-*"):
-                digits = folder.name.removeprefix("step-")
-                if digits.isdigit() and folder.name == step_name(int(digits)):
-                    complete.add(int(digits))
-        return sorted(complete)
 
     def _remove_unwanted(self, newest: int) -> None:
         """Keep the newest few and the milestones'; rejected ones go first, whatever their age."""

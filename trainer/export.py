@@ -1,11 +1,13 @@
-"""``python -m trainer.export --run-dir RUN --step N --to DIR``: a checkpoint as a Hugging Face LLaMA folder.
+"""``python -m trainer.export --run-dir RUN [--step N] --to DIR``: a checkpoint as a Hugging Face LLaMA folder.
 
-Only the weights are read. The coalesced layers are cut apart again; nothing else changes, so logits are the same.
+Only the weights are read, some gigabytes at a time. The coalesced layers are cut apart again; nothing else changes, so
+logits are the same. Prints a line of JSON that says what was written.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -13,118 +15,168 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.load import load
-from conf.schema import Config, ModelConfig
+from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import CheckpointError, StorageError, run_main
-from hlatctl.run.manifest import why_invalid
+from hlatctl.run.errors import CheckpointError, DataError, run_main
+from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
+from trainer.hugging_face import hugging_face_config, to_hugging_face
+from trainer.new_folder import new_folder
+from trainer.storage import describe_tensors, read_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PREFIX = "model."
-_NAMES = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "attention.o.weight": "self_attn.o_proj.weight",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp.down.weight": "mlp.down_proj.weight",
-}
+DTYPES = ("float32", "bfloat16")
+_WEIGHTS = "model."
+#: A file of the exported model holds at most this, unless a single tensor is larger.
+_SHARD_BYTES = 5 << 30
 
 
-def export(config: Config, run: RunPaths, step: int, target: Path) -> None:
+def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype: str | None = None) -> dict[str, Any]:
     """Write the folder, whole or not at all.
 
-    Raises:
-        CheckpointError: there is no valid checkpoint of that step.
-        StorageError: the folder can't be written.
-    """
-    from safetensors.torch import save_file
+    Args:
+        config: of the run.
+        run: its directory.
+        step: of the checkpoint; none: the newest valid one.
+        target: folder to make.
+        dtype: of the weights, one of :data:`DTYPES`; none: as the checkpoint has them.
 
-    weights = hugging_face_weights(read_weights(run, step), config.model)
-    dataset = files.read_json(run.dataset)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        shutil.copytree(dataset["tokenizer"]["path"], partial)
-        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        files.write_json(partial / "config.json", hugging_face_config(config, dataset["tokenizer"]))
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-    except OSError as error:
-        raise StorageError(f"{target}: can't be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    Returns:
+        ``{"step", "tokens", "to", "parameters", "dtype", "bytes"}``.
+
+    Raises:
+        CheckpointError: there is no valid checkpoint of that step, or it holds no weights.
+        DataError: the run's tokenizer is gone.
+        StorageError: the folder exists, or can't be written.
+    """
+    tokenizer = _tokenizer(run)
+    with new_folder(target) as partial:
+        folder = choose(run, step)
+        weights = _describe(folder)
+        stored = next(iter(weights.values())).dtype
+        named = dtype or str(stored).removeprefix("torch.")
+        shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
+        size = _write_weights(folder, weights, config, partial, named)
+        described = hugging_face_config(
+            config.model, seq_len=config.train.seq_len, bos_id=tokenizer["bos_id"], eos_id=tokenizer["eos_id"],
+            dtype=named,
+        )  # fmt: skip
+        files.write_json(partial / "config.json", described)
+    manifest = read_manifest(folder)
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    return {
+        "step": manifest.step, "tokens": manifest.tokens, "to": os.fspath(target), "parameters": parameters,
+        "dtype": named, "bytes": size,
+    }  # fmt: skip
+
+
+def choose(run: RunPaths, step: int | None) -> Path:
+    """The folder of a step's checkpoint, or of the newest valid one; every file has been read and is as written.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    steps = folder_steps(run)
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise CheckpointError(f"{run.checkpoint(step)}: no such checkpoint", hint=f"steps that have one: {there}")
+    reasons = []
+    for candidate in [step] if step is not None else reversed(steps):
+        folder = run.checkpoint(candidate)
+        reason = why_invalid(folder)
+        if reason is None:
+            return folder
+        reasons.append(f"step {candidate}: {reason}")
+    told = "; ".join(reasons) or "none was written"
+    raise CheckpointError(f"{run.checkpoints}: no valid checkpoint ({told})", hint="`hlatctl checkpoint ls` lists them")
 
 
 def read_weights(run: RunPaths, step: int) -> dict[str, Tensor]:
-    """The weights of a checkpoint by our names; optimizer moments stay on the disk."""
-    from safetensors import safe_open
+    """The weights of a checkpoint by our names, whole, whatever layout wrote them; moments stay on the disk."""
+    tensors = read_tensors(choose(run, step), lambda name: name.startswith(_WEIGHTS))
+    return {name.removeprefix(_WEIGHTS): tensor for name, tensor in tensors.items()}
 
-    folder = run.checkpoint(step)
-    reason = why_invalid(folder)
-    if reason:
-        raise CheckpointError(f"{folder}: {reason}", hint="export the checkpoint of another step")
-    weights = {}
-    for shard in sorted(folder.glob("*.safetensors")):
-        with safe_open(shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                if name.startswith(_PREFIX):
-                    weights[name.removeprefix(_PREFIX)] = file.get_tensor(name)
+
+def _describe(folder: Path) -> dict[str, Tensor]:
+    weights = {name: tensor for name, tensor in describe_tensors(folder).items() if name.startswith(_WEIGHTS)}
+    if not weights:
+        raise CheckpointError(f"{folder}: holds no weights", hint="a simulated run (--dry-run) trains none")
     return weights
 
 
-def hugging_face_weights(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our names and coalesced layers to those of ``LlamaForCausalLM``."""
+def _write_weights(folder: Path, weights: dict[str, Tensor], config: Config, target: Path, dtype: str) -> int:
+    """Write the tensors in files of a bearable size, with an index if there are several; the bytes of all tensors."""
     import torch
+    from safetensors.torch import save_file
 
-    named: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        if name in _NAMES:
-            named[_NAMES[name]] = tensor
-            continue
-        _, number, rest = name.split(".", 2)
-        layer = f"model.layers.{number}."
-        if rest == "attention.qkv.weight":
-            rows = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-            for part, cut in zip("qkv", torch.split(tensor, rows), strict=True):
-                named[f"{layer}self_attn.{part}_proj.weight"] = cut.contiguous()
-        elif rest == "mlp.gate_up.weight":
-            for part, cut in zip(("gate", "up"), tensor.chunk(2), strict=True):
-                named[f"{layer}mlp.{part}_proj.weight"] = cut.contiguous()
-        else:
-            named[layer + _LAYER_NAMES[rest]] = tensor
-    return named
+    number_format: torch.dtype = getattr(torch, dtype)
+    shards = _shards({name: tensor.numel() * number_format.itemsize for name, tensor in weights.items()})
+    weight_map, total_bytes = {}, 0
+    for number, names in enumerate(shards, 1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        ours = {name.removeprefix(_WEIGHTS): tensor for name, tensor in _read(folder, names).items()}
+        theirs = {name: part.to(number_format) for name, part in to_hugging_face(ours, config.model).items()}
+        save_file(theirs, target / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(theirs, file))
+        total_bytes += sum(part.nbytes for part in theirs.values())
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        files.write_json(target / "model.safetensors.index.json", index)
+    return total_bytes
 
 
-def hugging_face_config(config: Config, tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """``config.json`` of ``LlamaForCausalLM``."""
-    model = config.model
-    return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads, "head_dim": model.head_dim, "hidden_act": "silu",
-        "rms_norm_eps": model.rms_norm_eps, "rope_theta": model.rope_theta,
-        "max_position_embeddings": config.train.seq_len, "initializer_range": model.initializer_range,
-        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "torch_dtype": "float32",
-        "bos_token_id": tokenizer["bos_id"], "eos_token_id": tokenizer["eos_id"],
-    }  # fmt: skip
+def _shards(sizes: dict[str, int]) -> list[list[str]]:
+    """Names in their order, cut where a file would become too large."""
+    shards: list[list[str]] = []
+    filled = 0
+    for name, size in sizes.items():
+        if not shards or filled + size > _SHARD_BYTES:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def _read(folder: Path, names: list[str]) -> dict[str, Tensor]:
+    """Some tensors; a run that goes on may remove its checkpoint meanwhile."""
+    try:
+        return read_tensors(folder, set(names).__contains__)
+    except Exception as error:
+        reason = why_invalid(folder, checksums=False)
+        if reason is None:
+            raise
+        raise CheckpointError(
+            f"{folder}: was removed while it was read ({reason})", hint="export a milestone's, which are kept"
+        ) from error
+
+
+def _tokenizer(run: RunPaths) -> dict[str, Any]:
+    try:
+        tokenizer: dict[str, Any] = files.read_json(run.dataset)["tokenizer"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{run.dataset}: names no tokenizer ({error})") from None
+    if not Path(tokenizer["path"]).is_dir():
+        raise DataError(
+            f"{tokenizer['path']}: the tokenizer that the run was trained with is gone",
+            hint="bring the folder back; another run with the same corpus and tokenizer prepares it again",
+        )
+    return tokenizer
 
 
 def main(argv: list[str] | None = None) -> int:
     """Export; an exception says what is wrong."""
     parser = argparse.ArgumentParser(prog="trainer.export", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--step", type=int, required=True)
-    parser.add_argument("--to", type=Path, required=True, help="folder to write")
+    parser.add_argument("--step", type=int, help="none: the newest valid checkpoint")
+    parser.add_argument("--to", type=Path, required=True, help="folder to make")
+    parser.add_argument("--dtype", choices=DTYPES, help="none: as the checkpoint has it")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    export(load(run.config), run, arguments.step, arguments.to)
+    written = export(load(run.config), run, arguments.step, arguments.to.absolute(), arguments.dtype)
+    print(json.dumps(written))
     return 0
 
 

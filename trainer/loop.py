@@ -5,29 +5,30 @@ from __future__ import annotations
 import math
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conf.amend import AMENDED, SKIP_STEPS, check_same_corpus
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
-from hlatctl.run.journal import JournalWriter, train_writer
+from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
-from trainer import model as llama
 from trainer.backends.base import Backend
 from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
-from trainer.monitor import SpikeMonitor
+from trainer.model import count_parameters
+from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, drift_alarm
 from trainer.optim import clip_scale
 from trainer.schedule import learning_rate
 
-#: Exit code of a process that was asked to stop and has written a checkpoint.
-EXIT_STOPPED = 75
-#: What is summed over processes with the gradients: the loss, and whether somebody asked to stop.
-_EXTRA = 2
+_FINISHED, _STOP, _ROLLBACK = "finished", "stop", "rollback"
+#: By why training ended: 75 has written a checkpoint because it was asked to, 76 wants to go back to the newest one.
+_EXIT_CODES = {_FINISHED: 0, _STOP: 75, _ROLLBACK: 76}
 
 
 class Training:
@@ -46,88 +47,108 @@ class Training:
     def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
         self.config, self.backend, self.journal = config, backend, journal
         self.stop = _StopRequest()
-        model = llama.build(config.model, seq_len=config.train.seq_len, seed=config.seed)
-        backend.parallelize(model)
-        self.optimizer = backend.optimizer(model, config.optimizer, extra=_EXTRA)
-        self.loss_of = backend.loss_function(model)
+        dataset = _dataset(run)
+        end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
+        self.model = backend.build_model(document_end_id=end_id)
+        self.optimizer = backend.optimizer(self.model)
         self.checkpointer = Checkpointer(config, run, backend, journal)
         restored = self.checkpointer.restore(self.optimizer.tensors())
         self.step = self.first_step = 0
-        self.spikes = SpikeMonitor()
+        self.monitor = Monitor()
+        self.nonfinite_steps = 0
         if restored:
             self.step = self.first_step = restored.step
-            self.spikes = SpikeMonitor(restored.shared["recent_grad_norms"])
-            self.optimizer.step_count = restored.shared["optimizer_steps"]
+            self.monitor = Monitor(restored.shared["monitor"])
+            self.optimizer.loaded(restored.shared["optimizer_steps"])
             set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
-        self.loader = _loader(config, run, backend, restored)
+        elif config.train.init_from:
+            self.checkpointer.begin_from(Path(config.train.init_from), self.optimizer.tensors())
+        self.dataset_fingerprint = str(dataset["fingerprint"])
+        self.loader = _loader(config, run, dataset, backend, restored)
 
     def run(self) -> int:
         """Train to the last step, or until asked to stop.
 
         Returns:
-            0 when the last step is done, 75 when stopped by SIGTERM; either way a checkpoint holds it all.
+            0 when the last step is done, 75 when stopped by SIGTERM (either way a checkpoint holds it all), 76 to go
+            back to the newest checkpoint.
 
         Raises:
-            TrainingError: the loss or the gradients are not finite.
+            TrainingError: the loss or the gradients are not finite, and that is not to be skipped.
             StorageError: a checkpoint can't be written.
         """
         self._note_start()
-        stopping = False
-        while self.step < self.config.total_steps and not stopping:
+        outcome = ""
+        while self.step < self.config.total_steps and not outcome:
             self.step += 1
-            stopping = self._train_step()
-            reason = self._why_checkpoint(stopping)
+            outcome = self._train_step()
+            reason = self._why_checkpoint(outcome)
             if reason:
                 self._save(reason)
         self.loader.close()
-        finished = self.step >= self.config.total_steps
-        outcome = "finished" if finished else "stop"
+        if self.step >= self.config.total_steps and outcome != _ROLLBACK:
+            outcome = _FINISHED
         self._note("train_stopped", durable=True, step=self.step, tokens=self._tokens, reason=outcome)
-        return 0 if finished else EXIT_STOPPED
+        return _EXIT_CODES[outcome]
 
-    def _train_step(self) -> bool:
-        """One optimizer step, journalled; whether any process was asked to stop."""
+    def _train_step(self) -> str:
+        """One optimizer step, journalled; why training has to end after it, mostly empty."""
         started = time.perf_counter()
         self.loader.wait_s = 0.0
         self.optimizer.zero_grad()
-        self.optimizer.extra[0] = self._accumulate_gradients()
-        self.optimizer.extra[1] = float(self.stop.requested)
-        self.backend.reduce_sum(self.optimizer.reduced)
-
-        loss, stops, grad_norm = (*self.optimizer.extra.tolist(), self.optimizer.grad_norm().item())
+        inputs, targets = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
+        loss_share = self.backend.accumulate(self.model, inputs, targets)
+        self.backend.reduce_gradients(self.optimizer)
+        loss, stops, grad_norm, param_norm = self._sum_over_processes(loss_share)
+        stopping = _STOP if stops else ""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise _not_finite(self.step, loss, grad_norm)
-        lr = learning_rate(self.step, self.config.optimizer, total_steps=self.config.total_steps)
+            return self._nonfinite(loss, grad_norm) or stopping
+        self.nonfinite_steps = 0
+        lr = learning_rate(self.step, self.config)
         self.optimizer.step(lr=lr, grad_scale=clip_scale(grad_norm, self.config.optimizer.max_grad_norm))
         self.backend.step_boundary()
-        param_norm = self.optimizer.param_norm().item()
         step_s = time.perf_counter() - started
         self._note(
             "step", step=self.step, tokens=self._tokens, loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=lr,
             step_s=step_s, data_wait_s=self.loader.wait_s, tokens_per_s=self.config.tokens_per_step / step_s,
         )  # fmt: skip
-        self._observe(grad_norm, step_s)
-        return bool(stops)
+        self._watch(loss, grad_norm, step_s)
+        return stopping
 
-    def _accumulate_gradients(self) -> Tensor:
-        """Forward and backward over this process's share of the batch; its share of the mean loss.
+    def _nonfinite(self, loss: float, grad_norm: float) -> str:
+        """Leave the update out, or give the attempt up, as the configuration says."""
+        action = self.config.train.on_nonfinite
+        self.nonfinite_steps += 1
+        if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
+            action = "stop"
+        self._note(
+            "nonfinite", durable=True, step=self.step, tokens=self._tokens, loss=str(loss), grad_norm=str(grad_norm),
+            action=action,
+        )  # fmt: skip
+        if action == "stop":
+            raise _not_finite(self.step, loss, grad_norm)
+        if action == "skip":
+            return ""
+        self._note(
+            AMENDED, durable=True, key=SKIP_STEPS, value=[self.loader.batch], by="trainer",
+            why=f"loss={loss}, grad_norm={grad_norm}",
+        )  # fmt: skip
+        return _ROLLBACK
 
-        Every share is scaled so that the sum over processes is the mean over the whole batch.
-        """
-        scale = 1.0 / (self.config.grad_accum_steps * self.backend.data_parallel_size)
-        total = torch.zeros((), device=self.backend.device)
-        batch = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
-        micro_batches = (torch.split(tokens, self.config.micro_batch_size) for tokens in batch)
-        for inputs, targets in zip(*micro_batches, strict=True):
-            loss = self.loss_of(inputs, targets) * scale
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+    def _sum_over_processes(self, loss_share: Tensor) -> tuple[float, float, float, float]:
+        """Mean loss, how many were asked to stop, gradient norm, and norm of the parameters that made them."""
+        stop = torch.tensor([float(self.stop.requested)], device=self.backend.device)
+        sums = torch.cat((loss_share.reshape(1), stop, self.optimizer.squared_norms()))
+        self.backend.reduce_sum(sums)
+        loss, stops, grad_square, param_square = sums.tolist()
+        return loss, stops, math.sqrt(grad_square), math.sqrt(param_square)
 
-    def _why_checkpoint(self, stopping: bool) -> str | None:
+    def _why_checkpoint(self, outcome: str) -> str | None:
+        if outcome == _ROLLBACK:
+            return None
         if self.step == self.config.total_steps:
             return "final"
-        if stopping:
+        if outcome == _STOP:
             return "stop"
         if self.step in self.config.milestones:
             return "milestone"
@@ -136,8 +157,11 @@ class Training:
     def _save(self, reason: str) -> None:
         self.checkpointer.save(
             self.optimizer.tensors(), step=self.step, tokens=self._tokens, reason=reason,
-            shared={"optimizer_steps": self.optimizer.step_count, "recent_grad_norms": self.spikes.recent},
-            own={"loader": self.loader.state, "rng": rng_state()},
+            shared={
+                "optimizer_steps": self.optimizer.step_count, "monitor": self.monitor.state,
+                "dataset_fingerprint": self.dataset_fingerprint,
+            },
+            own={"loader": self.loader.state if self.backend.speaks_for_replica else [], "rng": rng_state()},
         )  # fmt: skip
 
     @property
@@ -147,16 +171,19 @@ class Training:
     def _note_start(self) -> None:
         self._note(
             "train_started", resumed_from_step=self.step, tokens=self._tokens, world=self.backend.world_size,
-            device=str(self.backend.device), parameters=llama.count_parameters(self.config.model),
+            device=str(self.backend.device), parameters=count_parameters(self.config.model),
             peak_flops_per_s=self.backend.peak_flops_per_s(),
         )  # fmt: skip
 
-    def _observe(self, grad_norm: float, step_s: float) -> None:
-        """Journal a spike, and after the first step what was compiled."""
-        mean = self.spikes.observe(grad_norm)
-        if mean is not None:
-            self._note("gradient_spike", step=self.step, grad_norm=grad_norm, mean=mean)
-        if self.step == self.first_step + 1 and self.backend.compiles:
+    def _watch(self, loss: float, grad_norm: float, step_s: float) -> None:
+        """Journal what is remarkable about the step, and after the first one what was compiled."""
+        signs = self.monitor.observe(self.step, loss, grad_norm)
+        first = self.step == self.first_step + 1
+        if self.backend.world_size > 1 and (first or self.step % DRIFT_EVERY_STEPS == 0):
+            signs += drift_alarm(self.step, self.backend.drift(self.optimizer))
+        for sign in signs:
+            self._note(sign.kind, **sign.fields)
+        if first and self.backend.compiles:
             counts = self.backend.gather(self.backend.compile_counters())
             hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
@@ -168,14 +195,14 @@ class Training:
 
 def compile_only(config: Config, backend: Backend) -> None:
     """Run forward and backward on random tokens at the real shapes, so that every graph is compiled and cached."""
-    model = llama.build(config.model, seq_len=config.train.seq_len, seed=config.seed)
-    backend.parallelize(model)
-    # Gradients accumulate into the flat buffer here as in training.
-    optimizer = backend.optimizer(model, config.optimizer, extra=_EXTRA)
-    shape = (config.micro_batch_size, config.train.seq_len)
-    tokens = torch.randint(config.model.vocab_size, shape, device=backend.device)
+    model = backend.build_model(document_end_id=0 if config.data.mask_across_documents else None)
+    optimizer = backend.optimizer(model)
     optimizer.zero_grad()
-    backend.loss_function(model)(tokens, tokens).backward()  # type: ignore[no-untyped-call]
+    # One micro-batch makes every graph; a pipeline needs all of them.
+    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 1
+    shape = (config.micro_batch_size * micro_batches, config.train.seq_len)
+    tokens = torch.randint(config.model.vocab_size, shape, device=backend.device)
+    backend.accumulate(model, tokens, tokens)
     backend.step_boundary()
 
 
@@ -195,17 +222,27 @@ class _StopRequest:
         self.requested = True
 
 
-def _loader(config: Config, run: RunPaths, backend: Backend, restored: Restored | None) -> Loader:
+def _dataset(run: RunPaths) -> dict[str, Any]:
     try:
-        dataset = files.read_json(run.dataset)
+        return dict(files.read_json(run.dataset))
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})", hint="`python -m trainer.data.prepare`") from None
-    return Loader(
-        dataset, global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len, seed=config.seed,
-        rank=backend.data_parallel_rank, size=backend.data_parallel_size,
-        prefetch_batches=config.data.prefetch_batches,
-        state=[row for rank in restored.ranks for row in rank["loader"]] if restored else None,
-    )  # fmt: skip
+
+
+def _loader(config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None) -> Loader:
+    """From where the checkpoint was taken, without what has been left out since; the corpus must be the same.
+
+    The journal may grow while the processes start, so one of them reads it for all.
+    """
+    amended = [event for event in read_events(run) if event["kind"] == AMENDED] if backend.rank == 0 else None
+    events = backend.from_rank0(amended)
+    state = None
+    if last:
+        check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
+        state = [row for rank in last.ranks for row in rank["loader"]]
+    return Loader.of(
+        config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
+    )
 
 
 def _not_finite(step: int, loss: float, grad_norm: float) -> TrainingError:

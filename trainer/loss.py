@@ -2,7 +2,8 @@
 
 The logits of a whole batch (rows x vocabulary, FP32) are never held: a block's logits are made, turned into their own
 gradient and used up while they are in the cache. The products are the same three as forward and backward of a linear
-layer, so nothing is computed twice.
+layer, so nothing is computed twice. Where the projection is cut by vocabulary over processes, each makes the logits of
+its own entries only; two numbers a row are exchanged.
 """
 
 from __future__ import annotations
@@ -10,45 +11,97 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Rows of logits at once: 512 x 8,192 FP32 are 16 MiB. On CPUs 128 to 512 are equally fast; above, memory decides.
-BLOCK_ROWS = 512
+#: Logits at once: 4 Mi FP32 entries are 16 MiB, which a CPU's cache can hold; 512 rows of 8,192 are as fast as 128.
+_CPU_BLOCK_ENTRIES = 1 << 22
+#: On a GPU large products count, not the cache: 1 GiB.
+_GPU_BLOCK_ENTRIES = 1 << 28
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        total = hidden.new_zeros(())
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        for start in range(0, hidden.shape[0], BLOCK_ROWS):
-            block = slice(start, start + BLOCK_ROWS)
-            logits = F.log_softmax(hidden[block] @ weight.T, dim=-1)
-            target = targets[block, None]
-            total -= logits.gather(1, target).sum()
-            gradient = logits.exp_()
-            gradient.scatter_add_(1, target, gradient.new_full((1, 1), -1.0).expand_as(target))
-            torch.mm(gradient, weight, out=grad_hidden[block])
-            grad_weight.addmm_(gradient.T, hidden[block])
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, group: dist.ProcessGroup | None
+    ) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        cast = weight.to(hidden.dtype)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight)
+        rows = _block_rows(hidden, weight)
+        for start in range(0, hidden.shape[0], rows):
+            block = slice(start, start + rows)
+            loss, gradient = _block(hidden[block] @ cast.T, targets[block, None], z_loss, group)
+            total += loss
+            gradient = gradient.to(hidden.dtype)
+            torch.mm(gradient, cast, out=grad_hidden[block])
+            if weight.dtype == hidden.dtype:
+                grad_weight.addmm_(gradient.T, hidden[block])
+            else:
+                grad_weight += gradient.T @ hidden[block]
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.rows = hidden.shape[0]
         return total / hidden.shape[0]
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grad_outputs[0] / ctx.rows
-        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None
+        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None, None
 
 
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean loss in nats per token; may be differentiated once.
+def _block(logits: Tensor, targets: Tensor, z_loss: float, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """The summed loss of a block of rows, and its gradient by the logits (of this process's entries), FP32."""
+    logits = logits.float()
+    if group is None:
+        if z_loss == 0.0:  # the usual case, in one pass less
+            logits = F.log_softmax(logits, dim=-1)
+            loss = -logits.gather(1, targets).sum()
+            return loss, _minus_one_at(logits.exp_(), targets, None)
+        log_sum = logits.logsumexp(-1, keepdim=True)
+        at_target, mine = logits.gather(1, targets), None
+    else:
+        largest = logits.amax(-1, keepdim=True)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        targets = targets - dist.get_rank(group) * logits.shape[1]
+        mine = (targets >= 0) & (targets < logits.shape[1])
+        targets = targets.clamp(0, logits.shape[1] - 1)
+        sums = torch.cat(((logits - largest).exp().sum(-1, keepdim=True), logits.gather(1, targets) * mine), dim=-1)
+        dist.all_reduce(sums, group=group)
+        log_sum, at_target = sums[:, :1].log() + largest, sums[:, 1:]
+    gradient = logits.sub_(log_sum).exp_()
+    if z_loss:
+        gradient.mul_(1.0 + 2.0 * z_loss * log_sum)
+    return (log_sum - at_target).sum(), _minus_one_at(gradient, targets, mine)
+
+
+def _minus_one_at(gradient: Tensor, targets: Tensor, mine: Tensor | None) -> Tensor:
+    """Subtract 1 at each row's target (where it is one of this process's entries)."""
+    ones = gradient.new_full((1, 1), -1.0).expand_as(targets) if mine is None else -mine.to(gradient.dtype)
+    return gradient.scatter_add_(1, targets, ones)
+
+
+def _block_rows(hidden: Tensor, weight: Tensor) -> int:
+    entries = _CPU_BLOCK_ENTRIES if hidden.device.type == "cpu" else _GPU_BLOCK_ENTRIES
+    return max(1, entries // weight.shape[0])
+
+
+def cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss: float = 0.0, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Mean loss in nats per token, FP32; may be differentiated once.
 
     Args:
-        hidden: (..., hidden) states that the output projection reads.
-        weight: (vocabulary, hidden) of the output projection.
+        hidden: (..., hidden) states that the output projection reads; their precision is that of the products, the
+            softmax is FP32. With a group, each process gets the part of their gradient that its entries cause.
+        weight: (vocabulary, hidden) of the output projection, or this process's rows of it.
         targets: (...) ids of the next tokens, int64.
+        z_loss: weight of the squared log of the softmax's denominator (PaLM, arXiv 2204.02311, section 5). It enters
+            the gradients alone: the value stays the cross-entropy, comparable to runs without it.
+        group: given where ``weight`` is cut by vocabulary, in equal slices in order of rank: who
+            have it together.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
-    return _FusedCrossEntropy.apply(flat, weight, targets.reshape(-1))  # type: ignore[no-any-return,no-untyped-call]
+    return _FusedCrossEntropy.apply(flat, weight, targets.reshape(-1), z_loss, group)  # type: ignore[no-any-return,no-untyped-call]

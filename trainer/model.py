@@ -1,99 +1,232 @@
-"""The LLaMA-family decoder: its layers and its initial weights. No loss, no optimizer, no devices.
+"""The LLaMA-family decoder and its layers, whole or one process's slice of each. No loss, no optimizer, no devices.
+
+Initial weights are in ``trainer.init``.
 
 Query, key and value are one linear layer, and so are gate and up: the same input, one larger product
-(HLAT, arXiv 2404.10630, section 3.2). The causal mask is never a tensor.
+(HLAT, arXiv 2404.10630, section 3.2). Their rows lie so that equal slices hold whole heads and matching parts of gate
+and up, whatever the number of slices: a checkpoint does not depend on the tensor-parallel degree. The causal mask is
+never a tensor.
+
+Activations carry the precision: weights are cast to it where they are used, norms and rotations are done in FP32.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from conf.schema import ModelConfig
+from trainer.collectives import TensorParallel
+
+#: By the end of a parameter's name, see :func:`cut_dim`; norms are not cut.
+_CUT_DIM = {
+    "embedding.weight": 0,
+    "attention.qkv.weight": 0,
+    "attention.o.weight": 1,
+    "mlp.gate_up.weight": 0,
+    "mlp.down.weight": 1,
+    "head.weight": 0,
+}
+
+
+class Linear(nn.Linear):
+    """A linear layer without bias that computes in the precision of its input."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class's name
+        """(..., in) to (..., out)."""
+        return F.linear(input, self.weight.to(input.dtype))
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root-mean-square norm, computed in FP32 and given in the precision of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., hidden) to the same shape."""
+        return F.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary embeddings."""
+    """Causal grouped-query attention with rotary embeddings.
 
-    def __init__(self, config: ModelConfig) -> None:
+    The rows of ``qkv`` are one group after another, a group being the query heads that share a key/value head, then
+    that key head and that value head.
+    """
+
+    def __init__(self, config: ModelConfig, slices: int) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        self.qkv = nn.Linear(config.hidden_size, rows, bias=False)
-        self.o = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=False)
+        self.queries_per_group = config.num_heads // config.num_kv_heads
+        self.head_dim = config.head_dim
+        rows = config.num_kv_heads * (self.queries_per_group + 2) * self.head_dim
+        self.qkv = Linear(config.hidden_size, rows // slices)
+        self.o = Linear(config.num_heads * self.head_dim // slices, config.hidden_size)
+        self.recompute_core = False
+        """Keep no intermediate result of the attention's core for the backward pass, but compute it again."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(batch, seq, hidden) to the same shape."""
-        batch, seq, _ = x.shape
-        heads = self.qkv(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)
-        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """(batch, seq, hidden) to the same shape; with a mask (batch, 1, seq, seq), attend where it is true."""
+        batch, seq = x.shape[:2]
+        groups = self.qkv(x).view(batch, seq, -1, self.queries_per_group + 2, self.head_dim)
+        if self.recompute_core and torch.is_grad_enabled():
+            out = checkpoint(self._core, groups, cos, sin, mask, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out = self._core(groups, cos, sin, mask)
+        return self.o(out)  # type: ignore[no-any-return]
+
+    def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """Groups of heads (batch, seq, group, head, head_dim) to what they attend to (batch, seq, all heads)."""
+        q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
+        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(
-            rotate(q, cos, sin), rotate(k, cos, sin), v,
-            is_causal=True, enable_gqa=self.num_heads != self.num_kv_heads,
+            rotate(q, cos, sin), rotate(k, cos, sin), v, attn_mask=mask, is_causal=mask is None,
+            enable_gqa=self.queries_per_group > 1,
         )  # fmt: skip
-        return self.o(out.transpose(1, 2).reshape(batch, seq, -1))  # type: ignore[no-any-return]
+        return out.transpose(1, 2).flatten(2)
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """SwiGLU. The rows of ``gate_up`` are blocks of gate and up in turn, :func:`mlp_blocks` of each."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, slices: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.block_rows = config.intermediate_size // mlp_blocks(config)
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size // slices)
+        self.down = Linear(config.intermediate_size // slices, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+        gate, up = self.gate_up(x).unflatten(-1, (-1, 2, self.block_rows)).unbind(-2)
+        # Contiguous first: then SiLU takes the same vector path as in other implementations, to the last bit.
+        return self.down(F.silu(gate.flatten(-2)) * up.flatten(-2))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
     """One pre-norm decoder layer."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel | None) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = Attention(config)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MLP(config)
+        slices = tp.size if tp else 1
+        self.tp = tp
+        self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = Attention(config, slices)
+        self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = MLP(config, slices)
+        self.recompute = False
+        """Keep only the layer's input for the backward pass and compute the rest again."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self._layer, x, cos, sin, mask, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+        return self._layer(x, cos, sin, mask)
+
+    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        if self.tp is None:
+            x = x + self.attention(self.attention_norm(x), cos, sin, mask)
+            return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        x = x + self.tp.leave(self.attention(self.tp.enter(self.attention_norm(x)), cos, sin, mask))
+        return x + self.tp.leave(self.mlp(self.tp.enter(self.mlp_norm(x))))
 
 
 class Llama(nn.Module):
-    """The whole decoder; ``head`` (untied) turns its output into logits.
+    """The decoder, or the part of it that a pipeline stage holds.
+
+    Parts have the names they have in the whole model, and a part that a stage does not hold is None.
 
     Args:
         config: the shape.
         seq_len: longest sequence, in tokens.
+        layers: which layers to hold, 0-based; none given: all. The first brings the embedding with it, the last the
+            final norm and the head.
+        compute_dtype: of the activations.
+        tp: the processes that have each layer together; none: this one has them whole.
+        document_end_id: attend only within documents, which end with this token; none: to everything before.
     """
 
-    def __init__(self, config: ModelConfig, seq_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, seq_len: int, *, layers: Sequence[int] | None = None,
+        compute_dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None,
+        document_end_id: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        layers = range(config.num_layers) if layers is None else layers
+        self.is_first, self.is_last = 0 in layers, config.num_layers - 1 in layers
+        self.compute_dtype, self.tp, self.document_end_id = compute_dtype, tp, document_end_id
+        rows = config.vocab_size // (tp.size if tp else 1)
+        self.embedding = nn.Embedding(rows, config.hidden_size) if self.is_first else None
+        self.layers = nn.ModuleDict({str(index): Layer(config, tp) for index in layers})
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
+        untied = self.is_last and not config.tie_embeddings
+        self.head = Linear(config.hidden_size, rows) if untied else None
         cos, sin = rotary_tables(seq_len, config.head_dim, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids (batch, seq) to the normalised hidden states (batch, seq, hidden) that ``head`` reads."""
-        seq = tokens.shape[1]
-        cos, sin = self.get_buffer("cos")[:seq], self.get_buffer("sin")[:seq]
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.norm(x)  # type: ignore[no-any-return]
+    def blocks(self) -> Iterator[Layer]:
+        """The layers held, in order."""
+        return (block for block in self.layers.values() if isinstance(block, Layer))
+
+    @property
+    def output_weight(self) -> Tensor:
+        """What turns the last stage's hidden states into logits: (vocabulary, hidden) of the head or the embedding."""
+        owner = self.embedding if self.head is None else self.head
+        assert owner is not None, "only the last pipeline stage makes logits"
+        return owner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids (batch, seq), or the stage before's output, to hidden states (batch, seq, hidden).
+
+        Those of the last stage are normalised: they are what ``output_weight`` reads.
+        """
+        mask = None
+        if self.embedding is not None:
+            if self.document_end_id is not None:
+                mask = within_documents(x, self.document_end_id)
+            x = self._embed(self.embedding, x)
+        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
+        for layer in self.blocks():
+            x = layer(x, cos, sin, mask)
+        return x if self.norm is None else self.norm(x)
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+        """Token ids (batch, seq) to (batch, seq, hidden); with tensor parallelism each process knows some of them."""
+        if self.tp is None:
+            return embedding(tokens).to(self.compute_dtype)  # type: ignore[no-any-return]
+        tokens = tokens - self.tp.rank * embedding.num_embeddings
+        known = (tokens >= 0) & (tokens < embedding.num_embeddings)
+        found = embedding(tokens.clamp(0, embedding.num_embeddings - 1)) * known[..., None]
+        return self.tp.leave(found.to(self.compute_dtype))
+
+
+def cut_dim(name: str) -> int | None:
+    """The dimension along which tensor-parallel processes cut a parameter; none: each has all of it."""
+    return next((dim for end, dim in _CUT_DIM.items() if name.endswith(end)), None)
+
+
+def mlp_blocks(config: ModelConfig) -> int:
+    """Into how many blocks the rows of gate and of up are cut.
+
+    A tensor-parallel degree divides the heads and the intermediate size, so it divides this.
+    """
+    return math.gcd(config.num_heads, config.intermediate_size)
+
+
+def within_documents(tokens: Tensor, end_id: int) -> Tensor:
+    """Token ids (batch, seq) to who may attend to whom (batch, 1, seq, seq): what is not later, in the same document.
+
+    A document's end belongs to it.
+    """
+    ends = (tokens == end_id).long()
+    document = ends.cumsum(-1) - ends
+    same = document[:, None, :, None] == document[:, None, None, :]
+    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=tokens.device).tril()
 
 
 def rotary_tables(seq_len: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -105,35 +238,11 @@ def rotary_tables(seq_len: int, head_dim: int, theta: float) -> tuple[Tensor, Te
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to (batch, heads, seq, head_dim)."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
-    """A model with its initial weights, on the CPU."""
-    model = Llama(config, seq_len)
-    initialize(model, config, seed)
-    return model
-
-
-@torch.no_grad()
-def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
-    """Normal weights of ``initializer_range``; norms 1; the two projections back into the residual stream scaled down.
-
-    Their standard deviation is divided by sqrt(2 l), l the 1-based layer (HLAT, section 3.3). Each parameter is drawn
-    from (seed, its name) alone, so the same weights come out whatever else the process holds or drew before.
-    """
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            parameter.fill_(1.0)
-            continue
-        std = config.initializer_range
-        if name.endswith(("attention.o.weight", "mlp.down.weight")):
-            std /= math.sqrt(2 * (int(name.split(".")[1]) + 1))
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        parameter.normal_(0.0, std, generator=generator)
+    """Apply the rotary embedding to (batch, heads, seq, head_dim), in FP32."""
+    seq = x.shape[-2]
+    exact = x.float()
+    first, second = exact.chunk(2, dim=-1)
+    return (exact * cos[:seq] + torch.cat((-second, first), dim=-1) * sin[:seq]).to(x.dtype)
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -141,4 +250,5 @@ def count_parameters(config: ModelConfig) -> int:
     attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
     layer = attention + mlp + 2 * config.hidden_size
-    return 2 * config.vocab_size * config.hidden_size + config.num_layers * layer + config.hidden_size
+    ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+    return ends + config.num_layers * layer + config.hidden_size

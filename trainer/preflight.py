@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
-#: FP32 weights and both moments of AdamW.
-_CHECKPOINT_BYTES_PER_PARAMETER = 12
+#: The weights and both moments of AdamW.
+_NUMBERS_PER_PARAMETER = 3
 
 Worker = dict[str, Any]
 
@@ -74,8 +74,9 @@ def checkpoints_bytes(config: Config, run: RunPaths) -> int:
     What earlier attempts have written already is not asked for again.
     """
     from trainer.model import count_parameters
+    from trainer.precision import PRECISIONS
 
-    one = count_parameters(config.model) * _CHECKPOINT_BYTES_PER_PARAMETER
+    one = count_parameters(config.model) * _NUMBERS_PER_PARAMETER * PRECISIONS[config.precision.name].weights.itemsize
     wanted = config.checkpoint.keep + len(config.milestones) + 1
     return one * max(1, wanted - len(checkpoint_steps(run)))
 

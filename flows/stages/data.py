@@ -6,12 +6,13 @@ import os
 from typing import Any
 
 from conf import fingerprint
+from conf.amend import check_same_corpus
 from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
 from flows.stages import run_stage
 from flows.stages.provenance import add_data_fingerprints
 from hlatctl.run import files
-from hlatctl.run.errors import DataError
+from hlatctl.run.journal import read_events
 
 
 def prepare_data(ctx: FlowContext) -> None:
@@ -23,6 +24,7 @@ def prepare_data(ctx: FlowContext) -> None:
     def adopt() -> dict[str, Any]:
         dataset = files.read_json(description)
         _refuse_another_corpus(ctx, dataset)
+        _tell_of_damage(ctx, dataset)
         files.write_json(ctx.run.dataset, dataset)
         add_data_fingerprints(ctx, dataset)
         return {name: dataset[name] for name in ("documents", "text_bytes", "fingerprint")}
@@ -46,9 +48,14 @@ def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
     if not ctx.run.dataset.is_file():
         return
     before = files.read_json(ctx.run.dataset)["fingerprint"]
-    if before != dataset["fingerprint"]:
-        raise DataError(
-            f"data.path={ctx.config.data.path}: has changed since the run began "
-            f"(fingerprint {dataset['fingerprint']}, was {before})",
-            hint="bring the files back as they were, or start a new run",
-        )
+    check_same_corpus(before, dataset, read_events(ctx.run))
+
+
+def _tell_of_damage(ctx: FlowContext, dataset: dict[str, Any]) -> None:
+    """What was damaged and left out (`data.on_corrupt=skip`) is told of in the run's journal, once."""
+    count = dataset.get("corrupt_count", 0)
+    if count:
+        message = f"data: {count} damaged rows or stretches of files are left out, the first: {dataset['corrupt'][0]}"
+        if message not in ctx.state.warnings:
+            ctx.event("warning", message=message)
+            ctx.message(message)

@@ -7,9 +7,11 @@ from typing import Any
 
 import hlatctl
 from conf import fingerprint
+from conf.schema import Config
 from flows.context import FlowContext
 from flows.stages import run_stage
 from hlatctl.run import files, provenance
+from hlatctl.run.manifest import MANIFEST
 
 
 def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
@@ -19,6 +21,7 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
         record = provenance.collect(argv, Path(hlatctl.__file__).parent)
         record["config_fingerprint"] = fingerprint.config_fingerprint(ctx.config)
         record["simulated"] = ctx.state.simulated
+        record["initial_weights"] = _initial_weights(ctx.config)
         files.write_json(ctx.run.provenance, record)
         return {"commit": (record["git"] or {}).get("commit")}
 
@@ -26,6 +29,14 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
         return "recorded when the run was made" if ctx.run.provenance.is_file() else ""
 
     run_stage(ctx, "provenance", fingerprint.config_fingerprint(ctx.config), work, done=done)
+
+
+def _initial_weights(config: Config) -> dict[str, str] | None:
+    """Where the run's first weights come from; the manifest holds the checksum of every file of theirs."""
+    if config.train.init_from is None:
+        return None
+    manifest = Path(config.train.init_from) / MANIFEST
+    return {"path": config.train.init_from, "manifest_sha256": files.sha256_file(manifest)}
 
 
 def add_data_fingerprints(ctx: FlowContext, dataset: dict[str, Any]) -> None:

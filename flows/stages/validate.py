@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import conf.load
 import conf.validate
 from conf import fingerprint
+from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from flows.ask import ask_about
 from flows.context import FlowContext
 from flows.stages import run_stage
-from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, load_error
+from hlatctl.run.manifest import checkpoint_steps
 
 _TIMEOUT_S = 120
 
@@ -24,36 +20,28 @@ def validate(ctx: FlowContext) -> None:
     """Check the configuration and its inputs."""
 
     def work() -> dict[str, Any]:
-        check(ctx.config)
+        check(ctx.config, begun=bool(checkpoint_steps(ctx.run)))
         return {}
 
     run_stage(ctx, "validate", fingerprint.config_fingerprint(ctx.config), work)
 
 
-def check(config: Config) -> None:
+def check(config: Config, *, begun: bool = False) -> None:
     """Check a configuration and the files that it names; makes nothing.
 
+    Args:
+        config: of a run.
+        begun: the run has a checkpoint of its own, so that its initial weights are needed no more.
+
     Raises:
-        ConfigError: a rule is broken, or the suite has no task of that name.
+        ConfigError: a rule is broken, the suite has no task of that name, or the initial weights are another model's.
         DataError: the corpus or the tokenizer is missing, empty or unreadable.
+        CheckpointError: the initial weights are incomplete.
     """
     conf.validate.validate(config)
-    if config.data.path or config.tokenizer.path:
-        _ask("trainer.data.check", config)
+    if not begun:
+        check_initial_weights(config, checksums=False)
+    if config.data.inputs or config.tokenizer.path:
+        ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
     if config.eval.enabled and config.eval.tasks:
-        _ask("eval.check", config)
-
-
-def _ask(module: str, config: Config) -> None:
-    """Let a room that this one must not import judge the configuration, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="hlatctl-check-") as folder:
-        config_file, error_file = Path(folder) / "config.yaml", Path(folder) / "error.json"
-        config_file.write_text(conf.load.dump(config), encoding="utf-8")
-        result = subprocess.run(
-            [sys.executable, "-P", "-m", module, "--config", os.fspath(config_file)],
-            env={**os.environ, ERROR_FILE_ENV: os.fspath(error_file)},
-            capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
-        if result.returncode:
-            last_line = (result.stderr.strip().splitlines() or ["no output"])[-1]
-            raise load_error(error_file) or LaunchError(f"{module}: the check itself failed ({last_line})")
+        ask_about("eval.check", config, timeout_s=_TIMEOUT_S)

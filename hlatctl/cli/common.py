@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +125,14 @@ def print_json(value: Any) -> None:
 def say(text: str = "") -> None:
     """Talk, on stderr."""
     typer.echo(text, err=True)
+
+
+def user_name() -> str:
+    """Who is at the keyboard."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return "unknown"
 
 
 def columns(rows: list[list[str]]) -> str:

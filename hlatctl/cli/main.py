@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hlatctl import __version__
-from hlatctl.cli import diff, logs, plan, resume, runs, show, status, stop, sync, train, ui
+from hlatctl.cli import checkpoint, data, diff, logs, plan, resume, runs, show, status, stop, sync, train, ui
 from hlatctl.run.errors import HlatctlError
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -32,6 +32,8 @@ for _command in (
     ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
+app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

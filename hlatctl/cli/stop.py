@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, find_run, look, say
+from hlatctl.cli.common import RunName, RunsDir, find_run, look, say, user_name
 
 
 def stop(
@@ -27,7 +26,7 @@ def stop(
     if before.ended and job_ended and before.status in ("finished", "stopped"):
         say(f"{found.run_id}: is {before.status} already")
         return
-    request_stop(found, by=_user(), wait_s=wait)
+    request_stop(found, by=user_name(), wait_s=wait)
     view = look(found)
     if not view.ended:
         say(f"{found.run_id}: asked to stop; still busy after {wait:g} s (hlatctl status {found.run_id})")
@@ -35,10 +34,3 @@ def stop(
     newest = max(view.state.checkpoints, default=0)
     say(f"{found.run_id}: {view.status} at step {view.state.step}; newest checkpoint: step {newest or 'none'}")
     say(f"hlatctl resume {found.run_id}   goes on with it")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        return "unknown"

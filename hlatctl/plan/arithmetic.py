@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from conf.schema import Config, ModelConfig
 from hlatctl.units import count, size
 
-#: FP32 weights and AdamW's two FP32 moments, which is what a checkpoint holds.
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-#: The same and FP32 gradients, which is what a data-parallel process holds besides activations.
-STATE_BYTES_PER_PARAMETER = 16
+#: Weights and AdamW's two moments, which is what a checkpoint holds, by ``precision.name``.
+CHECKPOINT_BYTES_PER_PARAMETER = {"fp32": 12, "mixed": 12, "bf16_sr": 6, "bf16": 6}
+#: The same and FP32 gradients (BF16 weights have their own gradients besides), which is what processes hold besides
+#: activations.
+STATE_BYTES_PER_PARAMETER = {"fp32": 16, "mixed": 16, "bf16_sr": 12, "bf16": 12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Budget:
 
 
 def parameters(model: ModelConfig) -> Parameters:
-    """Exact parameter counts of a LLaMA-family decoder without biases and with an untied head.
+    """Exact parameter counts of a LLaMA-family decoder without biases.
 
     Per layer: query and output projections of hidden x hidden, key and value projections of hidden x (kv_heads x
     head_dim), gate, up and down projections of hidden x intermediate, two RMSNorms. One RMSNorm follows the last layer.
@@ -73,7 +74,7 @@ def parameters(model: ModelConfig) -> Parameters:
         attention=layers * (2 * hidden * hidden + 2 * hidden * kv_width),
         feed_forward=layers * 3 * hidden * model.intermediate_size,
         norms=(2 * layers + 1) * hidden,
-        lm_head=model.vocab_size * hidden,
+        lm_head=0 if model.tie_embeddings else model.vocab_size * hidden,
     )
 
 
@@ -82,15 +83,26 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
 
     Counted as in PaLM (arXiv 2204.02311, appendix B): a multiplication and an addition are two FLOPs, the backward pass
     costs twice the forward pass, attention scores are counted in full although half of them are masked, and nothing
-    that is recomputed counts. N leaves out the embedding, which is looked up and not multiplied.
+    that is recomputed counts. N leaves out the embedding, which is looked up and not multiplied (unless it is the
+    output projection too).
     """
     counts = parameters(model)
-    return 6 * (counts.total - counts.embedding) + 12 * model.num_layers * model.hidden_size * seq_len
+    multiplied = counts.total - (0 if model.tie_embeddings else counts.embedding)
+    return 6 * multiplied + 12 * model.num_layers * model.hidden_size * seq_len
 
 
-def checkpoint_bytes(model: ModelConfig) -> int:
-    """Bytes of one checkpoint: FP32 weights and two moments."""
-    return CHECKPOINT_BYTES_PER_PARAMETER * parameters(model).total
+def checkpoint_bytes(config: Config) -> int:
+    """Bytes of one checkpoint: weights and two moments."""
+    return CHECKPOINT_BYTES_PER_PARAMETER[config.precision.name] * parameters(config.model).total
+
+
+def state_bytes_per_process(config: Config) -> int:
+    """Weights, gradients and moments of one process, if the layers are cut evenly."""
+    parallel = config.parallel
+    slices = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if parallel.data_parallel == "fsdp":
+        slices *= config.data_parallel_size
+    return -(-STATE_BYTES_PER_PARAMETER[config.precision.name] * parameters(config.model).total // slices)
 
 
 def checkpoints_kept(config: Config) -> int:
@@ -106,7 +118,7 @@ def budget(config: Config) -> Budget:
     """All of it for a configuration."""
     total_parameters = parameters(config.model).total
     per_token = flops_per_token(config.model, config.train.seq_len)
-    one, kept = checkpoint_bytes(config.model), checkpoints_kept(config)
+    one, kept = checkpoint_bytes(config), checkpoints_kept(config)
     return Budget(
         parameters=total_parameters,
         flops_per_token=per_token,
@@ -119,7 +131,7 @@ def budget(config: Config) -> Budget:
         data_parallel_size=config.data_parallel_size,
         micro_batch_size=config.micro_batch_size,
         grad_accum_steps=config.grad_accum_steps,
-        state_bytes_per_process=STATE_BYTES_PER_PARAMETER * total_parameters,
+        state_bytes_per_process=state_bytes_per_process(config),
         checkpoint_bytes=one,
         checkpoints_kept=kept,
         disk_bytes=one * (kept + 1),

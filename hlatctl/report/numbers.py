@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema import Config
+from hlatctl.plan.arithmetic import flops_per_token
 from hlatctl.run.journal import Event
 from hlatctl.run.state import RunState
 
@@ -97,6 +98,7 @@ class Numbers:
     last_loss: float | None
     validation_loss: float | None
     tokens_per_s: float | None
+    mfu_fraction: float | None
     data_wait_fraction: float | None
     goodput_fraction: float | None
     lost_steps: int
@@ -129,6 +131,7 @@ def numbers(state: RunState, config: Config) -> Numbers:
         last_loss=_mean(losses[-LOSS_WINDOW_STEPS:]),
         validation_loss=_newest_validation(milestones),
         tokens_per_s=_median(column(steps, "tokens_per_s")),
+        mfu_fraction=_mfu(state, config, _median(column(steps, "tokens_per_s"))),
         data_wait_fraction=_ratio(sum(column(steps, "data_wait_s")), sum(step_s)),
         goodput_fraction=_goodput(state, _mean(step_s)),
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
@@ -222,6 +225,14 @@ def _attempts(state: RunState, config: Config) -> list[Attempt]:
             )
         )  # fmt: skip
     return rows
+
+
+def _mfu(state: RunState, config: Config, tokens_per_s: float | None) -> float | None:
+    """Model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B); none where the device's peak isn't known."""
+    if tokens_per_s is None or not state.peak_flops_per_s:
+        return None
+    used = tokens_per_s * flops_per_token(config.model, config.train.seq_len)
+    return used / (state.peak_flops_per_s * config.world_size)
 
 
 def _goodput(state: RunState, mean_step_s: float | None) -> float | None:

@@ -39,6 +39,7 @@ def facts(found: Numbers) -> list[tuple[str, str]]:
         ("training loss", _change(found.first_loss, found.last_loss)),
         ("validation loss", _text(found.validation_loss, "{:.4f}")),
         ("throughput", _text(found.tokens_per_s, "{:,.0f} tokens/s")),
+        ("model FLOPs utilisation", _percent(found.mfu_fraction)),
         ("waiting for data", _percent(found.data_wait_fraction)),
         ("goodput", _percent(found.goodput_fraction)),
         ("attempts", f"{len(found.attempts)}, {found.lost_steps} steps done again" if found.attempts else ""),

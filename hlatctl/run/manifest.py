@@ -14,7 +14,7 @@ from typing import Any
 
 from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, step_name
 
 MANIFEST = "manifest.json"
 _STEP_DIR = re.compile(r"step-(\d{8,})")
@@ -69,20 +69,32 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise CheckpointError(f"{path}: unreadable manifest ({error})") from None
 
 
-def why_invalid(checkpoint: Path, *, checksums: bool = True) -> str | None:
-    """The reason why a checkpoint can't be trusted, naming the file; None if it can."""
+def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True) -> str | None:
+    """The reason why a checkpoint can't be trusted, naming the file; None if it can.
+
+    Args:
+        checkpoint: its folder.
+        checksums: read every file, instead of comparing sizes alone.
+        of_run: it lies among a run's checkpoints, where the folder's name must be that of its step.
+    """
     try:
         manifest = read_manifest(checkpoint)
     except CheckpointError as error:
         return error.message
-    if checkpoint.name != f"step-{manifest.step:08d}":
+    if of_run and checkpoint.name != step_name(manifest.step):
         return f"{MANIFEST}: step {manifest.step} in a folder named {checkpoint.name}"
     return files.first_difference(checkpoint, manifest.files, checksums=checksums)
 
 
 def checkpoint_steps(run: RunPaths) -> list[int]:
     """Steps whose folder has a manifest, ascending; nothing is verified."""
+    return [step for step in folder_steps(run) if (run.checkpoint(step) / MANIFEST).is_file()]
+
+
+def folder_steps(run: RunPaths) -> list[int]:
+    """Steps that have a folder, ascending, with a manifest or without one."""
     if not run.checkpoints.is_dir():
         return []
-    found = ((_STEP_DIR.fullmatch(p.name), p) for p in run.checkpoints.iterdir() if (p / MANIFEST).is_file())
-    return sorted(int(match.group(1)) for match, _ in found if match)
+    named = (_STEP_DIR.fullmatch(path.name) for path in run.checkpoints.iterdir() if path.is_dir())
+    steps = ((match.group(0), int(match.group(1))) for match in named if match)
+    return sorted(step for name, step in steps if name == step_name(step))

@@ -66,6 +66,7 @@ class RunState:
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
         steps: the step events that count, by step; superseded ones are left out.
+        peak_flops_per_s: of one of the devices trained on; none if it isn't known.
         checkpoints: steps of the checkpoints that were written and neither rejected nor deleted.
     """
 
@@ -77,6 +78,7 @@ class RunState:
     stages: dict[str, StageState] = field(default_factory=dict)
     attempts: list[AttemptState] = field(default_factory=list)
     steps: dict[int, Event] = field(default_factory=dict)
+    peak_flops_per_s: float | None = None
     checkpoints: list[int] = field(default_factory=list)
     milestones: dict[int, MilestoneState] = field(default_factory=dict)
     spikes: list[Event] = field(default_factory=list)
@@ -177,6 +179,7 @@ def _train_started(state: RunState, event: Event) -> None:
     attempt = _attempt_of(state, event)
     if attempt:
         attempt.resumed_from_step = resumed
+    state.peak_flops_per_s = event.get("peak_flops_per_s")
 
 
 def _step(state: RunState, event: Event) -> None:
@@ -272,6 +275,7 @@ _HANDLERS = {
     "eval_failed": _eval_failed,
     "gradient_spike": _gradient_spike,
     "warning": _warning,
+    "alarm": _warning,
     "stop_requested": _stop_requested,
     "run_finished": _run_finished,
 }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import flow_overhead, help_time, trainer_speed
+from tests.benchmarks import flow_overhead, help_time, loader_speed, trainer_speed
 
-BENCHMARKS = {"help_time": help_time.run, "flow_overhead": flow_overhead.run, "trainer_speed": trainer_speed.run}
+BENCHMARKS = {
+    "help_time": help_time.run, "flow_overhead": flow_overhead.run, "loader_speed": loader_speed.run,
+    "trainer_speed": trainer_speed.run,
+}  # fmt: skip
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Tokens/s of the trainer against Hugging Face ``Trainer``, with the same model, batch and threads."""
+"""Tokens/s of the trainer against Hugging Face ``Trainer`` and a plain loop, with the same model, batch and threads."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ from hlatctl.run.runs import list_runs
 
 _STEPS = 40
 _SKIP_STEPS = 5
-_GOAL = 1.2
+#: By the module that trains, its name and the ratio to reach.
+_PEERS = {
+    "tests.benchmarks.hf_trainer": ("Hugging Face Trainer", 1.3),
+    "tests.benchmarks.plain_loop": ("plain nanoGPT-style loop", 1.1),
+}
 
 
 def run() -> None:
-    """Print tokens/s of both, and the ratio."""
+    """Print tokens/s of ours and of each peer at its best, and the ratios."""
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         overrides = [
             f"runs_dir={folder}", f"train.max_steps={_STEPS}", "eval.enabled=false", "tracking=none",
             f"checkpoint.every_steps={_STEPS}", f"cluster.worker_cache_dir={folder}/worker",
         ]  # fmt: skip
         config = compose(overrides)
-        rates = {
-            "hlatctl, compiled": _ours(overrides, Path(folder)),
-            "hlatctl, eager": _ours([*overrides, "backend.compile=false"], Path(folder)),
-        }
         threads = config.world_size * config.cluster.threads_per_process
-        peers = {
-            f"Hugging Face Trainer, 1 process x {threads} threads": _hugging_face(config, Path(folder), 1),
-            f"Hugging Face Trainer, {threads} processes x 1 thread": _hugging_face(config, Path(folder), threads),
+        ours = {
+            "compiled": _ours(overrides, Path(folder)),
+            "eager": _ours([*overrides, "backend.compile=false"], Path(folder)),
         }
-    for name, rate in {**rates, **peers}.items():
-        print(f"{name:50s} {rate:10,.0f} tokens/s")
-    best = max(peers.values())
-    for name, rate in rates.items():
-        print(f"ratio, {name} / the faster Hugging Face: {rate / best:.2f} (goal {_GOAL})")
+        peers = {
+            module: {processes: _peer(module, config, Path(folder), processes) for processes in {1, threads}}
+            for module in _PEERS
+        }
+    for name, rate in ours.items():
+        print(f"hlatctl, {name:40s} {rate:10,.0f} tokens/s")
+    for module, (name, goal) in _PEERS.items():
+        for processes, rate in peers[module].items():
+            described = f"{name}, {processes} x {threads // processes} threads"
+            print(f"{described:49s} {rate:10,.0f} tokens/s")
+        best = max(peers[module].values())
+        ratios = ", ".join(f"{how} {rate / best:.2f}" for how, rate in ours.items())
+        print(f"ratio to its faster arrangement: {ratios} (goal {goal})")
 
 
 def _ours(overrides: list[str], runs_dir: Path) -> float:
@@ -56,11 +64,11 @@ def _ours(overrides: list[str], runs_dir: Path) -> float:
     return config.tokens_per_step / statistics.median(times)
 
 
-def _hugging_face(config: Config, folder: Path, processes: int) -> float:
+def _peer(module: str, config: Config, folder: Path, processes: int) -> float:
     config_file = folder / "config.yaml"
     config_file.write_text(conf.load.dump(config), encoding="utf-8")
     threads = config.world_size * config.cluster.threads_per_process // processes
-    program = ["-m", "tests.benchmarks.hf_trainer", "--config", os.fspath(config_file)]
+    program = ["-m", module, "--config", os.fspath(config_file)]
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     result = subprocess.run(
         [sys.executable, *launch, *program, "--steps", str(_STEPS), "--processes", str(processes)],

@@ -78,6 +78,60 @@ def test_a_broken_rule_names_both_sides(changes: dict[str, Any], message: str) -
     assert str(caught.value).startswith(message)
 
 
+_TWO = {"cluster__processes_per_node": 2}
+_TP2 = {**_TWO, "parallel__tensor_parallel_size": 2}
+_PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"parallel__tensor_parallel_size": 2},
+            "parallel.tensor_parallel_size=2 x parallel.pipeline_parallel_size=1 = 2: does not divide the 1 processes",
+        ),
+        (
+            {**_TP2, "model__num_heads": 4, "model__num_kv_heads": 1},
+            "model.num_kv_heads=1: not divisible by parallel.tensor_parallel_size=2",
+        ),
+        (
+            {**_TP2, "model__vocab_size": 8193},
+            "model.vocab_size=8193: not divisible by parallel.tensor_parallel_size=2",
+        ),
+        ({**_TWO, "parallel__sequence_parallel": True}, "parallel.sequence_parallel=true: cuts the sequence over"),
+        (
+            {**_TP2, "parallel__sequence_parallel": True, "train__seq_len": 513},
+            "train.seq_len=513: not divisible by parallel.tensor_parallel_size=2",
+        ),
+        (
+            {**_TP2, "model__tie_embeddings": True},
+            "model.tie_embeddings=true and parallel.tensor_parallel_size=2: do not go together; the embedding would",
+        ),
+        (
+            {**_PP2, "train__micro_batch_size": 8},
+            "parallel.pipeline_parallel_size=2: needs at least 2 micro-batches a step, and there are 1",
+        ),
+        ({**_PP2, "model__num_layers": 1}, "parallel.pipeline_parallel_size=2: more stages than model.num_layers=1"),
+        (
+            {**_PP2, "parallel__data_parallel": "fsdp"},
+            "parallel.pipeline_parallel_size=2 and parallel.data_parallel=fsdp: do not go together; every micro-batch",
+        ),
+        ({**_PP2, "data__mask_across_documents": True}, "do not go together; later stages do not see the tokens"),
+        ({**_PP2, "model__tie_embeddings": True}, "do not go together; the first and the last stage would share"),
+        ({"precision__name": "fp8"}, "precision.name=fp8: not known\nhint: use one of: fp32, mixed, bf16_sr, bf16"),
+    ],
+)
+def test_layouts_that_can_not_be_are_refused_with_the_reason(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(config_with(**changes))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [_TP2, _PP2, {**_TWO, "parallel__data_parallel": "fsdp"}])
+def test_layouts_that_can_be_are_valid(changes: dict[str, Any]) -> None:
+    validate(config_with(**changes))
+
+
 def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigError, match=r"tracking\.mlflow_uri: holds a password") as caught:
         validate(config_with(tracking__mlflow_uri="https://me:hunter2@host/x"))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from conf.load import dump
-from conf.schema import Config
+from conf.schema import Config, SourceConfig
 from hlatctl.run import files
 from hlatctl.run.errors import ERROR_FILE_ENV
 from hlatctl.run.journal import read_events
@@ -85,6 +85,20 @@ def dataset(make_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -
     target = tmp_path_factory.mktemp("prepared") / "data"
     prepare(make_config(), target)
     return target / "dataset.json"
+
+
+@pytest.fixture(scope="session")
+def mixed(make_config: MakeConfig, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """``dataset.json`` of a mixture: the small corpus, and twenty of its documents as a second source."""
+    from trainer.data.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("mixed")
+    lines = corpus.read_text().splitlines(keepends=True)
+    (folder / "few.jsonl").write_text("".join(lines[:20]))
+    sources = [SourceConfig(path=os.fspath(corpus)), SourceConfig(path=os.fspath(folder / "few.jsonl"))]
+    prepare(make_config(data={"path": None, "sources": sources}), folder / "data")
+    dataset: dict[str, Any] = json.loads((folder / "data" / "dataset.json").read_text())
+    return dataset
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
+from trainer.backends.torch_native import TorchNative
+from trainer.model import Llama
 
 MakeRun = Callable[..., RunPaths]
 TrainHere = Callable[[RunPaths, int], int]
@@ -59,9 +62,72 @@ def test_spikes_are_journalled_with_the_mean_they_exceed(
     run = make_run(tmp_path / "spikes")
     assert train_here(run, 1) == 0
     norms = [event["grad_norm"] for event in events_of(run, "step")]
-    spikes = events_of(run, "gradient_spike")
-    assert [event["step"] for event in spikes] == [21, 22, 23, 24]
-    assert spikes[0]["mean"] == pytest.approx(sum(norms[:20]) / 20)
+    (spike,) = events_of(run, "gradient_spike")
+    assert spike["step"] == 21
+    assert spike["mean"] == pytest.approx(sum(norms[:20]) / 20)
+
+
+@pytest.fixture
+def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Make the batch that comes n-th in this process give a loss that is not a number, whenever it is seen."""
+
+    def poison(step: int) -> None:
+        seen: list[bytes] = []
+        honest = TorchNative._loss
+
+        def loss(self: TorchNative, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
+            key = targets.numpy().tobytes()
+            if key not in seen:
+                seen.append(key)
+            factor = float("nan") if seen.index(key) == step - 1 else 1.0
+            return honest(self, model, hidden, targets) * factor
+
+        monkeypatch.setattr(TorchNative, "_loss", loss)
+
+    return poison
+
+
+def test_update_that_is_not_finite_is_left_out_if_asked_for(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None],
+) -> None:  # fmt: skip
+    poisoned_at_step(11)
+    run = make_run(tmp_path / "skip", train={"on_nonfinite": "skip"})
+    assert train_here(run, 1) == 0
+    steps = events_of(run, "step")
+    assert [event["step"] for event in steps] == [step for step in range(1, 25) if step != 11]
+    (left_out,) = events_of(run, "nonfinite")
+    assert (left_out["step"], left_out["loss"], left_out["action"]) == (11, "nan", "skip")
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_updates_are_not_left_out_for_ever(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    changes: dict[str, Any] = {
+        "optimizer": {"lr": 1e30, "warmup_steps": 0},
+        "train": {"on_nonfinite": "skip", "max_nonfinite_steps": 2},
+    }
+    run = make_run(tmp_path / "skip", **changes)
+    with pytest.raises(TrainingError, match="not finite"):
+        train_here(run, 1)
+    assert [event["action"] for event in events_of(run, "nonfinite")] == ["skip", "skip", "stop"]
+
+
+def test_rollback_goes_on_from_the_checkpoint_before_without_the_batch(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None],
+) -> None:  # fmt: skip
+    poisoned_at_step(11)
+    run = make_run(tmp_path / "rollback", train={"on_nonfinite": "rollback"})
+    assert train_here(run, 1) == 76
+    assert events_of(run, "train_stopped")[-1]["reason"] == "rollback"
+    (amended,) = events_of(run, "amended")
+    assert (amended["key"], amended["value"]) == ("data.skip_steps", [11])
+    assert max(event["step"] for event in events_of(run, "checkpoint_written")) == 8
+
+    assert train_here(run, 2) == 0
+    assert [event["step"] for event in events_of(run, "step", 2)] == list(range(9, 25))
 
 
 def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:

@@ -3,60 +3,28 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from conf.compose import compose
 from conf.schema import ModelConfig, OptimizerConfig
-from hlatctl.run.errors import CheckpointError
-from hlatctl.run.paths import RunPaths
 from trainer import model as llama
-from trainer.export import main as export
-from trainer.export import read_weights
+from trainer.init import build, initialize
 from trainer.loss import cross_entropy
-from trainer.optim import FlatAdamW, clip_scale
+from trainer.model import Llama
+from trainer.optim import AdamW, Held, clip_scale
 
 _SMALL = ModelConfig(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2
 )  # fmt: skip
 
 
-def test_exported_model_gives_the_same_logits_in_transformers(
-    tmp_path: Path, make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int]
-) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    run = make_run(tmp_path / "run")
-    train_here(run, 1)
-    assert export(["--run-dir", os.fspath(run.root), "--step", "24", "--to", os.fspath(tmp_path / "hf")]) == 0
-
-    config = ModelConfig(
-        vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2
-    )
-    ours = llama.Llama(config, 32)
-    ours.load_state_dict(read_weights(run, 24))
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    tokens = torch.tensor([tokenizer("def heappush(heap, item):\n    heap.append(item)")["input_ids"]])
-    assert theirs.config.eos_token_id == tokenizer.eos_token_id
-    with torch.no_grad():
-        torch.testing.assert_close(ours.head(ours(tokens)), theirs(tokens).logits, atol=1e-5, rtol=0)
-
-
-def test_export_of_a_step_that_has_no_checkpoint_says_so(tmp_path: Path, make_run: Callable[..., RunPaths]) -> None:
-    run = make_run(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"step-00000007: .*no manifest\.json"):
-        export(["--run-dir", os.fspath(run.root), "--step", "7", "--to", os.fspath(tmp_path / "hf")])
-    assert not (tmp_path / "hf").exists()
-
-
 def test_token_is_never_told_what_comes_after_it() -> None:
-    model = llama.build(_SMALL, seq_len=16, seed=0)
+    model = build(_SMALL, seq_len=16, seed=0)
     tokens = torch.randint(97, (1, 16), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
     changed[0, 10] = (changed[0, 10] + 1) % 97
@@ -67,18 +35,18 @@ def test_token_is_never_told_what_comes_after_it() -> None:
 
 
 def test_initial_weights_depend_on_seed_and_name_alone() -> None:
-    first = dict(llama.build(_SMALL, seq_len=8, seed=3).named_parameters())
+    first = dict(build(_SMALL, seq_len=8, seed=3).named_parameters())
     torch.manual_seed(99)
     deeper = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=5, num_heads=4, num_kv_heads=2)
-    second = dict(llama.build(deeper, seq_len=64, seed=3).named_parameters())
-    other = dict(llama.build(_SMALL, seq_len=8, seed=4).named_parameters())
+    second = dict(build(deeper, seq_len=64, seed=3).named_parameters())
+    other = dict(build(_SMALL, seq_len=8, seed=4).named_parameters())
     assert all(torch.equal(parameter, second[name]) for name, parameter in first.items())
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
 def test_projections_into_the_residual_stream_start_smaller_with_depth() -> None:
     config = ModelConfig(hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4, num_kv_heads=4)
-    weights = dict(llama.build(config, seq_len=8, seed=0).named_parameters())
+    weights = dict(build(config, seq_len=8, seed=0).named_parameters())
     for layer in (1, 4):
         expected = 0.021 / math.sqrt(2 * layer)
         for name in ("attention.o.weight", "mlp.down.weight"):
@@ -91,6 +59,14 @@ def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None
     with torch.device("meta"):
         model = llama.Llama(config, 8)
     assert llama.count_parameters(config) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)],
+)
+def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, parameters: int) -> None:
+    assert llama.count_parameters(compose([f"model={name}"]).model) == parameters
 
 
 @pytest.mark.parametrize("rows", [1, 511, 512, 1300])
@@ -106,19 +82,20 @@ def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused * 3, (hidden, weight)), tuple(3 * g for g in expected))
 
 
-def test_flat_optimizer_updates_as_adamw_does_on_separate_parameters() -> None:
+def test_optimizer_updates_as_pytorchs_does() -> None:
     config = OptimizerConfig()
-    flat_model, plain_model = (llama.build(_SMALL, seq_len=8, seed=0) for _ in range(2))
-    flat = FlatAdamW(flat_model, config, extra=1)
+    flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
+    flat = AdamW({name: Held(parameter=parameter) for name, parameter in flat_model.named_parameters()}, config)
     plain = torch.optim.AdamW(plain_model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
     for step in range(1, 4):
         flat.zero_grad()
         plain.zero_grad()
         for model in (flat_model, plain_model):
-            cross_entropy(model(tokens), model.head.weight, tokens).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(tokens), model.output_weight, tokens).backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(plain_model.parameters(), 1.0)
-        assert flat.grad_norm().item() == pytest.approx(norm.item(), rel=1e-5)
+        flat.collect_gradients()
+        assert flat.squared_norms()[0].sqrt().item() == pytest.approx(norm.item(), rel=1e-5)
         plain.param_groups[0]["lr"] = step * 1e-3
         plain.step()
         flat.step(lr=step * 1e-3, grad_scale=clip_scale(norm.item(), 1.0))
@@ -126,3 +103,74 @@ def test_flat_optimizer_updates_as_adamw_does_on_separate_parameters() -> None:
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert flat.step_count == 3
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.02])
+def test_z_loss_enters_the_gradients_and_not_the_value(z_loss: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 16, generator=generator, requires_grad=True)
+    targets = torch.randint(50, (40,), generator=generator)
+    logits = hidden @ weight.T
+    plain = F.cross_entropy(logits, targets)
+    whole = plain + z_loss * logits.logsumexp(-1).square().mean()
+    fused = cross_entropy(hidden, weight, targets, z_loss=z_loss)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(fused, (hidden, weight)), torch.autograd.grad(whole, (hidden, weight))
+    )
+
+
+def test_loss_of_bfloat16_states_is_computed_in_fp32_and_the_gradient_of_fp32_weights_stays_fp32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, 16, generator=generator).bfloat16().requires_grad_()
+    weight = torch.randn(50, 16, generator=generator).requires_grad_()
+    targets = torch.randint(50, (300,), generator=generator)
+    logits = (hidden @ weight.bfloat16().T).float()
+    fused = cross_entropy(hidden, weight, targets)
+    torch.testing.assert_close(fused, F.cross_entropy(logits, targets))
+    grad_hidden, grad_weight = torch.autograd.grad(fused, (hidden, weight))
+    assert (grad_hidden.dtype, grad_weight.dtype) == (torch.bfloat16, torch.float32)
+    exact = torch.autograd.grad(F.cross_entropy(hidden.float() @ weight.T, targets), weight)[0]
+    torch.testing.assert_close(grad_weight, exact, rtol=0.05, atol=2e-4)
+
+
+def test_masked_documents_are_read_as_if_they_stood_alone() -> None:
+    """Rotary positions are relative, so where in the sequence a document stands makes no difference either."""
+    model = Llama(_SMALL, 16, document_end_id=7)
+    initialize(model, _SMALL, 0)
+    first, second = torch.tensor([[3, 4, 5, 7]]), torch.tensor([[9, 8, 3, 2, 1]])
+    with torch.no_grad():
+        together = model(torch.cat((first, second), dim=1))
+        torch.testing.assert_close(together[:, :4], model(first))
+        torch.testing.assert_close(together[:, 4:], model(second))
+        unmasked = build(_SMALL, seq_len=16, seed=0)(torch.cat((first, second), dim=1))
+    assert not torch.allclose(together[:, 4:], unmasked[:, 4:], atol=1e-3)
+
+
+def test_tied_embedding_is_the_output_projection() -> None:
+    tied = replace(_SMALL, tie_embeddings=True)
+    model = build(tied, seq_len=8, seed=0)
+    assert model.output_weight is model.embedding.weight  # type: ignore[union-attr]
+    assert sum(parameter.numel() for parameter in model.parameters()) == llama.count_parameters(tied)
+
+
+@pytest.mark.parametrize("layers", [range(2), range(2, 3)])
+def test_a_part_has_the_names_and_weights_of_the_whole(layers: range) -> None:
+    whole = dict(build(_SMALL, seq_len=8, seed=0).named_parameters())
+    part = Llama(_SMALL, 8, layers=layers)
+    initialize(part, _SMALL, 0)
+    assert all(torch.equal(parameter, whole[name]) for name, parameter in part.named_parameters())
+
+
+@pytest.mark.parametrize("recompute", ["recompute", "recompute_core"])
+def test_recomputation_changes_no_gradient(recompute: str) -> None:
+    tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for kept in (True, False):
+        model = build(_SMALL, seq_len=8, seed=0)
+        for block in model.blocks():
+            setattr(block if recompute == "recompute" else block.attention, recompute, not kept)
+        cross_entropy(model(tokens), model.output_weight, tokens).backward()  # type: ignore[no-untyped-call]
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

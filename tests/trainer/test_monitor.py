@@ -1,31 +1,60 @@
+"""Signs of trouble, by the paper's definitions."""
+
 from __future__ import annotations
 
-from trainer.monitor import SpikeMonitor
+import json
+
+from trainer.monitor import Monitor, Sign, drift_alarm
+
+
+def _observe(monitor: Monitor, norms: list[float], *, first_step: int = 1, loss: float = 3.0) -> list[Sign]:
+    return [sign for at, norm in enumerate(norms, first_step) for sign in monitor.observe(at, loss, norm)]
 
 
 def test_no_spike_before_twenty_steps_are_known() -> None:
-    monitor = SpikeMonitor()
-    assert [monitor.observe(norm) for norm in [1.0] * 19 + [100.0]] == [None] * 20
+    assert not _observe(Monitor(), [1.0] * 19 + [100.0])
 
 
 def test_spike_is_more_than_a_tenth_above_the_mean_of_the_last_twenty() -> None:
-    monitor = SpikeMonitor([1.0] * 20)
-    assert monitor.observe(1.09) is None
-    assert SpikeMonitor([1.0] * 20).observe(1.11) == 1.0
+    assert not _observe(Monitor(), [1.0] * 20 + [1.09])
+    (spike,) = _observe(Monitor(), [1.0] * 20 + [1.11])
+    assert spike == Sign("gradient_spike", {"step": 21, "grad_norm": 1.11, "mean": 1.0})
 
 
 def test_window_forgets_what_is_older_than_twenty_steps() -> None:
-    monitor = SpikeMonitor([9.0] * 20)
-    for _ in range(20):
-        monitor.observe(1.0)
-    assert monitor.observe(1.2) == 1.0
+    (spike,) = _observe(Monitor(), [9.0] * 20 + [1.0] * 20 + [1.2])
+    assert spike.fields["mean"] == 1.0
+
+
+def test_length_of_a_spike_is_told_when_the_norm_is_back() -> None:
+    signs = _observe(Monitor(), [1.0] * 20 + [1.5, 2.5, 1.9] + [1.0] * 5)
+    assert [sign.kind for sign in signs] == ["gradient_spike", "gradient_spike_ended"]
+    assert signs[1].fields == {"step": 21, "peak_grad_norm": 2.5, "length_steps": 3}
 
 
 def test_restored_monitor_goes_on_like_the_one_that_was_saved() -> None:
     norms = [0.5 + 0.13 * (step % 7) for step in range(60)]
-    whole = SpikeMonitor()
-    expected = [whole.observe(norm) for norm in norms]
-    first = SpikeMonitor()
-    before = [first.observe(norm) for norm in norms[:33]]
-    second = SpikeMonitor(first.recent)
-    assert before + [second.observe(norm) for norm in norms[33:]] == expected
+    expected = _observe(Monitor(), norms)
+    assert expected
+    for cut in range(len(norms)):
+        first = Monitor()
+        before = _observe(first, norms[:cut])
+        second = Monitor(json.loads(json.dumps(first.state)))
+        assert before + _observe(second, norms[cut:], first_step=cut + 1) == expected
+
+
+def test_a_loss_that_goes_to_zero_is_an_alarm_once() -> None:
+    monitor = Monitor()
+    assert not _observe(monitor, [1.0] * 50, loss=1.2)
+    (alarm,) = _observe(monitor, [1.0] * 50, first_step=51, loss=0.1)
+    assert (alarm.kind, alarm.fields["what"]) == ("alarm", "loss_to_zero")
+    assert "too good to be true" in alarm.fields["message"]
+
+
+def test_weights_may_differ_by_rounding_but_not_by_more() -> None:
+    assert not drift_alarm(100, 1e-6)
+    (alarm,) = drift_alarm(100, 2e-3)
+    assert (
+        "step 100: copies of a weight that should be equal on several processes differ by 2.0e-03"
+        in (alarm.fields["message"])
+    )

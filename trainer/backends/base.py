@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from conf.schema import OptimizerConfig
-from trainer.optim import FlatAdamW
-
-#: Token ids (batch, seq) and next ids (batch, seq) to the mean loss.
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+from trainer.model import Llama
+from trainer.optim import AdamW
 
 
 class Backend(Protocol):
@@ -24,19 +20,35 @@ class Backend(Protocol):
     world_size: int
     data_parallel_rank: int
     data_parallel_size: int
+    speaks_for_replica: bool
+    """Of the processes that have one replica together, this is the one that writes down what all of them know."""
     compiles: bool
-    """The loss function is compiled."""
+    """The layers are compiled."""
     warnings: list[str]
     """What a person should know, such as a compiler that is missing; the loop journals it."""
 
-    def parallelize(self, model: nn.Module) -> None:
-        """Bring a model to its device, cut or copied as the configuration says."""
+    def build_model(self, *, document_end_id: int | None) -> Llama:
+        """This process's part of the model, on its device, with the initial weights.
 
-    def loss_function(self, model: nn.Module) -> LossFunction:
-        """The model's loss, compiled if asked for."""
+        Args:
+            document_end_id: attend only within documents, which end with this token; none: across them.
+        """
 
-    def optimizer(self, model: nn.Module, config: OptimizerConfig, *, extra: int) -> FlatAdamW:
-        """The optimizer of a parallelized model; ``extra`` numbers are reduced with its gradients."""
+    def optimizer(self, model: Llama) -> AdamW:
+        """The optimizer of what :meth:`build_model` gave."""
+
+    def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Add the gradients of this replica's (batch, seq) token ids and next ids to those that are there.
+
+        Returns:
+            This process's share of the mean loss of the whole batch: summed over all processes it is that.
+        """
+
+    def reduce_gradients(self, optimizer: AdamW) -> None:
+        """Bring the gradients of the whole batch into ``optimizer.gradients``."""
+
+    def drift(self, optimizer: AdamW) -> float:
+        """Largest difference between copies of a weight on several processes: of their norms, as a share of a norm."""
 
     def reduce_sum(self, tensor: Tensor) -> None:
         """Sum a tensor over all processes, in place."""

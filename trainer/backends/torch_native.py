@@ -1,4 +1,4 @@
-"""Plain PyTorch on CPUs (gloo) and CUDA (nccl): data parallel, whole replicas."""
+"""Plain PyTorch on CPUs (gloo) and CUDA (nccl)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,33 @@ import json
 import os
 import shutil
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from conf.schema import Config, OptimizerConfig
+from conf.schema import Config
 from hlatctl.run.errors import DependencyError
-from trainer.backends.base import LossFunction
-from trainer.loss import cross_entropy
-from trainer.optim import FlatAdamW
+from trainer.init import initialize
+from trainer.model import Llama
+from trainer.optim import AdamW
+from trainer.parallel import held_parameters, loss_of, make_layout, prepare
+from trainer.pipeline import Pipeline
+from trainer.precision import PRECISIONS
+from trainer.storage import load_tensors, save_tensors
 
-#: FP32 peak outside of the tensor cores, FLOP/s, by the beginning of the device's name (vendor's data sheets).
-_FP32_PEAK_FLOPS_PER_S = {"NVIDIA A100": 19.5e12, "NVIDIA H100 80GB HBM3": 67e12, "NVIDIA H200": 67e12}
+#: Dense peak of matrix products, FLOP/s, by the device's name and the precision (vendor's data sheets, no sparsity).
+_PEAK_FLOPS_PER_S = {
+    ("NVIDIA A100", torch.bfloat16): 312e12,
+    ("NVIDIA A100", torch.float32): 19.5e12,
+    ("NVIDIA H100 80GB HBM3", torch.bfloat16): 989e12,
+    ("NVIDIA H100 80GB HBM3", torch.float32): 67e12,
+    ("NVIDIA H200", torch.bfloat16): 989e12,
+    ("NVIDIA H200", torch.float32): 67e12,
+}
 #: A peer that is silent this long is gone; far above a checkpoint's or a compilation's time.
 _TIMEOUT = timedelta(minutes=15)
 
@@ -33,39 +41,96 @@ class TorchNative:
     """See :class:`trainer.backends.base.Backend`; torchrun's variables say which process this is."""
 
     def __init__(self, config: Config) -> None:
+        self._config, self._precision = config, PRECISIONS[config.precision.name]
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.data_parallel_rank, self.data_parallel_size = self.rank, self.world_size
         self.warnings: list[str] = []
         self.compiles = config.backend.compile
         torch.set_num_threads(config.cluster.threads_per_process)
         self.device = _device(config.backend.device)
-        if self.world_size > 1:
+        if self.world_size > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+        self._layout = make_layout(config, self.device.type, self.world_size)
+        self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
+        self.speaks_for_replica = self._layout.speaks_for_replica
+        self._pipeline: Pipeline | None = None
+        if config.precision.name == "bf16":
+            self.warnings.append(
+                "precision=bf16: weights rounded to the nearest lose small updates; the paper's runs diverged with it "
+                "(precision=bf16_sr or precision=mixed do not)"
+            )
         if self.compiles and self.device.type == "cpu" and not _cpp_compiler():
             self.compiles = False
             self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
 
-    def parallelize(self, model: nn.Module) -> None:
-        """Every process holds the whole model; equal seeds made equal replicas."""
-        model.to(self.device)
+    def build_model(self, *, document_end_id: int | None) -> Llama:
+        """Laid out without memory, cut, and only then given this process's part of the weights."""
+        config, layout = self._config, self._layout
+        with torch.device("meta"):
+            model = Llama(
+                config.model, config.train.seq_len, layers=layout.stage_layers,
+                compute_dtype=self._precision.compute, tp=layout.tp, document_end_id=document_end_id,
+            ).to(self._precision.weights)  # fmt: skip
+        prepare(model, layout, self._precision, compiles=self.compiles)
+        model.to_empty(device=self.device)
+        initialize(model, config.model, config.seed)
+        if config.parallel.pipeline_parallel_size > 1:
+            self._pipeline = Pipeline(
+                model, layout, lambda hidden, targets: self._loss(model, hidden, targets) * self._scale, self.device
+            )
+        return model
 
-    def loss_function(self, model: nn.Module) -> LossFunction:
-        """Hidden states by the compiled decoder, then the fused output projection and cross-entropy."""
-        forward = torch.compile(model, fullgraph=True, dynamic=False) if self.compiles else model
-        weight = model.get_submodule("head").weight
+    def optimizer(self, model: Llama) -> AdamW:
+        """AdamW over this process's part of each parameter."""
+        return AdamW(
+            held_parameters(model, self._layout), self._config.optimizer,
+            stochastic_rounding=self._precision.stochastic_rounding, seed=self._config.seed,
+        )  # fmt: skip
 
-        def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-            return cross_entropy(forward(inputs), weight, targets)  # type: ignore[arg-type]
+    def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Eagerly, a micro-batch after the other, or through the pipeline."""
+        if self._pipeline is not None:
+            total = self._pipeline.run(inputs, targets)
+        else:
+            total = torch.zeros((), device=self.device)
+            size = self._config.micro_batch_size
+            for some, following in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+                loss = self._loss(model, model(some), following) * self._scale
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        # FSDP takes the mean over the shards itself; of the tensor-parallel ranks each has the same loss.
+        replicas = self.data_parallel_size if self._layout.fsdp else 1
+        return total / (replicas * self._config.parallel.tensor_parallel_size)
 
-        return loss
+    @property
+    def _scale(self) -> float:
+        """Of a micro-batch's loss, so that the gradients of all add up to those of the mean."""
+        return 1.0 / (self._config.grad_accum_steps * (1 if self._layout.fsdp else self.data_parallel_size))
 
-    def optimizer(self, model: nn.Module, config: OptimizerConfig, *, extra: int) -> FlatAdamW:
-        """AdamW over flat buffers."""
-        return FlatAdamW(model, config, extra=extra)
+    def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
+        return loss_of(model, hidden, targets, self._layout)
+
+    def reduce_gradients(self, optimizer: AdamW) -> None:
+        """One all-reduce over the replicas; shards have been reduced on the way."""
+        optimizer.collect_gradients()
+        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
+            dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
+
+    def drift(self, optimizer: AdamW) -> float:
+        """Largest and smallest norms along each axis, in one exchange."""
+        worst, mesh = 0.0, self._layout.mesh
+        if mesh is None:
+            return worst
+        for axis in ("dp", "tp"):
+            norms = optimizer.norms_of_copies(axis)
+            ends = torch.stack((norms, -norms))
+            dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh[axis].get_group())
+            largest, smallest = ends[0], -ends[1]
+            worst = max(worst, *((largest - smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
+        return worst
 
     def reduce_sum(self, tensor: Tensor) -> None:
-        """One all-reduce."""
+        """One all-reduce over the world."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
 
@@ -92,22 +157,12 @@ class TorchNative:
         return [json.loads(bytes(text[: int(size)].cpu().numpy())) for text, size in pairs]
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Safetensors shards through torch.distributed.checkpoint; a replicated tensor is written by one process."""
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        writer = HuggingFaceStorageWriter(os.fspath(folder), save_distributed=True)
-        with _alone_is_no_warning():
-            save(dict(tensors), storage_writer=writer, no_dist=self.world_size == 1)
+        """Safetensors shards."""
+        save_tensors(tensors, folder, alone=self.world_size == 1)
 
     def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Safetensors shards, read in place; no pickle is involved."""
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-        from torch.distributed.checkpoint.state_dict_loader import load
-
-        reader = HuggingFaceStorageReader(os.fspath(folder))
-        with _alone_is_no_warning():
-            load(dict(tensors), storage_reader=reader, no_dist=self.world_size == 1)
+        """Safetensors shards, read in place."""
+        load_tensors(tensors, folder, alone=self.world_size == 1)
 
     def compile_counters(self) -> dict[str, int]:
         """From Inductor's own counters; what it can't cache counts as a miss."""
@@ -121,8 +176,9 @@ class TorchNative:
         """From the table of known devices."""
         if self.device.type != "cuda":
             return None
-        name = torch.cuda.get_device_name(self.device)
-        return next((peak for known, peak in _FP32_PEAK_FLOPS_PER_S.items() if name.startswith(known)), None)
+        name, precision = torch.cuda.get_device_name(self.device), self._precision.compute
+        peaks = _PEAK_FLOPS_PER_S.items()
+        return next((peak for (known, dtype), peak in peaks if name.startswith(known) and dtype == precision), None)
 
     def close(self) -> None:
         """Leave the process group."""
@@ -142,14 +198,6 @@ def _device(kind: str) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-@contextmanager
-def _alone_is_no_warning() -> Iterator[None]:
-    """No word from torch about a process that is alone, where that was asked for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
 
 
 def _cpp_compiler() -> str | None:

@@ -1,4 +1,4 @@
-"""The corpus that a configuration names, as a stream of documents. Where they go is prepare's business."""
+"""The corpora that a configuration names, as streams of documents. Where they go is prepare's business."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from conf.schema import Config
 from hlatctl.run.errors import DataError
 from trainer.data import formats, tokenizer
+from trainer.data.formats import Report, Row
 
 #: Modules are cut into documents of about this size: one of the largest (a table of 100,000 tokens) would otherwise
 #: fill a row of the batch for a third of the quickstart.
@@ -18,52 +19,66 @@ _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """One file of a corpus.
+class Corpus:
+    """One corpus of the configuration's mixture.
 
     Args:
-        path: the file.
-        name: under which its rows are counted.
-        module: it is a Python module of the standard library, not a file of the corpus's own formats.
+        name: what it is called: its path.
+        files: in order.
+        column: that holds the text.
+        modules: the files are Python modules of the standard library, not of the corpus's own formats.
     """
 
-    path: Path
     name: str
-    module: bool = False
+    files: list[Path]
+    column: str
+    modules: bool = False
 
 
-def check(config: Config) -> list[Source]:
-    """Everything that can be seen without reading the corpus; the files, in order.
+def check(config: Config) -> list[Corpus]:
+    """Everything that can be seen without reading the corpora; these, in order.
 
     Raises:
         DataError: a path, file, column or tokenizer that can't be used.
     """
     if config.tokenizer.path is not None:
         tokenizer.kind_of(Path(config.tokenizer.path))
-    if config.data.path is None:
-        return _standard_library()
-    files = formats.find_files(Path(config.data.path))
-    for path in files:
-        formats.check_file(path, config.data.text_column)
-    return [Source(path=path, name=str(path)) for path in files]
+    if not config.data.inputs:
+        return [_standard_library()]
+    corpora = [
+        Corpus(name=source.path, files=formats.find_files(Path(source.path)), column=source.text_column or "")
+        for source in config.data.inputs
+    ]
+    for corpus in corpora:
+        _check_files(corpus, skip=config.data.on_corrupt == "skip")
+    return corpora
 
 
-def read(source: Source, column: str) -> Iterator[str | None]:
-    """A file's documents; None or blank where a row has no text."""
-    if not source.module:
-        yield from formats.read_documents(source.path, column)
+def _check_files(corpus: Corpus, *, skip: bool) -> None:
+    """Look at every file; if damage is skipped, one must be whole."""
+    damage: list[DataError] = []
+    report = damage.append if skip else formats.fail
+    whole = [formats.check_file(path, corpus.column, report) for path in corpus.files]
+    if damage and not any(whole):
+        raise damage[0]
+
+
+def read(corpus: Corpus, path: Path, report: Report) -> Iterator[Row]:
+    """The rows of one of its files; None or blank where a row has no text."""
+    if not corpus.modules:
+        yield from formats.read_documents(path, corpus.column, report)
         return
     try:
-        text = source.path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        yield None  # the standard library holds such files to test its own decoder
+        yield 1, None  # the standard library holds such files to test its own decoder
     except OSError as error:
-        raise DataError(f"{source.path}: not readable ({error.strerror})") from None
+        raise DataError(f"{path}: not readable ({error.strerror})") from None
     else:
-        yield from formats.cut(text.splitlines(keepends=True), _MODULE_DOCUMENT_BYTES)
+        yield from enumerate(formats.cut(text.splitlines(keepends=True), _MODULE_DOCUMENT_BYTES), start=1)
 
 
-def _standard_library() -> list[Source]:
+def _standard_library() -> Corpus:
     """The sources of the running interpreter's standard library, without its tests, which not every system installs."""
     root = Path(sysconfig.get_path("stdlib"))
     found = sorted(p for p in root.rglob("*.py") if not _NOT_THE_LIBRARY & set(p.relative_to(root).parts))
@@ -72,4 +87,4 @@ def _standard_library() -> list[Source]:
             f"data.source=python_stdlib: {root} holds no .py files",
             hint="use an interpreter that comes with its sources, or set data.path",
         )
-    return [Source(path=path, name=str(root), module=True) for path in found]
+    return Corpus(name=str(root), files=found, column="", modules=True)

@@ -1,7 +1,8 @@
 """Reading documents from files: Arrow, Parquet, JSON Lines and plain text. What to do with them is not here.
 
 A file is looked at (:func:`check_file`: existence, schema, first line) before it is read (:func:`read_documents`:
-one document after another in bounded memory); both raise the same errors. No torch, no transformers.
+one document after another in bounded memory); both raise the same errors. A row's number is 1-based: the line of JSON
+Lines, the row of a table, the piece of a plain text. No torch, no transformers.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +30,17 @@ _FORMATS = {
     ".jsonl": "jsonl", ".json": "jsonl", ".jsonl.gz": "jsonl", ".json.gz": "jsonl", ".jsonl.zst": "jsonl",
     ".json.zst": "jsonl", ".txt": "text",
 }  # fmt: skip
+
+
+#: A row's number, and its text if it has one.
+Row = tuple[int, str | None]
+#: What is done about damage: raise it, or return to have it left out.
+Report = Callable[[DataError], None]
+
+
+def fail(error: DataError) -> None:
+    """Damage ends the reading."""
+    raise error
 
 
 def find_files(path: Path) -> list[Path]:
@@ -64,64 +77,118 @@ def format_of(path: Path) -> str | None:
     return next((kind for ending, kind in _FORMATS.items() if name.endswith(ending)), None)
 
 
-def check_file(path: Path, column: str) -> None:
-    """Look at a file's head, or foot: it can be read and has the column.
+def check_file(path: Path, column: str, report: Report = fail) -> bool:
+    """Look at a file's head, or foot: whether it can be read, at least in part.
 
     Raises:
-        DataError: it can't, or has not.
+        DataError: it has no such column; or, by default, it can't be read.
     """
-    with _readable(path):
+    with _guard(path, report):
         kind = format_of(path)
         if path.stat().st_size == 0:
-            raise DataError(f"{path}: the file is empty")
+            report(DataError(f"{path}: the file is empty"))
+            return False
         if kind == "parquet":
             _check_schema(path, pq.read_schema(path), column)
         elif kind == "arrow":
             with _open_arrow(path) as reader:
                 _check_schema(path, reader.schema, column)
         else:
-            next(read_documents(path, column), None)
+            return next(read_documents(path, column, report), None) is not None
+        return True
+    return False
 
 
-def read_documents(path: Path, column: str) -> Iterator[str | None]:
-    """A file's documents in order; a null is a row without text.
+def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[Row]:
+    """A file's rows in order; a null is a row without text.
+
+    Args:
+        path: the file.
+        column: that holds the text.
+        report: is told of damage; if it returns, the damaged part is left out.
 
     Raises:
-        DataError: the file is damaged, or has no such column; names file, and line where there is one.
+        DataError: there is no such column; or, by default, the first damage, which names file and row.
     """
     readers = {"parquet": _read_parquet, "arrow": _read_arrow, "jsonl": _read_jsonl, "text": _read_text}
-    with _readable(path):
-        yield from readers[format_of(path) or ""](path, column)
+    with _guard(path, report):
+        yield from readers[format_of(path) or ""](path, column, report)
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
-    with pq.ParquetFile(path) as file:
+def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
+    """Row group by row group: damage costs the rest of its group."""
+    with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
         _check_schema(path, file.schema_arrow, column)
-        for batch in file.iter_batches(_BATCH_ROWS, columns=[column]):
-            yield from batch.column(0).to_pylist()
+        first = 1
+        for group in range(file.num_row_groups):
+            last = first + file.metadata.row_group(group).num_rows - 1
+            batches = file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column])
+            yield from _group_rows(path, batches, first, last, report)
+            first = last + 1
 
 
-def _read_arrow(path: Path, column: str) -> Iterator[str | None]:
+def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, report: Report) -> Iterator[Row]:
+    row = first
+    with _guard(path, report, lambda: f"in rows {row} to {last}"):
+        for batch in batches:
+            yield from _column_rows(path, batch.column(0), row, report)
+            row += len(batch)
+
+
+def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
+    """Batch by batch; a stream has no index, so damage costs all that follows."""
     with _open_arrow(path) as reader:
         _check_schema(path, reader.schema, column)
         is_file = isinstance(reader, pa.RecordBatchFileReader)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
-        for batch in batches:
-            values = batch.column(column)
-            for start in range(0, len(values), _BATCH_ROWS):
-                yield from values.slice(start, _BATCH_ROWS).to_pylist()
+        first = 1
+        with _guard(path, report, lambda: f"from row {first} on"):
+            for batch in batches:
+                values = batch.column(column)
+                # Arrow trusts offsets; a damaged one would read anywhere. As binary, for text is judged row by row.
+                values.cast(pa.large_binary()).validate(full=True)
+                for start in range(0, len(values), _BATCH_ROWS):
+                    yield from _column_rows(path, values.slice(start, _BATCH_ROWS), first + start, report)
+                first += len(values)
 
 
-def _read_jsonl(path: Path, column: str) -> Iterator[str | None]:
-    with _open_text(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _json_document(path, number, line, column)
-
-
-def _json_document(path: Path, number: int, line: str, column: str) -> str | None:
+def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
     try:
-        row = json.loads(line)
+        texts = values.to_pylist()
+    except UnicodeDecodeError:
+        yield from _judged_rows(path, values, first, report)
+    else:
+        yield from enumerate(texts, start=first)
+
+
+def _judged_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
+    """The rows that are UTF-8, of values of which some are not."""
+    for number, value in enumerate(values, start=first):
+        try:
+            yield number, value.as_py()
+        except UnicodeDecodeError as error:
+            report(_not_utf8(f"{path}:{number}", error))
+
+
+def _read_jsonl(path: Path, column: str, report: Report) -> Iterator[Row]:
+    with _open_lines(path) as lines:
+        number = 0
+        with _guard(path, report, lambda: f"after line {number}"):
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    try:
+                        text = _json_document(path, number, line, column)
+                    except DataError as error:
+                        report(error)
+                    else:
+                        yield number, text
+
+
+def _json_document(path: Path, number: int, line: bytes, column: str) -> str | None:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise _not_utf8(f"{path}:{number}", error) from None
     except ValueError as error:
         raise DataError(
             f"{path}:{number}: not a JSON value ({error})", hint="JSON Lines has one object on every line"
@@ -136,10 +203,21 @@ def _json_document(path: Path, number: int, line: str, column: str) -> str | Non
     return text
 
 
-def _read_text(path: Path, column: str) -> Iterator[str]:
+def _read_text(path: Path, column: str, report: Report) -> Iterator[Row]:
+    """Pieces of a text; its rows are these."""
     del column  # a plain text file has none
-    with _open_text(path) as lines:
-        yield from cut(lines, TEXT_DOCUMENT_BYTES)
+    with _open_lines(path) as lines:
+        yield from enumerate(cut(_decoded(path, lines, report), TEXT_DOCUMENT_BYTES), start=1)
+
+
+def _decoded(path: Path, lines: Iterable[bytes], report: Report) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            report(_not_utf8(f"{path}:{number}", error))
+        else:
+            yield text
 
 
 def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
@@ -157,17 +235,14 @@ def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what goes wrong inside a reader into a DataError that names the file."""
+def _guard(path: Path, report: Report, where: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Report what goes wrong inside a reader, naming the file and where in it; what is left of the block is skipped."""
     try:
         yield
-    except DataError:
-        raise
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start})", hint="convert the file to UTF-8") from None
-    except (pa.ArrowException, OSError, EOFError, _zstd_error()) as error:
+    except (pa.ArrowException, OSError, EOFError, zlib.error, _zstd_error()) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path}: truncated or damaged ({reason})", hint="copy the file again") from None
+        message = f"{path}: truncated or damaged {where()}".rstrip()
+        report(DataError(f"{message} ({reason})", hint="copy the file again, or data.on_corrupt=skip"))
 
 
 def _zstd_error() -> type[Exception]:
@@ -177,7 +252,8 @@ def _zstd_error() -> type[Exception]:
 
 
 @contextmanager
-def _open_text(path: Path) -> Iterator[IO[str]]:
+def _open_lines(path: Path) -> Iterator[Iterable[bytes]]:
+    """A file's lines, unpacked. Only a line feed ends one; a carriage return in a text document is part of it."""
     name = path.name.lower()
     with path.open("rb") as raw:
         stream: Any = raw
@@ -186,10 +262,13 @@ def _open_text(path: Path) -> Iterator[IO[str]]:
         elif name.endswith(".zst"):
             import zstandard
 
-            stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        # Only "\n" ends a line of JSON Lines; a carriage return in a text document is part of it.
-        with io.TextIOWrapper(stream, encoding="utf-8", newline="\n") as lines:
-            yield lines
+            unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            stream = io.BufferedReader(unpacked)
+        yield stream
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
+    return DataError(f"{where}: not UTF-8 text (byte {error.start})", hint="convert the file to UTF-8")
 
 
 @contextmanager

@@ -9,31 +9,38 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hlatctl.run.errors import CheckpointError, DataError
+from conf.amend import skipped_batches
+from conf.schema import Config
+from hlatctl.run.errors import CheckpointError
+from hlatctl.run.journal import Event
 from trainer.data import tokenizer
-from trainer.data.documents import Documents
-from trainer.data.packing import Deal, Position, Row, Tokens
+from trainer.data.documents import Source, sources_of
+from trainer.data.encoder import Tokens, make_encoder
+from trainer.data.packing import Deal, Position, Row, Span
 
 _STOP_POLL_S = 0.1
 
-#: Where each row of the global batch is: (epoch, document, token), as JSON.
+#: Of each row of the global batch: how many batches have been drawn, then its position's numbers; as JSON.
 State = list[list[int]]
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Tokens (rows, seq_len + 1), and where the rows are after them."""
+    """Tokens (rows, seq_len + 1), what they were made of, the batch's number, and where the rows are after it."""
 
     tokens: Tokens
+    spans: list[list[Span]]
+    number: int
     after: list[Position]
 
 
@@ -49,6 +56,8 @@ class Loader:
         size: data-parallel size.
         prefetch_batches: made ahead at most.
         state: of all ranks, in order: their :attr:`state` lists one after another, whatever number of ranks that was.
+        weights: of the sources, as shares of the tokens; none: equal ones.
+        skip: numbers of batches, from 1 on, that are drawn and dropped; all ranks must name the same.
 
     Raises:
         DataError: the corpus can't be read, or is empty.
@@ -57,32 +66,59 @@ class Loader:
 
     def __init__(
         self, dataset: dict[str, Any], *, global_batch_size: int, seq_len: int, seed: int, rank: int, size: int,
-        prefetch_batches: int, state: State | None = None,
+        prefetch_batches: int, state: State | None = None, weights: Sequence[float] | None = None,
+        skip: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         # One thread a rank: the cores belong to the computation.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        documents = Documents([Path(entry["path"]) for entry in dataset["files"]])
-        if not len(documents):
-            raise DataError("data.path: the prepared corpus has no training documents", hint="give a larger corpus")
-        self._encoder = tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON)
-        self._seq_len = seq_len
-        positions = _positions(state, global_batch_size)
-        deal = Deal(len(documents), rows=global_batch_size, seed=seed)
+        self.sources: list[Source] = sources_of(dataset)
+        self._seq_len, self._skip = seq_len, skip
+        self.batch, positions = _positions(state, global_batch_size, len(self.sources))
+        """Number of the last batch taken, from 1 on; those left out are counted."""
+        deal = Deal(
+            [len(source.documents) for source in self.sources], keys=[source.fingerprint for source in self.sources],
+            weights=weights or [1.0] * len(self.sources), rows=global_batch_size, seed=seed,
+        )  # fmt: skip
+        encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
+        documents = [source.documents for source in self.sources]
         mine = range(global_batch_size // size * rank, global_batch_size // size * (rank + 1))
         eos_id = int(dataset["tokenizer"]["eos_id"])
-        rows = [Row(documents, deal, self._encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
+        rows = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
         self._taken = [row.position for row in rows]
+        self.spans: list[list[Span]] = []
+        """What each of this rank's sequences of the last batch taken was made of; indexes into :attr:`sources`."""
         self._queue: queue.Queue[_Batch | BaseException] = queue.Queue(maxsize=prefetch_batches)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._produce, args=(rows,), name="loader", daemon=True)
+        self._thread = threading.Thread(target=self._produce, args=(rows, self.batch), name="loader", daemon=True)
         self._thread.start()
         self.wait_s = 0.0
         """Time that :meth:`next` has waited since this was last set to 0."""
 
+    @classmethod
+    def of(
+        cls, config: Config, dataset: dict[str, Any], *, rank: int, size: int, state: State | None = None,
+        events: Iterable[Event] = (),
+    ) -> Self:  # fmt: skip
+        """The loader of a run.
+
+        Args:
+            config: of the run.
+            dataset: ``dataset.json``.
+            rank: data-parallel rank.
+            size: data-parallel size.
+            state: as for the class.
+            events: of the journal, equal on all ranks: what ``amended`` events leave out is left out.
+        """
+        return cls(
+            dataset, global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len, seed=config.seed,
+            rank=rank, size=size, prefetch_batches=config.data.prefetch_batches, state=state,
+            weights=[source.weight for source in config.data.sources] or None, skip=skipped_batches(config, events),
+        )  # fmt: skip
+
     @property
     def state(self) -> State:
         """Where this rank's rows are after the last batch taken."""
-        return [list(astuple(position)) for position in self._taken]
+        return [[self.batch, *position.to_json()] for position in self._taken]
 
     def next(self) -> tuple[Tensor, Tensor]:
         """The rank's (inputs, targets) of the next step, each (sequences, seq_len) int64 on the CPU; may wait."""
@@ -91,24 +127,24 @@ class Loader:
         self.wait_s += time.perf_counter() - started
         if isinstance(item, BaseException):
             raise item
-        self._taken = item.after
+        self._taken, self.spans, self.batch = item.after, item.spans, item.number
         tokens = torch.from_numpy(item.tokens).long()
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def close(self) -> None:
         """Stop the background thread."""
         self._stopping.set()
+        with suppress(queue.Empty):  # make room, so that a thread which waits for some need not wait for its time-out
+            self._queue.get_nowait()
         self._thread.join()
 
-    def _encode(self, text: str) -> Sequence[int]:
-        (encoding,) = self._encoder.encode_batch_fast([text], add_special_tokens=False)
-        return encoding.ids
-
-    def _produce(self, rows: list[Row]) -> None:
+    def _produce(self, rows: list[Row], number: int) -> None:
         try:
             while not self._stopping.is_set():
+                number += 1
                 tokens = np.stack([row.take(self._seq_len) for row in rows])
-                self._put(_Batch(tokens, [row.position for row in rows]))
+                if number not in self._skip:
+                    self._put(_Batch(tokens, [row.spans for row in rows], number, [row.position for row in rows]))
         except BaseException as error:  # handed to the thread that waits for batches, which raises it
             self._put(error)
 
@@ -120,16 +156,21 @@ class Loader:
                 continue
 
 
-def _positions(state: State | None, rows: int) -> list[Position]:
+def _positions(state: State | None, rows: int, sources: int) -> tuple[int, list[Position]]:
+    """How many batches have been drawn, and where each row is."""
     if state is None:
-        return [Position()] * rows
+        return 0, [Position.start(sources)] * rows
     try:
-        positions = [Position(*(int(number) for number in entry)) for entry in state]
-    except (TypeError, ValueError):
+        entries = [[int(number) for number in entry] for entry in state]
+        batches = {entry[0] for entry in entries}
+        positions = [Position.from_json(entry[1:], sources) for entry in entries]
+    except (TypeError, ValueError, IndexError):
         raise CheckpointError(f"the data loader's state is not one: {str(state)[:200]}") from None
     if len(positions) != rows:
         raise CheckpointError(
             f"the checkpoint's global batch has {len(positions)} sequences, train.global_batch_size={rows}",
             hint=f"resume with train.global_batch_size={len(positions)}",
         )
-    return positions
+    if len(batches) != 1:
+        raise CheckpointError(f"the checkpoint's ranks have drawn different numbers of batches: {sorted(batches)}")
+    return batches.pop(), positions

@@ -1,63 +1,132 @@
 """Documents to endless rows of packed tokens, and where in them one is. No threads: see ``trainer.data.loader``.
 
 Every sequence of the global batch is a row: an endless stream of its own. So one step sees as many different documents
-as it has sequences, and what a row holds depends on (documents, seed, row) alone, never on how many processes there
-are. In an epoch the documents are shuffled anew and dealt to the rows; each is followed by the end-of-sequence token;
-what is left of one opens the row's next sequence. No token is lost or seen twice.
+as it has sequences, and what a row holds depends on (corpus, weights, seed, row) alone, never on how many processes
+there are. In an epoch of a source its documents are shuffled anew and dealt to the rows; each is followed by the
+end-of-sequence token; what is left of one opens the row's next sequence. No token is lost or seen twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
-import numpy.typing as npt
 
-Tokens = npt.NDArray[np.int32]
-#: A text to its ids.
-Encode = Callable[[str], Sequence[int]]
-Order = npt.NDArray[np.int64]
+from hlatctl.run.errors import CheckpointError
+from trainer.data.encoder import Encode, Tokens
+from trainer.data.permutation import Permutation
+
+#: Tokens by which a row's mixture may stray from the weights, besides a document: room for chance, so that the rows of
+#: a batch do not change sources in step.
+_SLACK_TOKENS = 65_536
 
 
 @dataclass(frozen=True)
 class Position:
-    """The next token to come: epoch, place of its document in the row's order, token within the document."""
+    """The next token to come.
 
-    epoch: int = 0
-    document: int = 0
-    token: int = 0
+    Args:
+        token: within the open document.
+        finished: of each source: documents finished, and their tokens.
+    """
+
+    token: int
+    finished: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def start(cls, sources: int) -> Position:
+        """Before anything is drawn."""
+        return cls(0, ((0, 0),) * sources)
+
+    def to_json(self) -> list[int]:
+        """As a flat list of numbers."""
+        return [self.token, *(number for pair in self.finished for number in pair)]
+
+    @classmethod
+    def from_json(cls, numbers: Sequence[int], sources: int) -> Position:
+        """What :meth:`to_json` gave; sources that have been added since begin at their start.
+
+        Raises:
+            CheckpointError: it is not one, or there were more sources.
+        """
+        token, *counts = numbers
+        if len(counts) % 2 or not counts or len(counts) > 2 * sources or min(numbers) < 0:
+            raise CheckpointError(f"the data loader's state is not one of {sources} sources: {str(numbers)[:200]}")
+        pairs = list(zip(counts[::2], counts[1::2], strict=True))
+        return cls(token, (*pairs, *[(0, 0)] * (sources - len(pairs))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of a document in a sequence.
+
+    Args:
+        source: index.
+        document: position in the source.
+        first: its first token, counted in the document.
+        tokens: how many; the end-of-sequence token is the document's last.
+    """
+
+    source: int
+    document: int
+    first: int
+    tokens: int
 
 
 class Deal:
-    """Which documents a row gets in an epoch, and in which order.
+    """Which documents a row gets, and in which order: a pure function, with no memory of its own.
 
     Args:
-        count: of documents.
+        counts: documents of each source.
+        keys: of each source: what its order depends on besides the seed, such as its fingerprint.
+        weights: shares of the sources in the tokens.
         rows: in the global batch. With fewer documents than rows, each row goes through all of them by itself.
         seed: of the shuffling.
     """
 
-    def __init__(self, count: int, *, rows: int, seed: int) -> None:
-        self._count, self._rows, self._seed = count, rows, seed
-        self._shuffled: dict[int, Order] = {}
+    def __init__(
+        self, counts: Sequence[int], *, keys: Sequence[str], weights: Sequence[float], rows: int, seed: int
+    ) -> None:
+        self._counts, self._keys, self._rows, self._seed = list(counts), list(keys), rows, seed
+        self._shares = [weight / sum(weights) for weight in weights]
 
-    def order(self, row: int, epoch: int) -> Order:
-        """The documents of one row in one epoch."""
-        if self._count < self._rows:
-            return np.random.default_rng([self._seed, epoch, row]).permutation(self._count)
-        if epoch not in self._shuffled:
-            # Rows are at most one epoch apart for long; older orders are made again if need be.
-            self._shuffled = {known: order for known, order in self._shuffled.items() if known >= epoch - 1}
-            self._shuffled[epoch] = np.random.default_rng([self._seed, epoch]).permutation(self._count)
-        return self._shuffled[epoch][row :: self._rows]
+    def source(self, row: int, finished: Sequence[tuple[int, int]]) -> int:
+        """The source of a row's next document: by lot among those that are behind their share of the tokens.
+
+        A source's chance is what it is behind of its share of the next :data:`_SLACK_TOKENS`. So no row strays further
+        from the weights than these and a document, and yet no two rows do the same.
+        """
+        if len(self._shares) == 1:
+            return 0
+        total = sum(tokens for _, tokens in finished) + _SLACK_TOKENS
+        chances = [max(0.0, share * total - had) for share, (_, had) in zip(self._shares, finished, strict=True)]
+        lot = _uniform(f"{self._seed} {row} {[documents for documents, _ in finished]}") * sum(chances)
+        for source, chance in enumerate(chances):
+            lot -= chance
+            if lot < 0:
+                return source
+        return int(np.argmax(chances))  # rounding has eaten the last of the lot
+
+    def document(self, row: int, source: int, nth: int) -> int:
+        """The ``nth`` document (from 0) that a row draws from a source, by its position there."""
+        count, rows = self._counts[source], self._rows
+        if count < rows:
+            epoch, place = divmod(nth, count)
+            return Permutation(count, self._key(source, epoch, row))[place]
+        epoch, place = divmod(nth, len(range(row, count, rows)))
+        return Permutation(count, self._key(source, epoch))[row + rows * place]
+
+    def _key(self, source: int, epoch: int, *more: int) -> str:
+        return " ".join(map(str, (self._seed, epoch, self._keys[source], *more)))
 
 
 class Row:
     """One row, from a position on.
 
     Args:
-        documents: all of them.
+        documents: of each source.
         deal: which of them come here.
         encode: a text to its ids, without special tokens.
         eos_id: ends each document.
@@ -66,35 +135,50 @@ class Row:
     """
 
     def __init__(
-        self, documents: Sequence[str], deal: Deal, encode: Encode, *, eos_id: int, row: int, start: Position
+        self, documents: Sequence[Sequence[str]], deal: Deal, encode: Encode, *, eos_id: int, row: int, start: Position
     ) -> None:
         self._documents, self._deal, self._encode, self._eos_id, self._row = documents, deal, encode, eos_id, row
         self.position = start
-        self._order = deal.order(row, start.epoch)
+        self.spans: list[Span] = []
+        """What the last sequence taken was made of."""
         self._tokens: Tokens | None = None
+        self._source = self._document = 0
 
     def take(self, seq_len: int) -> Tokens:
         """``seq_len + 1`` tokens; the last one, the last target, also opens what comes next."""
         packed = np.empty(seq_len + 1, dtype=np.int32)
         filled = 0
+        self.spans = []
         while True:
             if self._tokens is None:
                 self._tokens = self._open()
-            part = self._tokens[self.position.token :][: len(packed) - filled]
+            first = self.position.token
+            part = self._tokens[first:][: len(packed) - filled]
             packed[filled : filled + len(part)] = part
             filled += len(part)
+            taken = len(part) - (filled == len(packed))
+            if taken > 0:
+                self.spans.append(Span(source=self._source, document=self._document, first=first, tokens=taken))
             if filled == len(packed):
-                self.position = replace(self.position, token=self.position.token + len(part) - 1)
+                self.position = Position(first + taken, self.position.finished)
                 return packed
-            self._next_document()
+            self._finish_document()
 
     def _open(self) -> Tokens:
-        ids = self._encode(self._documents[int(self._order[self.position.document])])
-        return np.fromiter((*ids, self._eos_id), dtype=np.int32, count=len(ids) + 1)
+        finished = self.position.finished
+        self._source = self._deal.source(self._row, finished)
+        self._document = self._deal.document(self._row, self._source, finished[self._source][0])
+        return np.append(self._encode(self._documents[self._source][self._document]), np.int32(self._eos_id))
 
-    def _next_document(self) -> None:
+    def _finish_document(self) -> None:
+        assert self._tokens is not None
+        finished = list(self.position.finished)
+        documents, tokens = finished[self._source]
+        finished[self._source] = (documents + 1, tokens + len(self._tokens))
+        self.position = Position(0, tuple(finished))
         self._tokens = None
-        self.position = Position(self.position.epoch, self.position.document + 1)
-        if self.position.document == len(self._order):
-            self.position = Position(self.position.epoch + 1)
-            self._order = self._deal.order(self._row, self.position.epoch)
+
+
+def _uniform(key: str) -> float:
+    """A number in [0, 1) that looks random and is a pure function of a key."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") / 2**64

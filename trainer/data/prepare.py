@@ -7,29 +7,26 @@ The folder gets uncompressed Arrow files (which the loader maps into memory), ``
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import shutil
 import sys
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import pyarrow as pa
-
+from conf.fingerprint import digest
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError, StorageError, run_main
-from trainer.data import corpus, tokenizer
+from trainer.data import formats, tokenizer
+from trainer.data.corpus import Corpus, check, read
 from trainer.data.documents import Documents
+from trainer.data.split import COLUMN, Document, Split
 
 DATASET = "dataset.json"
-COLUMN = "text"
-_BATCH_BYTES = 4 << 20
-_FILE_BYTES = 1 << 30
+#: Messages about damage that is skipped which ``dataset.json`` keeps; all of it is counted.
+_CORRUPT_TOLD = 20
 
 
 def prepare(config: Config, target: Path) -> None:
@@ -42,11 +39,11 @@ def prepare(config: Config, target: Path) -> None:
     """
     if (target / DATASET).is_file():
         return
-    sources = corpus.check(config)
+    corpora = check(config)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
-        _write(config, sources, partial, target)
+        _write(config, corpora, partial, target)
         _publish(partial, target)
     except OSError as error:
         raise StorageError(
@@ -56,28 +53,77 @@ def prepare(config: Config, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(config: Config, sources: list[corpus.Source], partial: Path, target: Path) -> None:
-    rows: Counter[str] = Counter()
-    with closing(_Split(partial, config.data.validation_fraction)) as split:
-        for source in sources:
-            for text in corpus.read(source, config.data.text_column):
-                split.add(text)
-                rows[source.name] += 1
-        counts = split.finish(os.fspath(config.data.path or config.data.source))
+def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -> None:
+    with closing(Split(partial, config.data.validation_fraction)) as split:
+        entries = [_read(split, index, corpus, config, partial) for index, corpus in enumerate(corpora)]
+        counts = split.finish()
     folder = partial / "tokenizer"
     path = Path(config.tokenizer.path) if config.tokenizer.path else None
-    texts = iter(Documents([partial / name for name in split.names]))
+    here = [{**entry, "path": partial / entry["path"]} for entry in counts["files"]]
+    texts = iter(Documents(here))
     tokenizer.prepare(path, folder, texts=texts, train_vocab_size=config.tokenizer.train_vocab_size)
     vocabulary = tokenizer.describe(folder)
     _check_vocabulary(config, vocabulary["vocab_size"])
+
+    def final(name: str) -> str:
+        return os.fspath((target / name).absolute())
+
+    for index, entry in enumerate(entries):
+        own = [file for file in counts["files"] if file["source"] == index]
+        entry.update(
+            documents=sum(file["documents"] for file in own), text_bytes=sum(file["bytes"] for file in own),
+            fingerprint=digest([file["sha256"] for file in own]), inputs=final(entry["inputs"]),
+        )  # fmt: skip
+        if not own:
+            raise DataError(f"{entry['path']}: its documents are all held out", hint="lower data.validation_fraction")
+    held_out = files.sha256_file(partial / "validation.jsonl")
     dataset = {
-        "v": 1, "fingerprint": _fingerprint(partial, split.names, vocabulary), "text_column": COLUMN, **counts,
-        "files": [{**entry, "path": os.fspath((target / entry["path"]).absolute())} for entry in counts["files"]],
-        "validation": {**counts["validation"], "path": os.fspath((target / "validation.jsonl").absolute())},
-        "tokenizer": {**vocabulary, "path": os.fspath((target / "tokenizer").absolute())},
-        "sources": [{"path": name, "rows": count} for name, count in rows.items()],
+        "v": 2, "text_column": COLUMN, **counts, "sources": entries,
+        "fingerprint": digest([vocabulary["fingerprint"], held_out, *(entry["fingerprint"] for entry in entries)]),
+        "skipped_rows": sum(entry["skipped_rows"] for entry in entries),
+        "corrupt": [message for entry in entries for message in entry["corrupt"]][:_CORRUPT_TOLD],
+        "corrupt_count": sum(entry["corrupt_count"] for entry in entries),
+        "files": [{**entry, "path": final(entry["path"])} for entry in counts["files"]],
+        "validation": {**counts["validation"], "path": final("validation.jsonl")},
+        "tokenizer": {**vocabulary, "path": final("tokenizer")},
     }  # fmt: skip
     files.write_json(partial / DATASET, dataset)
+
+
+def _read(split: Split, source: int, corpus: Corpus, config: Config, partial: Path) -> dict[str, Any]:
+    """Send a corpus to the split; its entry in ``dataset.json``, as far as it is known."""
+    rows, skipped, corrupt = 0, 0, Corrupt()
+    report = corrupt.note if config.data.on_corrupt == "skip" else formats.fail
+    for number, path in enumerate(corpus.files):
+        for row, text in read(corpus, path, report):
+            rows += 1
+            if text is None or not text.strip() or not _is_unicode(text):
+                skipped += 1
+            else:
+                split.add(Document(text=text, source=source, file=number, row=row))
+    if split.documents_of[source] == 0:
+        raise DataError(f"{corpus.name}: no document with text in {rows} rows", hint="give a larger corpus")
+    inputs = f"inputs-{source:02d}.json"
+    files.write_json(partial / inputs, [os.fspath(path) for path in corpus.files])
+    return {
+        "path": corpus.name, "rows": rows, "skipped_rows": skipped, "corrupt": corrupt.told,
+        "corrupt_count": corrupt.count, "inputs": inputs,
+    }  # fmt: skip
+
+
+class Corrupt:
+    """Counts damage that is skipped, and keeps the first messages."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.told: list[str] = []
+
+    def note(self, error: DataError) -> None:
+        """Take one damaged row, or stretch of a file."""
+        self.count += 1
+        if len(self.told) < _CORRUPT_TOLD:
+            self.told.append(error.message)
+            print(f"skipped: {error.message}", file=sys.stderr)
 
 
 def _check_vocabulary(config: Config, vocab_size: int) -> None:
@@ -87,14 +133,6 @@ def _check_vocabulary(config: Config, vocab_size: int) -> None:
             f"(tokenizer.path={config.tokenizer.path})",
             hint=f"set model.vocab_size={vocab_size} or more",
         )
-
-
-def _fingerprint(folder: Path, names: list[str], vocabulary: dict[str, Any]) -> str:
-    """Of the content: equal corpora and tokenizers get equal ones, wherever they lie."""
-    digest = hashlib.sha256(vocabulary["fingerprint"].encode())
-    for name in [*names, "validation.jsonl"]:
-        digest.update(files.sha256_file(folder / name).encode())
-    return digest.hexdigest()[:16]
 
 
 def _publish(partial: Path, target: Path) -> None:
@@ -108,85 +146,6 @@ def _publish(partial: Path, target: Path) -> None:
             raise
 
 
-class _Split:
-    """Sends each document to the training files or to the held-out file, and counts.
-
-    The first document trains. Of the others a hash of their position chooses; the last one is held out if that has
-    chosen none, so neither side is ever empty.
-    """
-
-    def __init__(self, folder: Path, validation_fraction: float) -> None:
-        self._folder, self._fraction = folder, validation_fraction
-        self._held_out = (folder / "validation.jsonl").open("w", encoding="utf-8")
-        self._writer: _ArrowWriter | None = None
-        self._files: list[dict[str, Any]] = []
-        self._validation = {"documents": 0, "text_bytes": 0}
-        self._waiting: str | None = None
-        self.rows = self._documents = self._skipped = 0
-
-    @property
-    def names(self) -> list[str]:
-        """Training files written."""
-        return [entry["path"] for entry in self._files]
-
-    def add(self, text: str | None) -> None:
-        """Take a row; one without text is counted and left out."""
-        self.rows += 1
-        if text is None or not text.strip() or not _is_unicode(text):
-            self._skipped += 1
-            return
-        self._documents += 1
-        if self._waiting is not None:
-            self._place(self._waiting, self._documents - 2)
-        self._waiting = text
-
-    def close(self) -> None:
-        """Release the files, finished or not."""
-        self._close_file()
-        self._held_out.close()
-
-    def finish(self, source: str) -> dict[str, Any]:
-        """Place the last document and finish the files; the counts of ``dataset.json``."""
-        if self._waiting is None or self._documents < 2:
-            raise DataError(
-                f"data.path={source}: {self._documents} documents with text in {self.rows} rows; "
-                "one to train on and one to hold out are needed",
-                hint="give a larger corpus",
-            )
-        if self._validation["documents"]:
-            self._place(self._waiting, self._documents - 1)
-        else:
-            self._hold_out(self._waiting)
-        self.close()
-        return {
-            "files": self._files, "validation": self._validation, "skipped_rows": self._skipped,
-            "documents": sum(entry["documents"] for entry in self._files),
-            "text_bytes": sum(entry["bytes"] for entry in self._files),
-        }  # fmt: skip
-
-    def _place(self, text: str, position: int) -> None:
-        share = int.from_bytes(hashlib.sha256(str(position).encode()).digest()[:8], "big") / 2**64
-        if position and share < self._fraction:
-            self._hold_out(text)
-            return
-        if self._writer is None:
-            name = f"part-{len(self._files):05d}.arrow"
-            self._writer = _ArrowWriter(self._folder / name)
-        self._writer.add(text)
-        if self._writer.bytes >= _FILE_BYTES:
-            self._close_file()
-
-    def _hold_out(self, text: str) -> None:
-        self._held_out.write(json.dumps({COLUMN: text}) + "\n")
-        self._validation["documents"] += 1
-        self._validation["text_bytes"] += len(text.encode())
-
-    def _close_file(self) -> None:
-        if self._writer:
-            self._files.append(self._writer.close())
-            self._writer = None
-
-
 def _is_unicode(text: str) -> bool:
     """JSON can spell half of a surrogate pair, which is no character and can't be written."""
     try:
@@ -194,43 +153,6 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-class _ArrowWriter:
-    """One uncompressed Arrow IPC file, written in batches."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._schema = pa.schema([(COLUMN, pa.large_string())])
-        self._sink: IO[bytes] = path.open("wb")
-        self._writer = pa.ipc.new_file(self._sink, self._schema)
-        self._batch: list[str] = []
-        self._batch_bytes = 0
-        self.documents = self.bytes = 0
-
-    def add(self, text: str) -> None:
-        """Take a document."""
-        size = len(text.encode())
-        self._batch.append(text)
-        self._batch_bytes += size
-        self.bytes += size
-        self.documents += 1
-        if self._batch_bytes >= _BATCH_BYTES:
-            self._flush()
-
-    def close(self) -> dict[str, Any]:
-        """Finish the file, durably; its entry in ``dataset.json``."""
-        self._flush()
-        self._writer.close()
-        self._sink.flush()
-        os.fsync(self._sink.fileno())
-        self._sink.close()
-        return {"path": self._path.name, "documents": self.documents, "bytes": self.bytes}
-
-    def _flush(self) -> None:
-        if self._batch:
-            self._writer.write_batch(pa.record_batch([pa.array(self._batch, pa.large_string())], schema=self._schema))
-        self._batch, self._batch_bytes = [], 0
 
 
 def main(argv: list[str] | None = None) -> int:

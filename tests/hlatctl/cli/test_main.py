@@ -14,7 +14,9 @@ from hlatctl.cli import main as cli
 from hlatctl.cli.main import main
 from tests.hlatctl.conftest import MakeRun
 
-COMMANDS = ("train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "ui", "sync")
+COMMANDS = (
+    "train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "ui", "sync", "data", "checkpoint",
+)  # fmt: skip
 ROOT = Path(__file__).parents[3]
 
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from conf.schema import CheckpointConfig, Config, EvalConfig, ModelConfig, TrainConfig
+from conf.schema import (
+    CheckpointConfig,
+    ClusterConfig,
+    Config,
+    EvalConfig,
+    ModelConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from hlatctl.plan.arithmetic import budget, checkpoint_bytes, checkpoints_kept, flops_per_token, parameters, render
 from tests.hlatctl.conftest import example_config
 
@@ -36,7 +46,16 @@ def test_flops_per_token_of_7b() -> None:
 
 
 def test_a_checkpoint_holds_weights_and_two_moments() -> None:
-    assert checkpoint_bytes(LLAMA_7B) == 3 * 4 * 6_738_415_616
+    assert checkpoint_bytes(Config(model=LLAMA_7B)) == 3 * 4 * 6_738_415_616
+    assert checkpoint_bytes(Config(model=LLAMA_7B, precision=PrecisionConfig(name="bf16_sr"))) == 3 * 2 * 6_738_415_616
+
+
+def test_state_is_shared_by_the_processes_that_cut_it() -> None:
+    cluster = ClusterConfig(processes_per_node=32)
+    tensor = Config(model=LLAMA_7B, cluster=cluster, parallel=ParallelConfig(tensor_parallel_size=8))
+    assert budget(tensor).state_bytes_per_process == 16 * 6_738_415_616 // 8
+    sharded = replace(tensor, parallel=ParallelConfig(tensor_parallel_size=8, data_parallel="fsdp"))
+    assert budget(sharded).state_bytes_per_process == 16 * 6_738_415_616 // 32
 
 
 def test_checkpoints_of_milestones_are_kept_besides_the_newest() -> None:
@@ -47,7 +66,7 @@ def test_checkpoints_of_milestones_are_kept_besides_the_newest() -> None:
     )
     # Written: every 100th and 250, 500, 750, 1000. Kept: 800, 900, 1000 and 250, 500, 750.
     assert checkpoints_kept(config) == 6
-    assert budget(config).disk_bytes == 7 * checkpoint_bytes(config.model)
+    assert budget(config).disk_bytes == 7 * checkpoint_bytes(config)
 
 
 def test_a_budget_is_told_in_lines(tmp_path: Path) -> None:

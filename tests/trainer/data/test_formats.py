@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,14 +41,16 @@ def test_every_format_gives_its_documents_in_order(tmp_path: Path, name: str) ->
     _WRITE[name](path)
     assert formats.find_files(tmp_path) == [path]
     formats.check_file(path, "text")
-    assert list(formats.read_documents(path, "text")) == _TEXTS
+    assert list(formats.read_documents(path, "text")) == list(enumerate(_TEXTS, start=1))
 
 
 def test_plain_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     content = "".join(f"line {i} of a longer text, äöü\r\n" for i in range(6000))
     path.write_bytes(content.encode())
-    parts = [part or "" for part in formats.read_documents(path, "text")]
+    rows = list(formats.read_documents(path, "text"))
+    assert [row for row, _ in rows] == [1, 2, 3, 4]
+    parts = [part or "" for _, part in rows]
     assert "".join(parts) == content
     assert len(parts) == 4
     assert all(part.endswith("\n") for part in parts)
@@ -57,7 +60,7 @@ def test_plain_text_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> N
 def test_null_is_a_row_without_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": null}\n\n{"text": "x"}\n')
-    assert list(formats.read_documents(path, "text")) == [None, "x"]
+    assert list(formats.read_documents(path, "text")) == [(1, None), (3, "x")], "rows are lines of the file"
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet", "a.jsonl"])
@@ -120,5 +123,104 @@ def test_bad_line_of_json_is_told_with_its_number(tmp_path: Path, line: str, mes
 
 def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text"):
+    with pytest.raises(DataError, match=r"a\.txt:1: not UTF-8 text \(byte 3\)"):
         formats.check_file(tmp_path / "a.txt", "text")
+
+
+class _Told:
+    """Skips damage and keeps what was said of it."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def __call__(self, error: DataError) -> None:
+        self.messages.append(error.message)
+
+
+def _read(path: Path) -> tuple[list[formats.Row], list[str]]:
+    told = _Told()
+    return list(formats.read_documents(path, "text", told)), told.messages
+
+
+def test_bad_lines_are_left_out_and_told_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "one"}\n{"text": \n{"text": "caf\xe9"}\n{"text": 4}\n{"text": "five"}\n')
+    rows, told = _read(path)
+    assert rows == [(1, "one"), (5, "five")]
+    assert [message.split(": ")[0] for message in told] == [f"{path}:{line}" for line in (2, 3, 4)]
+    with pytest.raises(DataError, match=r"a\.jsonl:2: not a JSON value"):
+        list(formats.read_documents(path, "text"))
+
+
+def test_a_bad_line_of_a_text_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ncaf\xe9\nthree\n")
+    assert _read(path) == ([(1, "one\nthree\n")], [f"{path}:2: not UTF-8 text (byte 3)"])
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
+def test_a_row_that_is_not_utf8_is_named_and_left_out(tmp_path: Path, name: str) -> None:
+    texts = [f"text {i}" for i in range(5)]
+    raw = pa.array([text.encode() for text in texts[:2]] + [b"\xff\xfe"] + [text.encode() for text in texts[3:]])
+    table = pa.table({"text": pa.Array.from_buffers(pa.string(), 5, raw.buffers())})
+    path = tmp_path / name
+    if name == "a.parquet":
+        pq.write_table(table, path)
+    else:
+        with (pa.ipc.new_file if name == "file.arrow" else pa.ipc.new_stream)(str(path), table.schema) as writer:
+            writer.write_table(table)
+    rows, told = _read(path)
+    assert rows == [(i + 1, text) for i, text in enumerate(texts) if i != 2]
+    assert told == [f"{path}:3: not UTF-8 text (byte 0)"]
+
+
+def test_a_damaged_row_group_is_left_out_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [f"a text of its own, number {i}" for i in range(300)]
+    pq.write_table(
+        pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, write_page_checksum=True,
+        compression="none",
+    )  # fmt: skip
+    content = bytearray(path.read_bytes())
+    content[content.index(b"number 150")] ^= 0xFF
+    path.write_bytes(bytes(content))
+    rows, (told,) = _read(path)
+    assert rows == [(i + 1, text) for i, text in enumerate(texts) if not 100 <= i < 200]
+    assert told.startswith(f"{path}: truncated or damaged in rows 101 to 200 (")
+    with pytest.raises(DataError, match="truncated or damaged in rows 101 to 200") as caught:
+        list(formats.read_documents(path, "text"))
+    assert caught.value.hint == "copy the file again, or data.on_corrupt=skip"
+
+
+def test_damaged_offsets_of_arrow_are_found_before_they_are_followed(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    values = pa.array(["first", "second", "third"], pa.string())
+    with pa.ipc.new_stream(str(path), pa.schema([("text", pa.string())])) as writer:
+        writer.write_batch(pa.record_batch([values], names=["text"]))
+    offsets = struct.pack("<4i", 0, 5, 11, 16)
+    assert path.read_bytes().count(offsets) == 1
+    path.write_bytes(path.read_bytes().replace(offsets, struct.pack("<4i", 0, 5, 2**30, 16)))
+    rows, (told,) = _read(path)
+    assert rows == []
+    assert told.startswith(f"{path}: truncated or damaged from row 1 on (")
+
+
+def test_packed_file_that_ends_early_gives_the_lines_before(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    lines = "".join(json.dumps({"text": f"{i} {hash(str(i))}"}) + "\n" for i in range(5000)).encode()
+    path.write_bytes(gzip.compress(lines)[:-2000])
+    rows, (told,) = _read(path)
+    assert 100 < len(rows) < 5000
+    assert told.startswith(f"{path}: truncated or damaged after line {len(rows)} (")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow"])
+def test_whole_file_that_is_damaged_is_told_once(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    _WRITE[name](path)
+    path.write_bytes(path.read_bytes()[:-9])
+    rows, told = _read(path)
+    assert (rows, len(told)) == ([], 1)
+    told_by_check = _Told()
+    assert not formats.check_file(path, "text", told_by_check)
+    assert told_by_check.messages == told

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from conf.amend import SKIP_STEPS
+from conf.schema import Config, DataConfig, SourceConfig, TrainConfig
 from hlatctl.run.errors import CheckpointError, DataError
 from trainer.data.loader import Loader
 
@@ -72,7 +76,7 @@ def open_lines(description: dict[str, Any]) -> list[str]:
     return Path(source["path"]).read_text(encoding="utf-8").splitlines()
 
 
-def test_state_is_of_the_batches_taken_not_of_those_made_ahead(make_loader: MakeLoader) -> None:
+def test_state_is_of_the_batches_taken_not_of_those_made_ahead(make_loader: MakeLoader, dataset: Path) -> None:
     whole = make_loader()
     before = [whole.next() for _ in range(7)]
     state = json.loads(json.dumps(whole.state))
@@ -84,23 +88,26 @@ def test_state_is_of_the_batches_taken_not_of_those_made_ahead(make_loader: Make
         assert torch.equal(got[0], inputs)
         assert torch.equal(got[1], targets)
     assert resumed.state == whole.state
-    assert min(epoch for epoch, *_ in whole.state) > 0, "the test crosses an epoch"
+    documents = json.loads(dataset.read_text())["documents"]
+    assert min(finished for _, _, finished, _ in whole.state) > documents / 2, "the test crosses an epoch"
 
 
 def test_state_that_is_none_is_refused(make_loader: MakeLoader) -> None:
     with pytest.raises(CheckpointError, match=r"the data loader's state is not one: \[\['x'\]\]"):
         make_loader(state=[["x"]])
     with pytest.raises(CheckpointError, match=r"global batch has 1 sequences, train\.global_batch_size=2"):
-        make_loader(state=[[0, 0, 0]])
+        make_loader(state=[[0, 0, 0, 0]])
+    with pytest.raises(CheckpointError, match=r"ranks have drawn different numbers of batches: \[3, 4\]"):
+        make_loader(state=[[3, 0, 0, 0], [4, 0, 0, 0]])
 
 
 def test_error_in_the_background_is_raised_where_batches_are_taken(
     make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Loader, text: str) -> list[int]:
+    def broken(text: str) -> list[int]:
         raise DataError("the tokenizer broke")
 
-    monkeypatch.setattr(Loader, "_encode", broken)
+    monkeypatch.setattr("trainer.data.loader.make_encoder", lambda tokenizer: broken)
     with pytest.raises(DataError, match="the tokenizer broke"):
         make_loader().next()
 
@@ -110,3 +117,91 @@ def test_prepared_file_that_is_gone_is_named(dataset: Path) -> None:
     description["files"][0]["path"] = "/nowhere/part-00000.arrow"
     with pytest.raises(DataError, match=r"/nowhere/part-00000\.arrow: prepared corpus is missing or damaged"):
         Loader(description, global_batch_size=1, seq_len=8, seed=1, rank=0, size=1, prefetch_batches=1)
+
+
+@given(
+    rows=st.sampled_from([4, 6, 12]), seq_len=st.integers(5, 200), seed=st.integers(0, 3),
+    plan=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 9)), min_size=1, max_size=5),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_any_layouts_one_after_another_give_the_one_global_sequence(
+    mixed: dict[str, Any], rows: int, seq_len: int, seed: int, plan: list[tuple[int, int]]
+) -> None:
+    """Stop anywhere, go on with any number of ranks: no token is lost, none comes twice."""
+
+    def opened(rank: int, size: int, state: Any) -> Loader:
+        return Loader(
+            mixed, global_batch_size=rows, seq_len=seq_len, seed=seed, rank=rank, size=size, prefetch_batches=2,
+            state=state, weights=[3.0, 1.0], skip=frozenset({2, 7}),
+        )  # fmt: skip
+
+    whole, state = opened(0, 1, None), None
+    try:
+        for wanted, batches in plan:
+            size = max(divisor for divisor in range(1, rows + 1) if rows % divisor == 0 and divisor <= wanted)
+            ranks = [opened(rank, size, state) for rank in range(size)]
+            try:
+                for _ in range(batches):
+                    shares = [rank.next() for rank in ranks]
+                    for part, expected in zip(zip(*shares, strict=True), whole.next(), strict=True):
+                        assert torch.equal(torch.cat(part), expected)
+                    assert {rank.batch for rank in ranks} == {whole.batch}
+                state = json.loads(json.dumps([row for rank in ranks for row in rank.state]))
+            finally:
+                for rank in ranks:
+                    rank.close()
+            assert state == whole.state
+    finally:
+        whole.close()
+
+
+def test_batches_left_out_move_the_later_ones_up(make_loader: MakeLoader) -> None:
+    whole = make_loader()
+    batches = {number: whole.next()[0] for number in range(1, 9)}
+    skipping = make_loader(skip=frozenset({1, 4, 5}))
+    for number in (2, 3, 6, 7, 8):
+        assert torch.equal(skipping.next()[0], batches[number])
+        assert skipping.batch == number
+    assert skipping.state == whole.state
+
+
+def test_every_sequence_leads_back_to_the_rows_of_its_files(make_loader: MakeLoader, dataset: Path) -> None:
+    from tokenizers import Tokenizer
+
+    description = json.loads(dataset.read_text())
+    tokenizer = Tokenizer.from_file(str(Path(description["tokenizer"]["path"]) / "tokenizer.json"))
+    lines = open_lines(description)
+    loader = make_loader(seq_len=300)
+    for _ in range(5):
+        inputs, _ = loader.next()
+        for sequence, spans in zip(inputs.tolist(), loader.spans, strict=True):
+            assert sum(span.tokens for span in spans) == 300
+            place = 0
+            for span in spans:
+                origin = loader.sources[span.source].origin(span.document)
+                assert origin.file == description["sources"][0]["path"]
+                text = json.loads(lines[origin.row - 1])["text"]
+                ids = [*tokenizer.encode(text, add_special_tokens=False).ids, description["tokenizer"]["eos_id"]]
+                assert sequence[place : place + span.tokens] == ids[span.first : span.first + span.tokens]
+                place += span.tokens
+
+
+def test_run_is_given_its_weights_and_what_its_journal_leaves_out(mixed: dict[str, Any]) -> None:
+    sources = [
+        SourceConfig(path=source["path"], weight=weight)
+        for source, weight in zip(mixed["sources"], (9.0, 1.0), strict=True)
+    ]
+    config = Config(
+        data=DataConfig(sources=sources, skip_steps=["2-3"]), train=TrainConfig(global_batch_size=4, seq_len=64)
+    )
+    loader = Loader.of(config, mixed, rank=0, size=1, events=[{"kind": "amended", "key": SKIP_STEPS, "value": [1, 5]}])
+    try:
+        numbers = []
+        for _ in range(400):
+            loader.next()
+            numbers.append(loader.batch)
+        assert numbers[:3] == [4, 6, 7]
+        first, second = (sum(row[index] for row in loader.state) for index in (3, 5))
+        assert first / (first + second) > 0.8
+    finally:
+        loader.close()

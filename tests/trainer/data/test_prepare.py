@@ -17,7 +17,7 @@ from conf.load import dump
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import check
-from trainer.data.documents import Documents
+from trainer.data.documents import Documents, sources_of
 from trainer.data.prepare import prepare
 
 MakeConfig = Callable[..., Config]
@@ -27,7 +27,7 @@ def _prepared(config: Config, target: Path) -> tuple[dict[str, Any], list[str], 
     """dataset.json, the training documents, and those held out."""
     prepare(config, target)
     dataset = json.loads((target / "dataset.json").read_text())
-    train = list(Documents([Path(entry["path"]) for entry in dataset["files"]]))
+    train = list(Documents(dataset["files"]))
     held_out = [json.loads(line)["text"] for line in Path(dataset["validation"]["path"]).read_text().splitlines()]
     return dataset, train, held_out
 
@@ -46,7 +46,8 @@ def test_every_document_is_trained_on_or_held_out(make_config: MakeConfig, corpu
     assert 10 <= len(held_out) <= 45
     assert (dataset["documents"], dataset["validation"]["documents"]) == (len(train), len(held_out))
     assert dataset["text_bytes"] == sum(len(text.encode()) for text in train)
-    assert dataset["sources"] == [{"path": os.fspath(corpus), "rows": 240}]
+    (source,) = dataset["sources"]
+    assert (source["path"], source["rows"], source["documents"]) == (os.fspath(corpus), 240, len(train))
     assert [p.name for p in tmp_path.iterdir()] == ["d"], "no temporary folder is left"
 
 
@@ -67,7 +68,7 @@ def test_neither_side_is_ever_empty(make_config: MakeConfig, tmp_path: Path, fra
 
 def test_one_document_is_too_few(make_config: MakeConfig, tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "one.jsonl", ["alone", "", None])
-    with pytest.raises(DataError, match="1 documents with text in 3 rows; one to train on and one to hold out"):
+    with pytest.raises(DataError, match="1 documents with text; one to train on and one to hold out"):
         prepare(make_config(data={"path": os.fspath(path)}), tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
@@ -135,3 +136,86 @@ def test_books_with_the_llama_tokenizer(make_config: MakeConfig, shared_data: Pa
     assert dataset["tokenizer"]["vocab_size"] == 32_000
     assert (dataset["tokenizer"]["bos_id"], dataset["tokenizer"]["eos_id"]) == (1, 2)
     assert len(train) > 10
+
+
+def test_sources_of_a_mixture_stay_apart_with_their_origins(mixed: dict[str, Any], corpus: Path) -> None:
+    large, few = sources_of(mixed)
+    assert large.name == os.fspath(corpus)
+    assert large.fingerprint != few.fingerprint
+    held_out = mixed["validation"]["documents"]
+    assert len(large.documents) + len(few.documents) + held_out == 260
+    for source in (large, few):
+        lines = Path(source.name).read_text().splitlines()
+        for position, text in enumerate(source.documents):
+            origin = source.origin(position)
+            assert (origin.file, json.loads(lines[origin.row - 1])["text"]) == (source.name, text)
+
+
+def test_modules_cut_into_pieces_lead_back_to_file_and_piece(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    for name in ("a.py", "b.py"):
+        (tmp_path / "lib" / name).write_text(f"# {name}\n" * 3000)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: os.fspath(tmp_path / "lib"))
+    dataset, _, _ = _prepared(make_config(data={"path": None, "validation_fraction": 0.0}), tmp_path / "d")
+    (source,) = sources_of(dataset)
+    origins = [source.origin(i) for i in range(len(source.documents))]
+    assert [(Path(o.file).name, o.row) for o in origins] == [
+        ("a.py", 1), ("a.py", 2), ("a.py", 3), ("b.py", 1), ("b.py", 2)
+    ]  # fmt: skip
+
+
+def test_damage_fails_by_default_and_is_skipped_and_counted_when_asked(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    lines = _jsonl(folder / "a.jsonl", [f"text {i}" for i in range(9)])
+    lines.write_text(lines.read_text() + "{torn\n")
+    (folder / "b.parquet").write_bytes(b"PAR1 and nothing more")
+    with pytest.raises(DataError, match=r"b\.parquet: truncated or damaged"):
+        prepare(make_config(data={"path": os.fspath(folder)}), tmp_path / "d")
+    config = make_config(data={"path": os.fspath(folder), "on_corrupt": "skip"})
+    dataset, train, held_out = _prepared(config, tmp_path / "d")
+    assert len(train) + len(held_out) == 9
+    assert dataset["corrupt_count"] == 2
+    assert dataset["corrupt"][0].startswith(f"{folder}/a.jsonl:10: not a JSON value")
+    assert dataset["corrupt"][1].startswith(f"{folder}/b.parquet: truncated or damaged")
+    assert capsys.readouterr().err.count("skipped: ") == 2
+    (folder / "a.jsonl").unlink()
+    with pytest.raises(DataError, match=r"b\.parquet: truncated or damaged"):
+        prepare(config, tmp_path / "none")
+
+
+def test_fingerprint_is_of_the_content_wherever_it_lies(make_config: MakeConfig, tmp_path: Path) -> None:
+    found = []
+    for name, texts in (("a", ["x y", "z"] * 20), ("b", ["x y", "z"] * 20), ("c", ["x y", "w"] * 20)):
+        (tmp_path / name).mkdir()
+        path = _jsonl(tmp_path / name / f"{name}.jsonl", list(texts))
+        dataset, _, _ = _prepared(make_config(data={"path": os.fspath(path)}), tmp_path / name / "d")
+        found.append((dataset["fingerprint"], dataset["sources"][0]["fingerprint"]))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]
+    assert found[0][1] != found[2][1]
+
+
+def test_document_of_any_of_many_files_is_found(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.split._FILE_BYTES", 300)
+    monkeypatch.setattr("trainer.data.split._BATCH_BYTES", 60)
+    monkeypatch.setattr("trainer.data.documents._OPEN_FILES", 2)
+    texts = [f"text number {i}" for i in range(200)]
+    path = _jsonl(tmp_path / "many.jsonl", list(texts))
+    config = make_config(data={"path": os.fspath(path), "validation_fraction": 0.0})
+    dataset, train, _ = _prepared(config, tmp_path / "d")
+    assert len(dataset["files"]) > 5
+    assert train == texts[:-1]
+    documents = Documents(dataset["files"])
+    assert [documents.file_and_row(i)[1] for i in (0, 150, 3, 198)] == [1, 151, 4, 199]
+    damaged = [{**dataset["files"][0], "documents": 7}]
+    with pytest.raises(
+        DataError, match=r"part-00000\.arrow: prepared corpus is missing or damaged \(\d+ documents, not 7"
+    ):
+        Documents(damaged)[0]

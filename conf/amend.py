@@ -1,0 +1,78 @@
+"""What ``amended`` events change about the data of a run that goes on. Pure: events in, values out.
+
+Such an event is ``{"key", "value", "by", "why"}``. Keys: ``data.skip_steps`` (value: a list of batches to leave out, as
+in the configuration) and ``data.fingerprint`` (value: that of the corpus to go on with).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.run.journal import Event
+
+AMENDED = "amended"
+SKIP_STEPS = "data.skip_steps"
+FINGERPRINT = "data.fingerprint"
+#: More than this is no batch left out but another run.
+_MAX_RANGE = 1_000_000
+
+
+def batch_numbers(entries: Iterable[int | str]) -> frozenset[int]:
+    """The numbers that entries such as ``7``, ``"9"`` and ``"120-125"`` name.
+
+    Raises:
+        ConfigError: an entry is neither a number from 1 on nor a range of such.
+    """
+    numbers: set[int] = set()
+    for entry in entries:
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", str(entry))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last < first + _MAX_RANGE:
+            raise ConfigError(
+                f"data.skip_steps={entry!r}: is neither a number from 1 on nor a range of them",
+                hint='write data.skip_steps=[7,"120-125"]',
+            )
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
+
+
+def skipped_batches(config: Config, events: Iterable[Event]) -> frozenset[int]:
+    """The batches that a run leaves out: 1-based numbers in the order without omissions.
+
+    Args:
+        config: of the run.
+        events: of its journal; those that count, for a look at the past.
+    """
+    amended = (e["value"] for e in events if e["kind"] == AMENDED and e.get("key") == SKIP_STEPS)
+    return batch_numbers(config.data.skip_steps).union(*map(batch_numbers, amended))
+
+
+def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
+    """The number of the batch that is trained on ``steps`` steps after one, those left out not counted."""
+    kept = (number for number in count(batch + 1) if number not in skipped)
+    return batch if steps == 0 else next(number for nth, number in enumerate(kept, start=1) if nth == steps)
+
+
+def check_same_corpus(stored: str | None, dataset: Mapping[str, Any], events: Iterable[Event]) -> None:
+    """Refuse to go on with another corpus than a run was trained on, unless that was amended.
+
+    Args:
+        stored: the fingerprint that the run has so far; None if it has none yet.
+        dataset: ``dataset.json`` that it would go on with.
+        events: of its journal.
+
+    Raises:
+        DataError: the corpus is another, and the newest amendment does not name it.
+    """
+    accepted = [e["value"] for e in events if e["kind"] == AMENDED and e.get("key") == FINGERPRINT]
+    if stored in (None, dataset["fingerprint"]) or accepted[-1:] == [dataset["fingerprint"]]:
+        return
+    raise DataError(
+        f"data: the corpus has changed since the run began (fingerprint {dataset['fingerprint']}, was {stored})",
+        hint="bring the files back as they were, or go on with the new ones: `hlatctl data accept RUN`",
+    )

@@ -1,0 +1,53 @@
+"""Asking a room that the head must not import: a process of its own, whose stdout is the answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import conf.load
+import hlatctl
+from conf.schema import Config
+from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, load_error
+
+
+def ask(module: str, *argv: str, timeout_s: float | None = None) -> str:
+    """Run ``python -m module argv`` and give what it prints.
+
+    Args:
+        module: such as ``trainer.data.check``.
+        argv: its arguments.
+        timeout_s: of the whole; none: as long as it takes.
+
+    Raises:
+        HlatctlError: the error that it left behind.
+        LaunchError: it failed without one, or took too long.
+    """
+    # It must find the packages that this process has, and no folder of the same name in the working directory.
+    package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
+    search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryDirectory(prefix="hlatctl-ask-") as folder:
+        error_file = Path(folder) / "error.json"
+        try:
+            result = subprocess.run(
+                [sys.executable, "-P", "-m", module, *argv],
+                env={**os.environ, ERROR_FILE_ENV: os.fspath(error_file), "PYTHONPATH": search_path},
+                capture_output=True, text=True, timeout=timeout_s, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{module}: no answer after {timeout_s:g} s") from None
+        if result.returncode:
+            last_line = (result.stderr.strip().splitlines() or ["no output"])[-1]
+            raise load_error(error_file) or LaunchError(f"{module}: failed ({last_line})")
+    return result.stdout
+
+
+def ask_about(module: str, config: Config, *argv: str, timeout_s: float | None = None) -> str:
+    """The same, with a configuration in a file that ``--config`` names."""
+    with tempfile.TemporaryDirectory(prefix="hlatctl-ask-") as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(conf.load.dump(config), encoding="utf-8")
+        return ask(module, "--config", os.fspath(file), *argv, timeout_s=timeout_s)

@@ -1,0 +1,174 @@
+"""`hlatctl checkpoint`: a run's checkpoints, told and verified; models out to Hugging Face's format and in from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, say
+from hlatctl.run.errors import CheckpointError
+from hlatctl.run.manifest import MANIFEST, folder_steps, read_manifest, why_invalid
+from hlatctl.run.paths import RunPaths
+from hlatctl.units import count, size, utc
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, export and import checkpoints.")
+
+_HEADER = ["STEP", "TOKENS", "SIZE", "WRITTEN", "WRITTEN BY", "KEPT AS", "STATE"]
+Target = Annotated[Path, typer.Option("--to", help="Folder to make; one that exists is left alone.")]
+
+
+class Dtype(StrEnum):
+    """Number format of exported weights."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@app.command("ls")
+def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
+    """List a run's checkpoints; names and sizes are checked, `verify` reads them."""
+    from conf.load import load
+
+    found = find_run(run, runs_dir)
+    config, steps = load(found.config), folder_steps(found)
+    newest = steps[-config.checkpoint.keep :]
+    records = [_record(found, config, step, is_newest=step in newest) for step in steps]
+    if as_json:
+        print_json(records)
+    elif records:
+        typer.echo(columns([_HEADER, *(_row(record) for record in records)]))
+    else:
+        say(f"run {found.run_id} has no checkpoint")
+
+
+@app.command("verify")
+def verify(
+    run: RunName,
+    step: Annotated[int | None, typer.Option(help="Of one checkpoint.  [default: all]", show_default=False)] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Read every file of a run's checkpoints and compare it with the manifest."""
+    found = find_run(run, runs_dir)
+    steps = folder_steps(found)
+    wanted = steps if step is None else [each for each in steps if each == step]
+    if not wanted:
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        there = f"steps that have one: {', '.join(map(str, steps)) or 'none'}"
+        raise CheckpointError(f"run {found.run_id}: {what}", hint=there)
+    invalid = 0
+    for each in wanted:
+        reason = why_invalid(found.checkpoint(each))
+        invalid += reason is not None
+        typer.echo(f"step {each}: {reason or _whole(found.checkpoint(each))}")
+    if invalid:
+        raise CheckpointError(
+            f"run {found.run_id}: {invalid} of {len(wanted)} checkpoints are not as they were written",
+            hint="training goes on from the newest valid one; bring the others back from a copy, or delete them",
+        )
+
+
+@app.command("export")
+def export(
+    run: RunName,
+    to: Target,
+    step: Annotated[
+        int | None, typer.Option(help="Of the checkpoint.  [default: the newest valid one]", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the weights.  [default: as the checkpoint has them]", show_default=False)
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face LLaMA folder, with its tokenizer."""
+    from flows.ask import ask
+
+    found = find_run(run, runs_dir)
+    chosen = ("--step", str(step)) if step is not None else ()
+    number_format = ("--dtype", dtype.value) if dtype else ()
+    argv = ("--run-dir", os.fspath(found.root), "--to", os.fspath(to.expanduser().absolute()))
+    written = json.loads(ask("trainer.export", *argv, *chosen, *number_format).splitlines()[-1])
+    say(
+        f"step {written['step']} of run {found.run_id}: {count(written['parameters'])} parameters, "
+        f"{written['dtype']}, {size(written['bytes'])}"
+    )
+    typer.echo(written["to"])
+
+
+@app.command("import")
+def import_model(
+    source: Annotated[Path, typer.Argument(metavar="HF_FOLDER", help="A Hugging Face LLaMA, as safetensors.")],
+    to: Target,
+) -> None:
+    """Make a Hugging Face LLaMA a checkpoint to train from, and print the command that does."""
+    from flows.ask import ask
+
+    argv = ("--from", os.fspath(source.expanduser().absolute()), "--to", os.fspath(to.expanduser().absolute()))
+    written = json.loads(ask("trainer.import_model", *argv).splitlines()[-1])
+    say(f"{count(written['parameters'])} parameters, {', '.join(written['dtypes'])}, in {written['to']}")
+    if written["tokenizer"] is None:
+        say("no tokenizer lies beside the model: name it with tokenizer.path=")
+    say("this trains from it, with a corpus of yours:")
+    typer.echo(_train_command(written))
+
+
+def _record(run: RunPaths, config: Config, step: int, *, is_newest: bool) -> dict[str, Any]:
+    folder = run.checkpoint(step)
+    reason = why_invalid(folder, checksums=False)
+    record: dict[str, Any] = {
+        "step": step, "tokens": None, "bytes": None, "written_unix_s": None, "world": None,
+        "milestone_tokens": config.milestones.get(step), "newest": is_newest, "problem": reason,
+        "path": os.fspath(folder),
+    }  # fmt: skip
+    try:
+        manifest = read_manifest(folder)
+        record |= {
+            "tokens": manifest.tokens, "world": manifest.world, "bytes": sum(file["bytes"] for file in manifest.files),
+            "written_unix_s": (folder / MANIFEST).stat().st_mtime,
+        }  # fmt: skip
+    except (CheckpointError, OSError) as error:
+        record["problem"] = reason or str(error)
+    return record
+
+
+def _row(record: dict[str, Any]) -> list[str]:
+    milestone = record["milestone_tokens"]
+    kept = [f"milestone {count(milestone)}"] if milestone else []
+    kept += ["newest"] if record["newest"] else []
+    problem = record["problem"]
+    if record["world"] is None:
+        return [str(record["step"]), "-", "-", "-", "-", ", ".join(kept) or "-", problem]
+    return [
+        str(record["step"]), count(record["tokens"]), size(record["bytes"]), utc(record["written_unix_s"]),
+        ", ".join(f"{key} {value}" for key, value in record["world"].items()), ", ".join(kept) or "-", problem or "ok",
+    ]  # fmt: skip
+
+
+def _whole(folder: Path) -> str:
+    written = read_manifest(folder).files
+    return f"valid ({len(written)} files, {size(sum(file['bytes'] for file in written))})"
+
+
+def _train_command(written: dict[str, Any]) -> str:
+    """The overrides of a run that begins with an imported model, quoted for Hydra and for the shell."""
+    from conf.initial_weights import model_overrides
+
+    paths = {"train.init_from": written["to"], "tokenizer.path": written["tokenizer"] or "TOKENIZER"}
+    overrides = [f"{key}={_hydra_quoted(path)}" for key, path in paths.items()]
+    return shlex.join(["hlatctl", "train", *overrides, *model_overrides(written["model"]), "data.path=CORPUS"])
+
+
+def _hydra_quoted(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_./~+-]+", text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

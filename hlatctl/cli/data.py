@@ -1,0 +1,203 @@
+"""`hlatctl data`: look into a corpus, see what a step was trained on, and amend the data of a run on purpose.
+
+torch and the tokenizers are not imported here: processes of the trainer's room answer (``flows.ask``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, columns, find_run, print_json, say, user_name
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.run.paths import RunPaths
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+_BAR = 40
+
+app = typer.Typer(
+    help="Look into a corpus, or into what a step was trained on.",
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+)  # fmt: skip
+Why = Annotated[str, typer.Option(help="Why; goes into the journal.")]
+
+
+@app.command("inspect")
+def inspect(
+    overrides: Overrides = None,
+    documents: Annotated[int, typer.Option(help="Documents of each source whose tokens are counted.", min=1)] = 2000,
+    as_json: Json = False,
+) -> None:
+    """Show a corpus: documents, tokens, bytes, lengths, a packed sample.
+
+    It is prepared first if it has not been.
+    """
+    from conf.compose import compose
+    from flows.ask import ask_about
+    from flows.stages.validate import check
+
+    config = compose(overrides or [])
+    check(config)
+    folder = _prepared_folder(config)
+    if not (folder / "dataset.json").is_file():
+        say(f"preparing {folder}")
+        ask_about("trainer.data.prepare", config, "--to", os.fspath(folder))
+    argv = ("--dataset", os.fspath(folder / "dataset.json"), "--documents", str(documents))
+    found = json.loads(ask_about("trainer.data.survey", config, *argv))
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(_survey_text(found))
+
+
+@app.command("at")
+def at(
+    run: RunName,
+    step: Annotated[int, typer.Option(help="Optimizer step, from 1 on.", min=1)],
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Show which documents a step was trained on, with source, file and row."""
+    from flows.ask import ask
+    from hlatctl.run.manifest import checkpoint_steps
+
+    found = find_run(run, runs_dir)
+    begin = max((s for s in checkpoint_steps(found) if s < step), default=0)
+    whence = f"the checkpoint of step {begin}" if begin else "the start, no checkpoint before it being left"
+    say(f"step {step}: going through {step - begin} batches from {whence}")
+    answer = json.loads(ask("trainer.data.at", "--run-dir", os.fspath(found.root), "--step", str(step)))
+    if not answer["trained"]:
+        say(f"step {step} is not trained yet, or not again since the run went back: this is what it gets")
+    if as_json:
+        print_json(answer)
+        return
+    rows = [["sequence", "tokens", "from token", "file:row", "text"]]
+    for index, documents in enumerate(answer["sequences"]):
+        rows += [
+            [str(index), str(d["tokens"]), str(d["first_token"]), f"{d['file']}:{d['row']}", json.dumps(d["text"])]
+            for d in documents
+        ]
+    typer.echo(columns(rows))
+
+
+@app.command("skip")
+def skip(
+    run: RunName,
+    steps: Annotated[str, typer.Option(help="Steps whose batches are left out, such as 120-125 or 7,9.")],
+    why: Why = "",
+    runs_dir: RunsDir = None,
+) -> None:
+    """Leave the batches of some steps out from the run's next attempt on."""
+    import conf.load
+    from conf.amend import SKIP_STEPS, batch_numbers, skipped_batches
+    from hlatctl.run.journal import read_events
+
+    found = find_run(run, runs_dir)
+    config, asked = conf.load.load(found.config), sorted(batch_numbers(steps.split(",")))
+    skipped = skipped_batches(config, read_events(found))
+    batches = _batches_of(found, asked, skipped)
+    _amend(found, SKIP_STEPS, batches, why)
+    say(f"{found.run_id}: batches {_ranges(batches)} are left out from its next attempt on")
+
+
+@app.command("accept")
+def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
+    """Let a run go on with a corpus that has changed since it began."""
+    import conf.load
+    from conf.amend import FINGERPRINT
+
+    found = find_run(run, runs_dir)
+    path = _prepared_folder(conf.load.load(found.config)) / "dataset.json"
+    try:
+        prepared, present = files.read_json(path), files.read_json(found.dataset)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename}: not there, so there is nothing to accept",
+            hint=f"`hlatctl resume {found.run_id}` prepares the corpus as it is now and says whether it has changed",
+        ) from None
+    if prepared["fingerprint"] == present["fingerprint"]:
+        say(f"{found.run_id}: the corpus is the one that it began with")
+        return
+    _amend(found, FINGERPRINT, prepared["fingerprint"], why)
+    say(f"{found.run_id}: goes on with corpus {prepared['fingerprint']} (was {present['fingerprint']})")
+    say("a changed source is in a new order: of its present epoch, documents may come again or not at all")
+
+
+def _prepared_folder(config: Config) -> Path:
+    from conf.fingerprint import data_fingerprint
+    from flows.context import cache_root
+
+    return cache_root(config) / "data" / data_fingerprint(config)
+
+
+def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:
+    from conf.amend import AMENDED
+    from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+
+    with JournalWriter(run, OPERATOR_WRITER) as journal:
+        journal.append(AMENDED, durable=True, key=key, value=value, by=user_name(), why=why)
+
+
+def _batches_of(run: RunPaths, steps: list[int], skipped: frozenset[int]) -> list[int]:
+    """The batches that steps will be trained on when the run goes on from its newest checkpoint.
+
+    Raises:
+        ConfigError: the newest checkpoint holds a step already.
+    """
+    from conf.amend import batch_after
+    from hlatctl.run.manifest import checkpoint_steps
+
+    newest = max(checkpoint_steps(run), default=0)
+    if steps[0] <= newest:
+        raise ConfigError(
+            f"--steps={steps[0]}: the newest checkpoint, of step {newest}, is trained on it already",
+            hint=f"name steps after {newest}, or move the checkpoints from step {steps[0]} on away to go back first",
+        )
+    drawn = 0
+    if newest:
+        drawn = int(files.read_json(run.checkpoint(newest) / "rank-00000.json")["loader"][0][0])
+    return [batch_after(drawn, step - newest, skipped) for step in steps]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
+
+
+def _survey_text(found: dict[str, Any]) -> str:
+    about = [
+        f"fingerprint {found['fingerprint']}, vocabulary {found['vocab_size']:,}",
+        f"{found['documents']:,} documents to train on, {found['validation_documents']:,} held out; "
+        f"{found['tokens']:,} tokens, {found['text_bytes']:,} bytes",
+        f"left out: {found['skipped_rows']:,} rows without text, {found['corrupt_count']:,} damaged rows or stretches",
+        *(f"  {message}" for message in found["corrupt"]),
+    ]
+    parts = [line for source in found["sources"] for line in _source_text(source)]
+    return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", found["sample"]])
+
+
+def _source_text(source: dict[str, Any]) -> list[str]:
+    measured = source["measured_documents"]
+    estimated = "" if measured == source["documents"] else f" (estimated from {measured:,} documents)"
+    histogram = source["length_histogram"]
+    most = max(histogram.values())
+    bars = [[f"< {int(limit):,}", f"{n:,}", "#" * -(-n * _BAR // most)] for limit, n in histogram.items()]
+    return [
+        "", f"{source['path']}: {source['weight']:.1%} of the tokens trained on",
+        f"{source['documents']:,} documents of {source['rows']:,} rows, {source['tokens']:,} tokens{estimated}, "
+        f"{source['text_bytes']:,} bytes",
+        columns([["tokens", "documents", ""], *bars]),
+    ]  # fmt: skip

@@ -1,0 +1,57 @@
+"""Out to Hugging Face's format and in again through the command line, and training that goes on from there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+
+def test_an_exported_model_comes_back_and_goes_on_training(cli: Cli, undisturbed: str, tmp_path: Path) -> None:
+    before = sorted(path.name for path in (cli.paths(undisturbed).root).rglob("*"))
+    exported = cli.run("checkpoint", "export", undisturbed, "--step", "40", "--to", os.fspath(tmp_path / "hf"))
+    assert exported.returncode == 0, exported.stderr
+    assert exported.stdout == f"{tmp_path / 'hf'}\n"
+    assert sorted(path.name for path in (cli.paths(undisturbed).root).rglob("*")) == before
+
+    imported = cli.run("checkpoint", "import", os.fspath(tmp_path / "hf"), "--to", os.fspath(tmp_path / "ours"))
+    assert imported.returncode == 0, imported.stderr
+    printed = shlex.split(imported.stdout)
+    assert printed[:2] == ["hlatctl", "train"]
+
+    overrides = [override for override in printed[2:] if override != "data.path=CORPUS"]
+    went_on = cli.train("went-on", *overrides, "train.max_steps=4")
+    assert went_on.returncode == 0, went_on.stderr
+    losses = cli.losses(undisturbed)
+    assert cli.losses("went-on")[1] == pytest.approx(losses[40], abs=0.3)
+    assert cli.losses("went-on")[1] < losses[1] - 1.0
+    shown = cli.run("show", "went-on", "--json").stdout
+    assert '"manifest_sha256"' in shown
+
+    again = cli.run("checkpoint", "export", undisturbed, "--to", os.fspath(tmp_path / "hf"))
+    assert again.returncode == 14
+    assert "exists and is not an empty folder\nhint: " in again.stderr
+
+
+def test_initial_weights_of_another_model_are_refused_before_anything_is_made(cli: Cli, undisturbed: str) -> None:
+    weights = cli.paths(undisturbed).checkpoint(40)
+    result = cli.train("refused", f"train.init_from={weights}", "model.num_layers=3")
+    assert result.returncode == 10, result.stderr
+    assert "model.num_layers=3 (the weights: 2)\nhint: model.num_layers=2" in result.stderr
+    assert not cli.paths("refused").root.exists()
+    result = cli.train("refused", "train.init_from=/nowhere")
+    assert result.returncode == 10
+    assert "train.init_from=/nowhere: no such folder\nhint: " in result.stderr
+
+
+def test_a_finished_run_verifies_and_lists_its_checkpoints(cli: Cli, undisturbed: str) -> None:
+    verified = cli.run("checkpoint", "verify", undisturbed)
+    assert verified.returncode == 0, verified.stderr
+    assert [line.split(":")[0] for line in verified.stdout.splitlines()] == ["step 20", "step 30", "step 40"]
+    listed = cli.run("checkpoint", "ls", undisturbed).stdout
+    assert listed.count("newest") == 3
+    assert listed.count(" ok") == 3

@@ -1,0 +1,69 @@
+"""The data stage: damage that was skipped is told of, and a corpus that has changed is refused until it is accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import conf.load
+from conf.schema import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig
+from flows.context import FlowContext
+from flows.stages.data import prepare_data
+from hlatctl.run import files
+from hlatctl.run.errors import DataError
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+from hlatctl.run.paths import RunPaths
+
+
+def _write(corpus: Path, documents: int) -> None:
+    lines = [json.dumps({"text": f"document {i} of some words"}) for i in range(documents)]
+    corpus.write_text("\n".join(["{torn", *lines]) + "\n")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    _write(path, 50)
+    return path
+
+
+@pytest.fixture
+def ctx(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlowContext]:
+    monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
+    run = RunPaths(tmp_path / "runs" / "run")
+    config = Config(
+        runs_dir=os.fspath(tmp_path / "runs"), data=DataConfig(path=os.fspath(corpus), on_corrupt="skip"),
+        model=ModelConfig(vocab_size=300), tokenizer=TokenizerConfig(train_vocab_size=300),
+        eval=EvalConfig(enabled=False),
+    )  # fmt: skip
+    files.write_text(run.config, conf.load.dump(config))
+    files.write_json(run.provenance, {})
+    context = FlowContext(run)
+    yield context
+    context.close()
+
+
+def test_damage_is_told_once_and_another_corpus_is_refused_until_accepted(ctx: FlowContext, corpus: Path) -> None:
+    prepare_data(ctx)
+    (warning,) = ctx.refresh().warnings
+    assert warning.startswith(f"data: 1 damaged rows or stretches of files are left out, the first: {corpus}:1: not a")
+    prepare_data(ctx)
+    assert len(ctx.refresh().warnings) == 1
+    before = files.read_json(ctx.run.dataset)["fingerprint"]
+
+    _write(corpus, 51)
+    with pytest.raises(
+        DataError, match=rf"corpus has changed since the run began \(fingerprint (\w+), was {before}\)"
+    ) as e:
+        prepare_data(ctx)
+    assert "hlatctl data accept" in e.value.hint
+    assert files.read_json(ctx.run.dataset)["fingerprint"] == before
+    new = e.value.message.split("fingerprint ")[1].split(",")[0]
+    with JournalWriter(ctx.run, OPERATOR_WRITER) as operator:
+        operator.append("amended", key="data.fingerprint", value=new, by="me", why="")
+    prepare_data(ctx)
+    assert files.read_json(ctx.run.dataset)["fingerprint"] == new

@@ -1,0 +1,37 @@
+"""Run by torchrun: train small runs in one group of processes, one after another; not a test by itself.
+
+Standard input's place is taken by a JSON file: a list of {"run": folder, "attempt": number}, in order. The processes
+stay, and with them PyTorch and its process group, which would take most of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from conf.load import load
+from hlatctl.run.paths import RunPaths
+from trainer import loop
+from trainer.backends.torch_native import TorchNative
+
+
+def main() -> None:
+    """Train every run of the list."""
+    backend = None
+    for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        run = RunPaths(Path(job["run"]))
+        config = load(run.config)
+        assert config.world_size == int(os.environ.get("WORLD_SIZE", "1"))
+        backend = TorchNative(config)
+        journal = loop.train_journal(run, backend, job["attempt"])
+        assert loop.Training(config, run, backend, journal).run() == 0
+        if journal:
+            journal.close()
+    if backend is not None:
+        backend.close()
+
+
+if __name__ == "__main__":
+    main()

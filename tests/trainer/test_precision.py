@@ -1,0 +1,61 @@
+"""Number formats: what is kept in which, and that each trains."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hlatctl.run.paths import RunPaths
+from trainer.export import read_weights
+
+Train = Callable[[str], tuple[RunPaths, list[float]]]
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path, make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> Train:  # fmt: skip
+    def run(precision: str) -> tuple[RunPaths, list[float]]:
+        paths = make_run(tmp_path / precision, precision={"name": precision})
+        assert train_here(paths, 1) == 0
+        return paths, [event["loss"] for event in events_of(paths, "step")]
+
+    return run
+
+
+@pytest.mark.parametrize("precision", ["mixed", "bf16_sr", "bf16"])
+def test_lower_precision_follows_the_curve_of_fp32(precision: str, train: Train) -> None:
+    run, losses = train(precision)
+    _, exact = train("fp32")
+    assert losses == pytest.approx(exact, rel=0.02)
+    assert losses != exact
+    weights = read_weights(run, 24)
+    expected = torch.float32 if precision == "mixed" else torch.bfloat16
+    assert {weight.dtype for weight in weights.values()} == {expected}
+
+
+def test_pure_bfloat16_is_warned_about(train: Train, events_of: Callable[..., list[dict[str, Any]]]) -> None:
+    run, _ = train("bf16")
+    (warning,) = events_of(run, "warning")
+    assert "the paper's runs diverged with it" in warning["message"]
+    run, _ = train("bf16_sr")
+    assert not events_of(run, "warning")
+
+
+def test_stochastically_rounded_run_goes_on_with_the_same_bits(
+    tmp_path: Path, make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    run = make_run(tmp_path / "whole", precision={"name": "bf16_sr"})
+    assert train_here(run, 1) == 0
+    again = make_run(tmp_path / "again", precision={"name": "bf16_sr"})
+    shutil.copytree(run.checkpoint(8), again.checkpoint(8))
+    assert train_here(again, 2) == 0
+    expected = [event["loss"] for event in events_of(run, "step")][8:]
+    assert [event["loss"] for event in events_of(again, "step")] == expected

@@ -1,0 +1,78 @@
+"""Stochastic rounding: the mean over many trials is the exact value."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.schema import OptimizerConfig
+from trainer.optim import AdamW, Held
+from trainer.rounding import stochastic_round_
+
+_TRIALS = 4096
+
+
+def _rounded(value: float, trials: int = _TRIALS) -> torch.Tensor:
+    target = torch.empty(trials, dtype=torch.bfloat16)
+    stochastic_round_(target, torch.full((trials,), value), torch.Generator().manual_seed(1))
+    return target.float()
+
+
+@given(st.floats(-(2.0**99), 2.0**99, width=32))
+def test_value_is_rounded_to_one_of_its_two_neighbours(value: float) -> None:
+    below = torch.tensor(value).view(torch.int32) // 2**16 * 2**16
+    neighbours = {below.view(torch.float32).item(), (below + 2**16).view(torch.float32).item()}
+    assert set(_rounded(value, 64).tolist()) <= neighbours
+
+
+@pytest.mark.parametrize("value", [1.0, 1.001, -3.003, 1e-20, 0.3])
+def test_mean_of_many_roundings_is_the_value_within_its_standard_error(value: float) -> None:
+    rounded = _rounded(value)
+    error = rounded.std().item() / math.sqrt(_TRIALS)
+    assert abs(rounded.double().mean().item() - value) <= 4 * error + 1e-7 * abs(value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0])
+def test_what_is_not_finite_or_exact_stays(value: float) -> None:
+    assert torch.equal(_rounded(value, 8), torch.full((8,), value)) or math.isnan(value)
+    assert not math.isnan(value) or bool(_rounded(value, 8).isnan().all())
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_small_updates_arrive_on_average_only_if_rounded_stochastically(stochastic: bool) -> None:
+    """A hundred updates of a weight of 1 by a tenth of what BF16 can hold; FP32 is the reference."""
+    config = OptimizerConfig(weight_decay=0.0)
+
+    def train(dtype: torch.dtype) -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.ones(_TRIALS, dtype=dtype))
+        optimizer = AdamW({"weight": Held(parameter=weight)}, config, stochastic_rounding=stochastic, seed=3)
+        for _ in range(100):
+            optimizer.gradients.fill_(1.0)
+            optimizer.step(lr=4e-4, grad_scale=1.0)
+        return weight.detach().float()
+
+    exact, rounded = train(torch.float32), train(torch.bfloat16)
+    assert exact.mean().item() == pytest.approx(1.0 - 100 * 4e-4, rel=1e-3)
+    if stochastic:
+        error = rounded.std().item() / math.sqrt(_TRIALS)
+        assert abs(rounded.mean().item() - exact.mean().item()) <= 4 * error
+    else:
+        assert torch.equal(rounded, torch.ones(_TRIALS))
+
+
+def test_noise_depends_on_seed_and_step_alone() -> None:
+    def train(seed: int) -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 999).bfloat16())
+        optimizer = AdamW({"weight": Held(parameter=weight)}, OptimizerConfig(), stochastic_rounding=True, seed=seed)
+        for _ in range(3):
+            torch.rand(7)
+            optimizer.gradients.fill_(0.5)
+            optimizer.step(lr=1e-3, grad_scale=1.0)
+        return weight.detach()
+
+    assert torch.equal(train(1), train(1))
+    assert not torch.equal(train(1), train(2))

@@ -1,0 +1,110 @@
+"""What tensor-parallel processes tell each other in the middle of a layer; each exchange has its mirror image backward.
+
+Functional collectives: they can be part of a compiled graph. (Megatron-LM, arXiv 1909.08053; the sequence-parallel
+pair: arXiv 2205.05198, section 4.2.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+
+_SEQUENCE = 1
+
+
+@dataclass(frozen=True, eq=False)
+class TensorParallel:
+    """The processes that have each layer together, and this one's place among them.
+
+    Args:
+        group: of these processes.
+        rank: this one.
+        size: how many.
+        sequence: between :meth:`leave` and :meth:`enter` each has a slice of the sequence, not a copy of all of it.
+    """
+
+    group: ProcessGroup
+    rank: int
+    size: int
+    sequence: bool
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Before a product that is cut by its outputs: all (batch, seq, hidden) on every process."""
+        exchange = _Gather if self.sequence else _Copy
+        return exchange.apply(x, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """After a product that is cut by its inputs: the sum of all processes' (batch, seq, hidden)."""
+        exchange = _Scatter if self.sequence else _Sum
+        return exchange.apply(x, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: GroupName, size: int) -> Tensor:
+        ctx.group, ctx.size = group, size
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _sum(gradients[0], ctx.group), None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: GroupName, size: int) -> Tensor:
+        return _sum(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0], None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: GroupName, size: int) -> Tensor:
+        ctx.group, ctx.size = group, size
+        return _gather(x, group, size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _scatter(gradients[0], ctx.group, ctx.size), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: GroupName, size: int) -> Tensor:
+        ctx.group, ctx.size = group, size
+        return _scatter(x, group, size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _gather(gradients[0], ctx.group, ctx.size), None, None
+
+
+def _sum(x: Tensor, group: GroupName) -> Tensor:
+    return _done(functional.all_reduce(x.contiguous(), "sum", group))
+
+
+def _gather(x: Tensor, group: GroupName, size: int) -> Tensor:
+    """Slices of the sequence to the whole, on every process."""
+    slices = _done(functional.all_gather_tensor(x.contiguous(), 0, group))
+    return torch.cat(slices.chunk(size), dim=_SEQUENCE)
+
+
+def _scatter(x: Tensor, group: GroupName, size: int) -> Tensor:
+    """The sum over all processes; each gets its slice of the sequence."""
+    slices = torch.cat(x.chunk(size, dim=_SEQUENCE))
+    return _done(functional.reduce_scatter_tensor(slices, "sum", 0, group))
+
+
+def _done(x: Tensor) -> Tensor:
+    return functional.wait_tensor(x)  # type: ignore[no-any-return,no-untyped-call]

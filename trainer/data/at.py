@@ -1,0 +1,132 @@
+"""``python -m trainer.data.at --run-dir RUN --step N``: which documents a step was trained on, as JSON on stdout.
+
+Nothing is journalled for it: the loader is a pure function of the run's configuration and corpus, so it is run again,
+from the newest checkpoint before the step that is still there, or else from the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.amend import AMENDED, batch_after, skipped_batches
+from conf.load import load
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, DataError, run_main
+from hlatctl.run.journal import Event, read_events
+from hlatctl.run.manifest import checkpoint_steps, read_manifest
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import fold
+
+_EXCERPT_CHARACTERS = 60
+#: Who amends a run by itself, within an attempt; what an operator amends, the next attempt honours.
+_TRAINER = "trainer"
+
+
+def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
+    """What each sequence of a step was made of.
+
+    A step that the run has not trained (or not again since it went back) is answered as it would be trained next.
+
+    Args:
+        run: the run directory.
+        step: optimizer step, from 1 on.
+
+    Returns:
+        ``step``; ``batch``; ``from_step``, whose checkpoint was gone on from (0: the start); ``trained``;
+        ``sequences``: lists of ``source``, ``file``, ``row``, ``first_token``, ``tokens``, ``text`` (its beginning).
+
+    Raises:
+        ConfigError: the run has no such step.
+        DataError: its corpus is not there.
+    """
+    from trainer.data.loader import Loader
+
+    config, events = load(run.config), read_events(run)
+    if not 1 <= step <= config.total_steps:
+        raise ConfigError(f"--step={step}: the run has steps 1 to {config.total_steps}")
+    trained = step in fold(events).steps
+    from_step, state = _checkpoint_before(run, step)
+    counted = events_that_count(events, step) if trained else events
+    loader = Loader.of(config, _dataset(run), rank=0, size=1, state=state, events=counted)
+    try:
+        first = loader.batch
+        for _ in range(step - from_step):
+            loader.next()
+        assert loader.batch == batch_after(first, step - from_step, skipped_batches(config, counted))
+        return {
+            "step": step, "batch": loader.batch, "from_step": from_step, "trained": trained,
+            "sequences": [_describe(loader, index) for index in range(len(loader.spans))],
+        }  # fmt: skip
+    finally:
+        loader.close()
+
+
+def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
+    """The events that the newest attempt to train a step had seen when it did.
+
+    Args:
+        events: of the run, in order of time.
+        step: one that was trained.
+    """
+    ran = max(i for i, event in enumerate(events) if event["kind"] == "step" and event["step"] == step)
+    attempt = events[ran]["attempt"]
+    began = max(
+        (i for i, e in enumerate(events[:ran]) if e["kind"] == "train_started" and e["attempt"] == attempt), default=0
+    )
+    own = [e for e in events[began:ran] if e["kind"] != AMENDED or e.get("by") == _TRAINER]
+    return [*events[:began], *own]
+
+
+def _checkpoint_before(run: RunPaths, step: int) -> tuple[int, list[list[int]] | None]:
+    """The newest checkpoint before a step: its step and the loader's state; 0 and None if there is none."""
+    for found in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
+        folder = run.checkpoint(found)
+        try:
+            ranks = [files.read_json(folder / f"rank-{r:05d}.json") for r in range(_ranks(folder))]
+            return found, [row for rank in ranks for row in rank["loader"]]
+        except (OSError, ValueError, KeyError) as error:
+            print(f"checkpoint of step {found}: not readable ({error})", file=sys.stderr)
+    return 0, None
+
+
+def _ranks(folder: Path) -> int:
+    return int(read_manifest(folder).world["world_size"])
+
+
+def _dataset(run: RunPaths) -> dict[str, Any]:
+    try:
+        dataset: dict[str, Any] = files.read_json(run.dataset)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{run.dataset}: not readable ({error})") from None
+    return dataset
+
+
+def _describe(loader: Any, index: int) -> list[dict[str, Any]]:
+    found = []
+    for span in loader.spans[index]:
+        source = loader.sources[span.source]
+        origin = source.origin(span.document)
+        found.append({
+            "source": source.name, "file": origin.file, "row": origin.row, "first_token": span.first,
+            "tokens": span.tokens, "text": source.documents[span.document][:_EXCERPT_CHARACTERS],
+        })  # fmt: skip
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print what a step was made of; an exception says what is wrong."""
+    parser = argparse.ArgumentParser(prog="trainer.data.at", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--step", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    print(json.dumps(documents_at(RunPaths(arguments.run_dir.absolute()), arguments.step)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,153 @@
+"""Documents to the training files or to the held-out one, and the files themselves. What a corpus is, is not here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from hlatctl.run import files
+from hlatctl.run.errors import DataError
+from trainer.data.documents import SCHEMA
+
+COLUMN = SCHEMA.names[0]
+_BATCH_BYTES = 4 << 20
+_FILE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A text and where it comes from: source, the file by its position in the source, its 1-based row there."""
+
+    text: str
+    source: int
+    file: int
+    row: int
+
+
+class Split:
+    """Sends each document to the training files or to the held-out file, and counts.
+
+    The first document trains. Of the others a hash of their position chooses; the last one is held out if that has
+    chosen none, so neither side is ever empty.
+
+    Args:
+        folder: to write to.
+        validation_fraction: share of the documents held out.
+    """
+
+    def __init__(self, folder: Path, validation_fraction: float) -> None:
+        self._folder, self._fraction = folder, validation_fraction
+        self._held_out = (folder / "validation.jsonl").open("w", encoding="utf-8")
+        self._writer: _ArrowWriter | None = None
+        self._files: list[dict[str, Any]] = []
+        self._validation = {"documents": 0, "text_bytes": 0}
+        self._waiting: Document | None = None
+        self.documents_of: Counter[int] = Counter()
+        """Documents taken of each source."""
+
+    def add(self, document: Document) -> None:
+        """Take a document."""
+        if self._waiting is not None:
+            self._place(self._waiting, self.documents_of.total() - 1)
+        self.documents_of[document.source] += 1
+        self._waiting = document
+
+    def close(self) -> None:
+        """Release the files, finished or not."""
+        self._close_file()
+        self._held_out.close()
+
+    def finish(self) -> dict[str, Any]:
+        """Place the last document and finish the files; the counts of ``dataset.json``.
+
+        Raises:
+            DataError: there are too few documents.
+        """
+        total = self.documents_of.total()
+        if self._waiting is None or total < 2:
+            raise DataError(
+                f"data: {total} documents with text; one to train on and one to hold out are needed",
+                hint="give a larger corpus",
+            )
+        if self._validation["documents"]:
+            self._place(self._waiting, total - 1)
+        else:
+            self._hold_out(self._waiting.text)
+        self.close()
+        return {
+            "files": self._files, "validation": self._validation,
+            "documents": sum(entry["documents"] for entry in self._files),
+            "text_bytes": sum(entry["bytes"] for entry in self._files),
+        }  # fmt: skip
+
+    def _place(self, document: Document, position: int) -> None:
+        share = int.from_bytes(hashlib.sha256(str(position).encode()).digest()[:8], "big") / 2**64
+        if position and share < self._fraction:
+            self._hold_out(document.text)
+            return
+        if self._writer is not None and self._writer.source != document.source:
+            self._close_file()
+        if self._writer is None:
+            self._writer = _ArrowWriter(self._folder / f"part-{len(self._files):05d}.arrow", document.source)
+        self._writer.add(document)
+        if self._writer.bytes >= _FILE_BYTES:
+            self._close_file()
+
+    def _hold_out(self, text: str) -> None:
+        self._held_out.write(json.dumps({COLUMN: text}) + "\n")
+        self._validation["documents"] += 1
+        self._validation["text_bytes"] += len(text.encode())
+
+    def _close_file(self) -> None:
+        if self._writer:
+            self._files.append(self._writer.close())
+            self._writer = None
+
+
+class _ArrowWriter:
+    """One uncompressed Arrow IPC file of one source, written in batches."""
+
+    def __init__(self, path: Path, source: int) -> None:
+        self._path, self.source = path, source
+        self._sink: IO[bytes] = path.open("wb")
+        self._writer = pa.ipc.new_file(self._sink, SCHEMA)
+        self._batch: list[Document] = []
+        self._batch_bytes = 0
+        self.documents = self.bytes = 0
+
+    def add(self, document: Document) -> None:
+        """Take a document."""
+        size = len(document.text.encode())
+        self._batch.append(document)
+        self._batch_bytes += size
+        self.bytes += size
+        self.documents += 1
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def close(self) -> dict[str, Any]:
+        """Finish the file, durably; its entry in ``dataset.json``."""
+        self._flush()
+        self._writer.close()
+        self._sink.flush()
+        os.fsync(self._sink.fileno())
+        self._sink.close()
+        return {
+            "path": self._path.name, "source": self.source, "documents": self.documents, "bytes": self.bytes,
+            "sha256": files.sha256_file(self._path),
+        }  # fmt: skip
+
+    def _flush(self) -> None:
+        if self._batch:
+            columns = ([document.text for document in self._batch], [document.file for document in self._batch],
+                       [document.row for document in self._batch])  # fmt: skip
+            arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+            self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+        self._batch, self._batch_bytes = [], 0

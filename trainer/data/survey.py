@@ -1,0 +1,107 @@
+"""``python -m trainer.data.survey --config FILE --dataset FILE``: what a prepared corpus holds, as JSON on stdout.
+
+Documents and bytes are those of the whole corpus; lengths in tokens are measured on documents drawn at random, for a
+corpus of terabytes can be looked at too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from conf.load import load
+from conf.schema import Config
+from hlatctl.run import files
+from hlatctl.run.errors import run_main
+from trainer.data import tokenizer
+from trainer.data.documents import Source, sources_of
+from trainer.data.encoder import Encode, make_encoder
+from trainer.data.permutation import Permutation
+
+_SAMPLE_TOKENS = 200
+
+
+def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[str, Any]:
+    """What a prepared corpus holds.
+
+    Args:
+        config: that it is trained with.
+        dataset: ``dataset.json``.
+        documents: of each source that are tokenised.
+
+    Returns:
+        ``sources`` (see :func:`_survey_source`); totals as in ``dataset.json``; ``sample``: the first tokens of the
+        first packed sequence as text.
+    """
+    described = tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON)
+    encode = make_encoder(described)
+    weights = [source.weight for source in config.data.sources] or [1.0]
+    sources = [
+        {**_survey_source(source, encode, documents), "weight": weight / sum(weights), **_counts(entry)}
+        for source, entry, weight in zip(sources_of(dataset), dataset["sources"], weights, strict=True)
+    ]
+    totals = {key: dataset[key] for key in ("documents", "text_bytes", "skipped_rows", "corrupt_count", "corrupt")}
+    return {
+        **totals, "fingerprint": dataset["fingerprint"], "validation_documents": dataset["validation"]["documents"],
+        "vocab_size": dataset["tokenizer"]["vocab_size"], "sources": sources,
+        "tokens": sum(source["tokens"] for source in sources),
+        "sample": _sample(config, dataset, described),
+    }  # fmt: skip
+
+
+def _counts(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in ("rows", "documents", "text_bytes", "skipped_rows", "corrupt_count")}
+
+
+def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, Any]:
+    """How many tokens a source has, and how they fall into documents.
+
+    ``tokens`` counts the end-of-sequence tokens too; beyond ``measured_documents`` it goes by bytes.
+    ``length_histogram`` has the documents measured, by the power of two that their tokens stay below.
+    """
+    total = len(source.documents)
+    order = Permutation(total, source.fingerprint)
+    drawn = range(total) if documents >= total else [order[place] for place in range(documents)]
+    lengths: Counter[int] = Counter()
+    tokens = sizes = 0
+    for position in drawn:
+        text = source.documents[position]
+        length = len(encode(text)) + 1
+        lengths[1 << length.bit_length()] += 1
+        tokens, sizes = tokens + length, sizes + len(text.encode())
+    whole = tokens if len(drawn) == total else round(tokens / sizes * source.text_bytes)
+    return {
+        "path": source.name, "tokens": whole, "measured_documents": len(drawn),
+        "length_histogram": {str(limit): lengths[limit] for limit in sorted(lengths)},
+    }  # fmt: skip
+
+
+def _sample(config: Config, dataset: dict[str, Any], described: Any) -> str:
+    from trainer.data.loader import Loader
+
+    loader = Loader.of(config, dataset, rank=0, size=1)
+    try:
+        inputs, _ = loader.next()
+    finally:
+        loader.close()
+    return str(described.decode(inputs[0, :_SAMPLE_TOKENS].tolist(), skip_special_tokens=False))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the survey; an exception says what is wrong."""
+    parser = argparse.ArgumentParser(prog="trainer.data.survey", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
+    parser.add_argument("--dataset", type=Path, required=True, help="dataset.json")
+    parser.add_argument("--documents", type=int, required=True, help="documents of each source to tokenise")
+    arguments = parser.parse_args(argv)
+    found = survey(load(arguments.config), files.read_json(arguments.dataset), documents=arguments.documents)
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

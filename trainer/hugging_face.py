@@ -1,0 +1,196 @@
+"""Our names and coalesced layers to and from those of Hugging Face's ``LlamaForCausalLM``.
+
+Names, tensors and the keys of ``config.json``; no files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.load import decode
+from conf.schema import ModelConfig
+from hlatctl.run.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.o.weight": "self_attn.o_proj.weight",
+    "mlp_norm.weight": "post_attention_layernorm.weight",
+    "mlp.down.weight": "mlp.down_proj.weight",
+}
+#: Our keys by theirs; what has a default in their ``LlamaConfig`` is read by itself.
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+}
+#: The only value that our model has of each of these; absent and null mean it.
+_ONLY: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": {},
+}
+_QKV, _GATE_UP = "attention.qkv.weight", "mlp.gate_up.weight"
+
+
+def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """Weights by our names to those of ``LlamaForCausalLM``; the coalesced layers are cut apart."""
+    named: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name in _NAMES:
+            named[_NAMES[name]] = tensor
+            continue
+        _, number, rest = name.split(".", 2)
+        layer = f"model.layers.{number}."
+        if rest == _QKV:
+            for part, cut in zip("qkv", _split_qkv(tensor, model), strict=True):
+                named[f"{layer}self_attn.{part}_proj.weight"] = cut
+        elif rest == _GATE_UP:
+            for part, cut in zip(("gate", "up"), _split_gate_up(tensor, model), strict=True):
+                named[f"{layer}mlp.{part}_proj.weight"] = cut
+        else:
+            named[layer + _LAYER_NAMES[rest]] = tensor
+    return named
+
+
+def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """The inverse of :func:`to_hugging_face`.
+
+    Raises:
+        KeyError: a weight is missing; its name.
+    """
+    ours = {name: weights[theirs] for name, theirs in _NAMES.items() if name != "head.weight"}
+    if not model.tie_embeddings:
+        ours["head.weight"] = weights[_NAMES["head.weight"]]
+    for number in range(model.num_layers):
+        theirs, layer = f"model.layers.{number}.", f"layers.{number}."
+        ours |= {layer + name: weights[theirs + their_name] for name, their_name in _LAYER_NAMES.items()}
+        q, k, v = (weights[f"{theirs}self_attn.{part}_proj.weight"] for part in "qkv")
+        ours[layer + _QKV] = _join_qkv(q, k, v, model)
+        gate, up = (weights[f"{theirs}mlp.{part}_proj.weight"] for part in ("gate", "up"))
+        ours[layer + _GATE_UP] = _join_gate_up(gate, up, model)
+    return ours
+
+
+def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
+    """``config.json`` of ``LlamaForCausalLM``; ``dtype`` as torch names it, such as ``float32``."""
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads, "head_dim": model.head_dim, "hidden_act": "silu",
+        "rms_norm_eps": model.rms_norm_eps, "rope_theta": model.rope_theta,
+        "max_position_embeddings": seq_len, "initializer_range": model.initializer_range,
+        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": model.tie_embeddings, "torch_dtype": dtype,
+        "bos_token_id": bos_id, "eos_token_id": eos_id,
+    }  # fmt: skip
+
+
+def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
+    """The shape that a ``config.json`` describes, as transformers 4 and 5 write it, named after its folder.
+
+    Args:
+        described: the file's content.
+        file: it comes from.
+
+    Raises:
+        CheckpointError: not a LLaMA, or one with something that our model does not have; all such things are named.
+        ConfigError: a value is of the wrong type.
+    """
+    if described.get("model_type") != "llama":
+        raise CheckpointError(
+            f"{file}: model_type={described.get('model_type')!r}: not supported", hint="only LLaMA models are: 'llama'"
+        )
+    missing = [key for key in _KEYS.values() if key not in described]
+    if missing:
+        raise CheckpointError(f"{file}: lacks {', '.join(missing)}", hint="import a folder of `save_pretrained`")
+    keys = {ours: described[theirs] for ours, theirs in _KEYS.items()}
+    keys["num_kv_heads"] = described.get("num_key_value_heads") or keys["num_heads"]
+    rope = described.get("rope_parameters") or {}
+    keys["rope_theta"] = rope.get("rope_theta") or described.get("rope_theta") or 10_000.0
+    keys["rms_norm_eps"] = described.get("rms_norm_eps", 1e-6)
+    keys["tie_embeddings"] = described.get("tie_word_embeddings", False)
+    model = decode({"model": keys | {"name": file.parent.name}}).model
+    unsupported = [*_other_values(described), *_odd_shapes(described, model)]
+    if unsupported:
+        raise CheckpointError(
+            f"{file}: {'; '.join(unsupported)}: not supported",
+            hint="LLaMA with SiLU, plain rotary embeddings, no biases and whole heads can be imported",
+        )
+    return model
+
+
+def _other_values(described: dict[str, Any]) -> list[str]:
+    """What the file asks for and our model does not have, as ``key=value``."""
+    found = [f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)]
+    for group in ("rope_parameters", "rope_scaling"):
+        rope = described.get(group) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            found.append(f"{group}.rope_type={kind!r}")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            found.append(f"{group}.partial_rotary_factor={rope['partial_rotary_factor']!r}")
+    return found
+
+
+def _odd_shapes(described: dict[str, Any], model: ModelConfig) -> list[str]:
+    """Numbers that do not go together in our model."""
+    numbers = {theirs: getattr(model, ours) for ours, theirs in _KEYS.items()}
+    numbers["num_key_value_heads"] = model.num_kv_heads
+    if min(numbers.values()) < 1:
+        return [f"{key}={value}" for key, value in numbers.items() if value < 1]
+    found = []
+    head_dim = described.get("head_dim") or model.head_dim
+    if head_dim * model.num_heads != model.hidden_size or head_dim % 2:
+        found.append(
+            f"head_dim={head_dim} (must be even, and hidden_size={model.hidden_size} / "
+            f"num_attention_heads={model.num_heads})"
+        )
+    if model.num_heads % model.num_kv_heads:
+        found.append(f"num_key_value_heads={model.num_kv_heads} (must divide num_attention_heads={model.num_heads})")
+    return found
+
+
+def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    import torch
+
+    queries = model.num_heads // model.num_kv_heads
+    groups = weight.view(model.num_kv_heads, queries + 2, model.head_dim, -1)
+    q, k, v = (part.flatten(0, 2).contiguous() for part in torch.split(groups, [queries, 1, 1], dim=1))
+    return q, k, v
+
+
+def _join_qkv(q: Tensor, k: Tensor, v: Tensor, model: ModelConfig) -> Tensor:
+    import torch
+
+    shape = (model.num_kv_heads, -1, model.head_dim, model.hidden_size)
+    return torch.cat([part.view(shape) for part in (q, k, v)], dim=1).flatten(0, 2)
+
+
+def _split_gate_up(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor]:
+    from trainer.model import mlp_blocks
+
+    blocks = weight.view(mlp_blocks(model), 2, -1, model.hidden_size)
+    gate, up = (part.flatten(0, 1).contiguous() for part in blocks.unbind(1))
+    return gate, up
+
+
+def _join_gate_up(gate: Tensor, up: Tensor, model: ModelConfig) -> Tensor:
+    import torch
+
+    from trainer.model import mlp_blocks
+
+    shape = (mlp_blocks(model), -1, model.hidden_size)
+    return torch.stack([gate.view(shape), up.view(shape)], dim=1).flatten(0, 2)

@@ -1,0 +1,60 @@
+"""The initial weights: every parameter from (seed, its name) alone, so that every layout starts from the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from conf.schema import ModelConfig
+from trainer.model import Llama, cut_dim, rotary_tables
+
+
+def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
+    """A whole model with its initial weights, FP32, on the CPU."""
+    model = Llama(config, seq_len)
+    initialize(model, config, seed)
+    return model
+
+
+@torch.no_grad()
+def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
+    """Fill the parameters that this process holds, or its slices of them, and the rotary tables.
+
+    Each parameter is drawn whole on the CPU, one at a time, and what belongs here is kept: no process tells another.
+    """
+    for name, parameter in model.named_parameters():
+        shape, dim = list(parameter.shape), cut_dim(name)
+        if model.tp is not None and dim is not None:
+            shape[dim] *= model.tp.size
+            value = initial_value(name, shape, config, seed).chunk(model.tp.size, dim)[model.tp.rank]
+        else:
+            value = initial_value(name, shape, config, seed)
+        if isinstance(parameter, DTensor):  # sharded over the replicas
+            value = value.to(device=parameter.device, dtype=parameter.dtype)
+            shard = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(shard.to_local())
+        else:
+            parameter.copy_(value)
+    seq_len = model.get_buffer("cos").shape[0]
+    for name, table in zip(("cos", "sin"), rotary_tables(seq_len, config.head_dim, config.rope_theta), strict=True):
+        model.get_buffer(name).copy_(table)
+
+
+def initial_value(name: str, shape: list[int], config: ModelConfig, seed: int) -> Tensor:
+    """A parameter's initial value, FP32.
+
+    Norms are 1, all else is normal with a deviation of ``initializer_range``; for the two projections back into the
+    residual stream that is divided by sqrt(2 l), l the 1-based layer (HLAT, arXiv 2404.10630, section 3.3).
+    """
+    if name.endswith("norm.weight"):
+        return torch.ones(shape)
+    std = config.initializer_range
+    if name.endswith(("attention.o.weight", "mlp.down.weight")):
+        std /= math.sqrt(2 * (int(name.split(".")[1]) + 1))
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.empty(shape).normal_(0.0, std, generator=generator)

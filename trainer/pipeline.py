@@ -1,0 +1,54 @@
+"""Pipeline parallel training of one stage: one forward, one backward in turn (1F1B), by PyTorch's pipelining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from trainer.model import Llama
+from trainer.parallel import Layout
+
+
+class Pipeline:
+    """Runs the micro-batches of a step through all stages.
+
+    Args:
+        model: this stage's part, cut and with its weights.
+        layout: of the processes.
+        loss: hidden states and targets of a micro-batch to what is differentiated (called on the last stage).
+        device: of the stage.
+    """
+
+    def __init__(self, model: Llama, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor], device: torch.device):
+        assert layout.mesh is not None
+        config = layout.config
+        self._first, self._last, self._device = model.is_first, model.is_last, device
+        sequence = config.train.seq_len
+        if layout.tp is not None and layout.tp.sequence:
+            sequence //= layout.tp.size
+        # Given here, so that the stages need not tell each other in the first step; gradients flow back.
+        hidden = torch.empty(
+            config.micro_batch_size, sequence, config.model.hidden_size, dtype=model.compute_dtype, device="meta",
+            requires_grad=True,
+        )  # fmt: skip
+        tokens = torch.empty(config.micro_batch_size, config.train.seq_len, dtype=torch.int64, device="meta")
+        stage = PipelineStage(
+            model, layout.pp_rank, config.parallel.pipeline_parallel_size, device,
+            input_args=tokens if self._first else hidden, output_args=hidden, group=layout.mesh["pp"].get_group(),
+        )  # fmt: skip
+        # The losses are scaled, so the gradients need not be.
+        self._schedule = Schedule1F1B(stage, config.grad_accum_steps, loss_fn=loss, scale_grads=False)
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward of (batch, seq) tokens; the sum of the losses on the last stage, 0 on the others."""
+        losses: list[Tensor] = []
+        if self._last:
+            self._schedule.step(target=targets, losses=losses)
+        elif self._first:
+            self._schedule.step(inputs)
+        else:
+            self._schedule.step()
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)

@@ -1,0 +1,31 @@
+"""What is kept and what is computed in which number format; one place for what ``precision.name`` means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats. Gradients are reduced, norms, softmax and cross-entropy computed in FP32 in every one of them.
+
+    Args:
+        weights: and moments, and the gradients that micro-batches add up to.
+        compute: of matrix products and activations.
+        stochastic_rounding: of updated weights and moments.
+    """
+
+    weights: torch.dtype
+    compute: torch.dtype
+    stochastic_rounding: bool = False
+
+
+#: By ``precision.name`` (HLAT, arXiv 2404.10630, section 3.3).
+PRECISIONS = {
+    "fp32": Precision(torch.float32, torch.float32),
+    "bf16": Precision(torch.bfloat16, torch.bfloat16),
+    "bf16_sr": Precision(torch.bfloat16, torch.bfloat16, stochastic_rounding=True),
+    "mixed": Precision(torch.float32, torch.bfloat16),
+}
