@@ -37,7 +37,7 @@ def run() -> None:
     if not (corpus.is_file() and model.is_file()):
         print(f"skipped: {corpus} and {model} are not there")
         return
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # before torch is imported
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         dataset = _prepare(Path(folder), corpus, model)
         rows = Path(folder) / "hugging_face"

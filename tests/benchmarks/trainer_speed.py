@@ -16,7 +16,20 @@ from conf.schema import Config
 from hlatctl.run.journal import read_events
 from hlatctl.run.runs import list_runs
 
-_STEPS = 40
+_STEPS = 30
+#: The quickstart, and a larger model with HLAT's vocabulary.
+_SHAPES = {
+    "quickstart": [],
+    "hidden 256, 6 layers, vocabulary 32,000": [
+        "model.hidden_size=256",
+        "model.intermediate_size=688",
+        "model.num_layers=6",
+        "model.num_heads=4",
+        "model.num_kv_heads=4",
+        "model.vocab_size=32000",
+        "train.global_batch_size=8",
+    ],
+}
 _SKIP_STEPS = 5
 #: By the module that trains, its name and the ratio to reach.
 _PEERS = {
@@ -26,10 +39,16 @@ _PEERS = {
 
 
 def run() -> None:
-    """Print tokens/s of ours and of each peer at its best, and the ratios."""
+    """Print tokens/s of ours and of each peer at its best, and the ratios, for each shape."""
+    for name, overrides in _SHAPES.items():
+        print(f"{name}:")
+        _compare(overrides)
+
+
+def _compare(shape: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         overrides = [
-            f"runs_dir={folder}", f"train.max_steps={_STEPS}", "eval.enabled=false", "tracking=none",
+            *shape, f"runs_dir={folder}", f"train.max_steps={_STEPS}", "eval.enabled=false", "tracking=none",
             f"checkpoint.every_steps={_STEPS}", f"cluster.worker_cache_dir={folder}/worker",
         ]  # fmt: skip
         config = compose(overrides)
@@ -39,18 +58,17 @@ def run() -> None:
             "eager": _ours([*overrides, "backend.compile=false"], Path(folder)),
         }
         peers = {
-            module: {processes: _peer(module, config, Path(folder), processes) for processes in {1, threads}}
+            module: {processes: _peer(module, config, Path(folder), processes) for processes in sorted({1, threads})}
             for module in _PEERS
         }
-    for name, rate in ours.items():
-        print(f"hlatctl, {name:40s} {rate:10,.0f} tokens/s")
+    for how, rate in ours.items():
+        print(f"  {f'hlatctl, {how}':45s} {rate:10,.0f} tokens/s")
     for module, (name, goal) in _PEERS.items():
         for processes, rate in peers[module].items():
-            described = f"{name}, {processes} x {threads // processes} threads"
-            print(f"{described:49s} {rate:10,.0f} tokens/s")
+            print(f"  {f'{name}, {processes} x {threads // processes} threads':45s} {rate:10,.0f} tokens/s")
         best = max(peers[module].values())
         ratios = ", ".join(f"{how} {rate / best:.2f}" for how, rate in ours.items())
-        print(f"ratio to its faster arrangement: {ratios} (goal {goal})")
+        print(f"  ratio to its faster arrangement: {ratios} (goal {goal})")
 
 
 def _ours(overrides: list[str], runs_dir: Path) -> float:
