@@ -206,6 +206,16 @@ class RecoveryConfig:
     backoff_s: float = 2.0
     """Wait before the first restart without progress; doubles with each further one."""
     max_backoff_s: float = 300.0
+    hang_factor: float = 20.0
+    """Without a step for this many times the recent median step time, an attempt is taken for hung and ended."""
+    hang_floor_s: float = 600.0
+    """But never sooner than this; above the longest checkpoint, which no step interrupts."""
+    start_timeout_s: float = 3600.0
+    """The same before an attempt's first step, which loads and compiles."""
+    straggler_factor: float = 1.5
+    """A process whose own work takes this many times the median process's is a straggler."""
+    straggler_steps: int = 100
+    """Once it has been one for this many steps it is named."""
 
 
 @dataclass(frozen=True, kw_only=True)

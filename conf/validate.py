@@ -41,7 +41,7 @@ _POSITIVE = (
     "checkpoint.every_steps", "checkpoint.keep",
     "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code_samples_per_problem", "eval.batch_size",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
-    "preflight.timeout_s",
+    "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.warmup_tokens",
@@ -186,6 +186,13 @@ def _batches(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _recovery(config: Config) -> Iterator[ConfigError]:
+    for key in ("hang_factor", "straggler_factor"):
+        value = getattr(config.recovery, key)
+        if value <= 1:
+            yield ConfigError(f"recovery.{key}={value:g}: must be greater than 1; it multiplies a usual step's time")
+
+
 def _milestones(config: Config) -> Iterator[ConfigError]:
     if config.eval.enabled and config.eval.every_tokens < config.tokens_per_step:
         yield ConfigError(
@@ -281,5 +288,5 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones, _context,
-    _cluster, _secrets, _sources, _skipped,
+    _cluster, _secrets, _sources, _skipped, _recovery,
 )  # fmt: skip

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import conf.load
 from conf.schema import Config
+from flows import nodes
 from flows.launch import launcher_for
 from flows.launch.base import Job
 from flows.observer import Observer, SilentObserver
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
-from hlatctl.run.paths import RunPaths, cache_dir
+from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
 from hlatctl.run.state import RunState, apply
 
 
@@ -70,8 +72,30 @@ class FlowContext:
     def job(
         self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, env: dict[str, str] | None = None
     ) -> Job:
-        """A job of this run; see :func:`make_job`."""
-        return make_job(self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, env=env)
+        """A job of this run; see :func:`make_job`. It is kept from hosts that the node ledger leaves out."""
+        job = make_job(self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, env=env)
+        return dataclasses.replace(job, excluded_hosts=self.place().left_out)
+
+    @property
+    def ledger(self) -> Path:
+        """Of the nodes; a mock cluster's is apart."""
+        return nodes_file(ledger_folder(self.config))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where this run's jobs can be placed."""
+        return self.launcher.hosts(self.config.cluster.nodes)
+
+    def place(self) -> nodes.Placement:
+        """Which hosts are left out now."""
+        return nodes.place(self.hosts, self.config.cluster.nodes, nodes.read(self.ledger), time.time())
+
+    def hold_against(self, host: str, kind: nodes.Kind, detail: str, *, attempt: int = 0) -> None:
+        """Enter what was seen of a host into the node ledger."""
+        entry = nodes.Entry(
+            time_unix_s=time.time(), host=host, kind=kind, run_id=self.run.run_id, attempt=attempt, detail=detail
+        )
+        nodes.record(self.ledger, [entry])
 
     def job_beside_training(self, name: str, *argv: str) -> Job:
         """A single process that runs while training goes on and must not slow it."""
@@ -82,6 +106,11 @@ def cache_root(config: Config) -> Path:
     """Prepared corpora and compiled graphs, shared by runs; what a mock pretends to have made stays apart."""
     root = cache_dir(Path(config.runs_dir))
     return root / "mock" if config.cluster.launcher == "mock" else root
+
+
+def ledger_folder(config: Config) -> Path:
+    """The runs folder, or the mock's own."""
+    return cache_root(config) if config.cluster.launcher == "mock" else Path(config.runs_dir)
 
 
 def make_job(

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from flows.context import FlowContext
+from flows.endings import last_exception
 from flows.launch.base import Job, Status
-from flows.recovery import last_exception
 from hlatctl.run.errors import HlatctlError, LaunchError, StoppedError, load_error
 
 #: How long a job that is cancelled may take to put its things in order.
@@ -60,12 +60,12 @@ def job_error(job: Job, status: Status) -> HlatctlError:
     return LaunchError(f"job {job.name}: {how} ({last_exception(log_tail(job.log))})", hint=f"see {job.log}")
 
 
-def log_tail(path: Path) -> str:
-    """The last lines of a log."""
+def log_tail(path: Path, *, lines: int = _LOG_TAIL_LINES, size_bytes: int = _LOG_TAIL_BYTES) -> str:
+    """The last lines of a log that are not blank, as far as they lie in its last bytes."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            file.seek(max(0, path.stat().st_size - size_bytes))
+            found = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return "\n".join([line for line in lines if line.strip()][-_LOG_TAIL_LINES:])
+    return "\n".join([line for line in found if line.strip()][-lines:])

@@ -12,7 +12,7 @@ from conf.load import load
 from conf.schema import Config
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
-from trainer.process import die_with_launcher
+from trainer.process import die_with_launcher, show_stacks_when_asked
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--compile-only", action="store_true", help="fill $TORCHINDUCTOR_CACHE_DIR and end")
+    parser.add_argument("--max-checkpoint-step", type=int, help="begin from no newer checkpoint")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
     config = load(run.config)
@@ -34,12 +35,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.compile_only:
             return _compile_only(config, backend)
-        return _train(config, run, backend, arguments.attempt)
+        return _train(config, run, backend, arguments.attempt, arguments.max_checkpoint_step)
     finally:
         backend.close()
 
 
-def _train(config: Config, run: RunPaths, backend: Backend, attempt: int) -> int:
+def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_checkpoint_step: int | None) -> int:
     from trainer import loop
 
     journal = loop.train_journal(run, backend, attempt)
@@ -48,7 +49,7 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int) -> int
             _warn(backend, message)
             if journal:
                 journal.append("warning", message=message)
-        return loop.Training(config, run, backend, journal).run()
+        return loop.Training(config, run, backend, journal, max_checkpoint_step=max_checkpoint_step).run()
     finally:
         if journal:
             journal.close()
@@ -76,4 +77,5 @@ def _warn(backend: Backend, message: str) -> None:
 
 if __name__ == "__main__":
     die_with_launcher()
+    show_stacks_when_asked()
     sys.exit(run_main(main))

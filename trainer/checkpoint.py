@@ -104,13 +104,13 @@ class Checkpointer:
             )  # fmt: skip
             self._remove_unwanted(step)
 
-    def restore(self, tensors: dict[str, Tensor]) -> Restored | None:
-        """Read the newest valid checkpoint into the tensors; None if none was ever written.
+    def restore(self, tensors: dict[str, Tensor], max_step: int | None = None) -> Restored | None:
+        """Read the newest valid checkpoint, up to a step, into the tensors; None if none was ever written.
 
         Raises:
             CheckpointError: some were written and none is valid.
         """
-        step = self._backend.from_rank0(self._on_rank0(self._choose))
+        step = self._backend.from_rank0(self._on_rank0(lambda: self._choose(max_step)))
         if step is None:
             return None
         folder = self._run.checkpoint(step)
@@ -170,13 +170,13 @@ class Checkpointer:
         files.fsync_dir(self._run.checkpoints)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def _choose(self) -> int | None:
+    def _choose(self, max_step: int | None) -> int | None:
         """The newest valid step, by bytes and checksums; what is not valid is journalled."""
         if self._run.checkpoints.is_dir():
             for left_over in self._run.checkpoints.iterdir():
                 if left_over.name.startswith((_TEMPORARY, _REPLACED)):
                     shutil.rmtree(left_over, ignore_errors=True)
-        for step in reversed(folder_steps(self._run)):
+        for step in reversed([s for s in folder_steps(self._run) if max_step is None or s <= max_step]):
             reason = why_invalid(self._run.checkpoint(step))
             if reason is None:
                 self._note("checkpoint_verified", step=step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import signal
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from trainer.backends.base import Backend
 from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
 from trainer.model import count_parameters
-from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, drift_alarm
+from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, RankTimes, Sign, drift_alarm
 from trainer.optim import clip_scale
 from trainer.schedule import learning_rate
 
@@ -39,12 +40,16 @@ class Training:
         run: its directory.
         backend: the device and its processes.
         journal: rank 0's, else None.
+        max_checkpoint_step: begin from no newer checkpoint.
 
     Raises:
         HlatctlError: data, checkpoints or storage can't be used.
     """
 
-    def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
+    def __init__(
+        self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None, *,
+        max_checkpoint_step: int | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.backend, self.journal = config, backend, journal
         self.stop = _StopRequest()
         dataset = _dataset(run)
@@ -52,9 +57,10 @@ class Training:
         self.model = backend.build_model(document_end_id=end_id)
         self.optimizer = backend.optimizer(self.model)
         self.checkpointer = Checkpointer(config, run, backend, journal)
-        restored = self.checkpointer.restore(self.optimizer.tensors())
+        restored = self.checkpointer.restore(self.optimizer.tensors(), max_checkpoint_step)
         self.step = self.first_step = 0
         self.monitor = Monitor()
+        self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self.nonfinite_steps = 0
         if restored:
             self.step = self.first_step = restored.step
@@ -98,6 +104,8 @@ class Training:
         self.optimizer.zero_grad()
         inputs, targets = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
         loss_share = self.backend.accumulate(self.model, inputs, targets)
+        self.backend.wait()
+        self.rank_times.add(time.perf_counter() - started)
         self.backend.reduce_gradients(self.optimizer)
         loss, stops, grad_norm, param_norm = self._sum_over_processes(loss_share)
         stopping = _STOP if stops else ""
@@ -181,12 +189,20 @@ class Training:
         first = self.step == self.first_step + 1
         if self.backend.world_size > 1 and (first or self.step % DRIFT_EVERY_STEPS == 0):
             signs += drift_alarm(self.step, self.backend.drift(self.optimizer))
+        signs += self._compare_ranks()
         for sign in signs:
             self._note(sign.kind, **sign.fields)
         if first and self.backend.compiles:
             counts = self.backend.gather(self.backend.compile_counters())
             hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
+
+    def _compare_ranks(self) -> list[Sign]:
+        """Once a window of steps, what each process took for its own work, and who is slower than the rest."""
+        if not self.rank_times.full:
+            return []
+        mine = [platform.node(), self.rank_times.take_s()]
+        return self.rank_times.compare(self.step, self.backend.gather(mine)) if self.backend.world_size > 1 else []
 
     def _note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         if self.journal:

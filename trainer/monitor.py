@@ -1,7 +1,8 @@
-"""What is watched while training: gradient spikes, a loss too good to be true. Pure; journalling is the loop's."""
+"""What is watched while training: spikes, a loss too good to be true, slow ranks. Pure; journalling is the loop's."""
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ LEAK_LOSS_NATS = 0.5
 DRIFT_LIMIT = 1e-4
 #: How often copies are compared.
 DRIFT_EVERY_STEPS = 100
+#: How often the processes' times are compared, each being the median of so many steps.
+RANK_TIMES_EVERY_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,60 @@ def drift_alarm(step: int, difference: float) -> list[Sign]:
         "norm; they drift apart when their updates are not the same (a gradient that is not reduced, unequal rounding)"
     )
     return [Sign("alarm", {"step": step, "what": "weight_drift", "difference": difference, "message": message})]
+
+
+class RankTimes:
+    """How long each process needs for its own work of a step, compared with the others' once a window of steps.
+
+    A process's own work is all that it does before it waits for the others to exchange gradients. Where they exchange
+    in the middle of it (tensor parallel, FSDP, pipeline), it holds that waiting too, and tells slow replicas apart, or
+    nothing at all (FSDP).
+
+    Args:
+        factor: a process that takes more than this many times the median is slow.
+        steps: slow for this many steps in a row, it is a straggler and named once.
+    """
+
+    def __init__(self, factor: float, steps: int) -> None:
+        self._factor, self._windows = factor, -(-steps // RANK_TIMES_EVERY_STEPS)
+        self._own_s: list[float] = []
+        self._slow: dict[int, int] = {}
+
+    def add(self, own_s: float) -> None:
+        """Take this process's time of one step."""
+        self._own_s.append(own_s)
+
+    @property
+    def full(self) -> bool:
+        """It is time to compare; for all processes after the same step."""
+        return len(self._own_s) >= RANK_TIMES_EVERY_STEPS
+
+    def take_s(self) -> float:
+        """This process's median step of the window, which begins anew."""
+        median_s = statistics.median(self._own_s)
+        self._own_s.clear()
+        return median_s
+
+    def compare(self, step: int, ranks: list[tuple[str, float]]) -> list[Sign]:
+        """What is worth telling of (host, seconds) by rank.
+
+        Of two processes the faster one is the median: a slow one must not raise what it is measured against.
+        """
+        median_s = statistics.median_low([own_s for _, own_s in ranks])
+        ratios = [own_s / max(median_s, 1e-9) for _, own_s in ranks]
+        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank, ratio in enumerate(ratios) if ratio > self._factor}
+        slowest = max(range(len(ranks)), key=ratios.__getitem__)
+        times = {
+            "step": step, "median_s": median_s, "slowest_rank": slowest, "host": ranks[slowest][0],
+            "ratio": ratios[slowest], "max_s": ranks[slowest][1], "min_s": min(own_s for _, own_s in ranks),
+        }  # fmt: skip
+        named = [rank for rank, windows in self._slow.items() if windows == self._windows]
+        return [Sign("rank_times", times), *(self._straggler(step, r, ranks[r][0], ratios[r]) for r in named)]
+
+    def _straggler(self, step: int, rank: int, host: str, ratio: float) -> Sign:
+        steps = self._windows * RANK_TIMES_EVERY_STEPS
+        message = (
+            f"step {step}: rank {rank} on {host} has taken {ratio:.1f} times the median process's time for {steps} "
+            "steps; all others wait for it"
+        )
+        return Sign("straggler", {"step": step, "rank": rank, "host": host, "ratio": ratio, "message": message})

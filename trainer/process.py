@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def show_stacks_when_asked() -> None:
+    """Print the stacks of all threads to stderr at SIGUSR1, even from the middle of a collective that never ends."""
+    if hasattr(faulthandler, "register"):  # not on Windows
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def die_with_launcher() -> None:

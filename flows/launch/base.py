@@ -32,6 +32,7 @@ class Job:
         env: variables to set for it.
         processes_per_node: 0 runs ``argv`` once, on one node, without torchrun.
         nodes: nodes it takes.
+        excluded_hosts: it is kept from these.
         beside_training: it may run where training runs, and must not slow it.
     """
 
@@ -43,6 +44,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     processes_per_node: int = 0
     nodes: int = 1
+    excluded_hosts: tuple[str, ...] = ()
     beside_training: bool = False
 
     @property
@@ -111,6 +113,9 @@ class Launcher(Protocol):
 
     name: str
 
+    def hosts(self, nodes: int) -> tuple[str, ...]:
+        """Where a job of so many nodes can be placed: more hosts than that if there are spare ones."""
+
     def render(self, job: Job) -> Plan:
         """The job as text; touches nothing."""
 
@@ -125,6 +130,12 @@ class Launcher(Protocol):
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask it to end (SIGTERM) and, after the grace, make it; returns when nothing of it is left."""
+
+    def dump_stacks(self, handle: Handle) -> str:
+        """Have all of its processes print their stacks into their logs; what came of it, in one sentence."""
+
+    def oom_kills(self) -> int | None:
+        """Processes that its hosts' kernels have killed for want of memory; None where that can't be known."""
 
 
 def quote(words: tuple[str, ...]) -> str:

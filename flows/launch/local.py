@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from flows.launch import processes
 from flows.launch.base import Handle, Job, Plan, Status, export_lines, quote
 from hlatctl.run import files
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError
@@ -26,6 +28,10 @@ class LocalLauncher:
     """Starts jobs on this machine."""
 
     name = "local"
+
+    def hosts(self, nodes: int) -> tuple[str, ...]:
+        """This machine."""
+        return (platform.node(),)
 
     def render(self, job: Job) -> Plan:
         """The job as a shell script."""
@@ -75,6 +81,15 @@ class LocalLauncher:
         while _group_alive(pid):
             _signal_group(pid, signal.SIGKILL)
             time.sleep(_POLL_S)
+
+    def dump_stacks(self, handle: Handle) -> str:
+        """By SIGUSR1 to the processes below the script that catch it."""
+        pid = _read_int(_pid_file(handle))
+        return processes.ask_for_stacks(processes.descendants(pid) if pid else [])
+
+    def oom_kills(self) -> int | None:
+        """From the kernel of this machine."""
+        return processes.oom_kills()
 
 
 def _script(job: Job) -> str:

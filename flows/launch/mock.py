@@ -24,6 +24,7 @@ from hlatctl.run.manifest import checkpoint_steps, write_manifest
 from hlatctl.run.paths import RunPaths, step_name
 
 _KILLED = 137
+_MAX_CHECKPOINT_STEP = "--max-checkpoint-step"
 #: Step events per attempt: a real-sized run would otherwise write gigabytes.
 _MAX_STEP_EVENTS = 500
 
@@ -32,6 +33,10 @@ class MockLauncher:
     """Plays jobs instead of running them."""
 
     name = "mock"
+
+    def hosts(self, nodes: int) -> tuple[str, ...]:
+        """A cluster of several nodes has a spare one."""
+        return tuple(f"mock-{number}" for number in range(nodes + (nodes > 1)))
 
     def render(self, job: Job) -> Plan:
         """The text that the local launcher would submit."""
@@ -64,6 +69,14 @@ class MockLauncher:
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Nothing of a played job is left to cancel."""
 
+    def dump_stacks(self, handle: Handle) -> str:
+        """Nothing runs."""
+        return "a played job has no processes"
+
+    def oom_kills(self) -> int | None:
+        """No kernel is asked."""
+        return None
+
 
 def _exit_file(handle: Handle) -> Path:
     return Path(handle.launch_dir) / f"{handle.name}.exit_code"
@@ -73,8 +86,18 @@ def _argument(job: Job, name: str) -> str:
     return job.argv[job.argv.index(name) + 1]
 
 
+def _hosts_of(config: Config, job: Job) -> list[str]:
+    """Where the job's nodes are."""
+    hosts = MockLauncher().hosts(config.cluster.nodes)
+    return [host for host in hosts if host not in job.excluded_hosts][: config.cluster.nodes]
+
+
 def _play_preflight(run: RunPaths, config: Config, job: Job) -> int:
-    workers = [{"host": "mock", "rank": rank, "failures": []} for rank in range(config.world_size)]
+    hosts = _hosts_of(config, job)
+    workers = [
+        {"host": hosts[rank // config.cluster.processes_per_node], "rank": rank, "failures": []}
+        for rank in range(config.world_size)
+    ]
     files.write_json(run.preflight, {"v": 1, "ok": True, "simulated": True, "workers": workers})
     return 0
 
@@ -101,7 +124,8 @@ def _play_nothing(run: RunPaths, config: Config, job: Job) -> int:
 
 def _play_train(run: RunPaths, config: Config, job: Job) -> int:
     attempt = int(_argument(job, "--attempt"))
-    first = max(checkpoint_steps(run), default=0)
+    newest = int(_argument(job, _MAX_CHECKPOINT_STEP)) if _MAX_CHECKPOINT_STEP in job.argv else config.total_steps
+    first = max((step for step in checkpoint_steps(run) if step <= newest), default=0)
     dies_after = (first + config.total_steps) // 2 if attempt == 1 else config.total_steps
     thinning = max(1, math.ceil(config.total_steps / _MAX_STEP_EVENTS))
     with JournalWriter(run, train_writer(0), attempt) as journal:

@@ -1,4 +1,4 @@
-"""Preflight: every worker shows that it is fit before training takes it."""
+"""Preflight: every worker shows that it is fit before training takes it; the node ledger keeps what it showed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,28 @@ def preflight(ctx: FlowContext) -> None:
     """Measure every worker; raises PreflightError naming the worker and the measure."""
 
     def work() -> dict[str, Any]:
+        placement = ctx.place()
+        if placement.message:
+            ctx.message(f"nodes: {placement.message}")
+        ctx.run.preflight.unlink(missing_ok=True)
         job = ctx.job("preflight", "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
-        run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s)
-        return {"workers": len(files.read_json(ctx.run.preflight)["workers"])}
+        try:
+            run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s)
+        finally:
+            _enter(ctx)
+        return {
+            "workers": len(files.read_json(ctx.run.preflight)["workers"]), "left_out_hosts": list(placement.left_out),
+        }  # fmt: skip
 
     run_stage(ctx, "preflight", fingerprint.hardware_fingerprint(ctx.config), work)
+
+
+def _enter(ctx: FlowContext) -> None:
+    """Put what each host showed into the node ledger; a job that died has left nothing."""
+    if not ctx.run.preflight.is_file():
+        return
+    failures: dict[str, list[str]] = {}
+    for worker in files.read_json(ctx.run.preflight)["workers"]:
+        failures.setdefault(worker["host"], []).extend(worker["failures"])
+    for host, found in failures.items():
+        ctx.hold_against(host, "preflight_failed" if found else "preflight_passed", "; ".join(found))

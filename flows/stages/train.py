@@ -1,22 +1,28 @@
 """Train: attempts, one after another, until the last step is done, somebody asks to stop, or recovery gives up.
 
 While an attempt runs, this stage watches its journal: it shows progress, announces milestones and hands them to the
-evaluator. The job does not depend on it: a head that dies re-attaches through the journalled handle.
+evaluator, and ends an attempt that hangs. The job does not depend on it: a head that dies re-attaches through the
+journalled handle.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
 
+from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
-from flows import recovery
+from flows import endings, nodes, recovery
 from flows.context import FlowContext, make_job
 from flows.jobs import log_tail
 from flows.launch.base import Handle, Job, Status
 from flows.stages.compile import cache_env, local_cache
+from flows.stages.preflight import preflight
+from hlatctl.run import files
 from hlatctl.run.errors import StoppedError, TrainingError, load_error
+from hlatctl.run.journal import read_events
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import AttemptState
@@ -26,6 +32,10 @@ OnMilestone = Callable[[int], None]
 
 STOP_GRACE_S = 60.0
 _POLL_S = 0.5
+#: For stacks to reach the logs before the processes are ended.
+_STACKS_S = 2.0
+#: Enough for the exceptions of several processes above torchrun's own summary.
+_LOG_TAIL = {"lines": 400, "size_bytes": 128 * 1024}
 
 
 def next_attempt(ctx: FlowContext) -> int | None:
@@ -44,21 +54,29 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> rec
     Raises:
         StoppedError: somebody asked to stop, here by an interrupt or elsewhere by ``hlatctl stop``.
         TrainingError: the restart policy gave up.
+        PreflightError: a node that has come under suspicion is not fit any more.
         HlatctlError: the error that the trainer left for a person.
     """
-    job = training_job(ctx.config, ctx.run, number)
-    handle = _attach(ctx, job, number)
+    newest = ctx.state.attempt
+    is_new = newest is None or newest.number != number
+    if is_new and newest:
+        _test_suspects(ctx)
+    ceiling = (newest.next_max_checkpoint_step if is_new else newest.max_checkpoint_step) if newest else None
+    job = training_job(ctx.config, ctx.run, number, max_checkpoint_step=ceiling)
+    job = dataclasses.replace(job, excluded_hosts=ctx.place().left_out)
+    handle = _start(ctx, job, number, ceiling) if is_new else _attach(ctx, number)
     status = _watch(ctx, handle, on_milestone)
     # Whatever is left of it must not write beside its successor.
     ctx.launcher.cancel(handle, grace_s=0)
     return _conclude(ctx, job, status)
 
 
-def training_job(config: Config, run: RunPaths, number: int) -> Job:
-    """The job of one training attempt; pure."""
+def training_job(config: Config, run: RunPaths, number: int, *, max_checkpoint_step: int | None = None) -> Job:
+    """The job of one training attempt, which loads no newer checkpoint than it may; pure."""
     env = cache_env(local_cache(config)) if config.backend.compile else {}
+    ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     return make_job(
-        config, run, "train", "-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number),
+        config, run, "train", "-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number), *ceiling,
         attempt=number, distributed=True, env=env,
     )  # fmt: skip
 
@@ -74,24 +92,36 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
             on_milestone(milestone_tokens)
 
 
-def _attach(ctx: FlowContext, job: Job, number: int) -> Handle:
-    newest = ctx.state.attempt
-    if newest and newest.number == number:
-        handle = Handle.from_json(newest.handle)
-        if not ctx.launcher.status(handle).ended:
-            ctx.message(f"attempt {number}: still running, re-attached")
-        return handle
+def _test_suspects(ctx: FlowContext) -> None:
+    """Measure the nodes again if one of them has come under suspicion since it was measured last."""
+    suspects = nodes.suspects(nodes.read(ctx.ledger), time.time()).intersection(ctx.hosts)
+    if suspects:
+        ctx.message(f"nodes: {', '.join(sorted(suspects))} under suspicion; measuring again before the next attempt")
+        preflight(ctx)
+
+
+def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Handle:
     plan = ctx.launcher.render(job)
     handle = ctx.launcher.handle(plan)
     # First the journal, then the job: a head that dies in between finds a handle that says "lost" and starts the next.
-    ctx.event("attempt_started", attempt=number, handle=handle.to_json())
+    ctx.event(
+        "attempt_started", attempt=number, handle=handle.to_json(), max_checkpoint_step=ceiling,
+        oom_kills=ctx.launcher.oom_kills(), left_out_hosts=list(job.excluded_hosts),
+    )  # fmt: skip
     ctx.launcher.submit(plan)
     ctx.message(f"attempt {number}: started")
     return handle
 
 
+def _attach(ctx: FlowContext, number: int) -> Handle:
+    handle = Handle.from_json(ctx.state.attempts[-1].handle)
+    if not ctx.launcher.status(handle).ended:
+        ctx.message(f"attempt {number}: still running, re-attached")
+    return handle
+
+
 def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Status:
-    stopping = False
+    stopping, silence = False, _Silence()
     while True:
         try:
             status = ctx.launcher.status(handle)
@@ -104,6 +134,10 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
                 ctx.message("stopping: the trainer finishes its step and writes a checkpoint")
                 ctx.launcher.cancel(handle, grace_s=STOP_GRACE_S)
                 continue
+            hang = recovery.hanging(state, silence.length_s(state.attempts[-1]), ctx.config.recovery)
+            if hang:
+                _end_hung(ctx, handle, hang)
+                continue
             time.sleep(_POLL_S)
         except KeyboardInterrupt:
             if stopping:
@@ -113,32 +147,91 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
             ctx.event("stop_requested", by="interrupt")
 
 
+class _Silence:
+    """How long an attempt has written nothing, by this process's clock: others' may differ, or be set."""
+
+    def __init__(self) -> None:
+        self._events, self._since_s = -1, 0.0
+
+    def length_s(self, attempt: AttemptState) -> float:
+        """Since the last event of its processes was seen, or since this began."""
+        now_s = time.monotonic()
+        if attempt.train_events != self._events:
+            self._events, self._since_s = attempt.train_events, now_s
+        return now_s - self._since_s
+
+
+def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
+    stacks = ctx.launcher.dump_stacks(handle)
+    # Journalled before anything is ended: a head that dies now leaves the cause to the next one.
+    ctx.event("hang", evidence=hang, stacks=stacks)
+    ctx.message(f"hang: {hang}; {stacks}")
+    time.sleep(_STACKS_S)
+    ctx.launcher.cancel(handle, grace_s=0)
+
+
 def _conclude(ctx: FlowContext, job: Job, status: Status) -> recovery.Decision:
     state = ctx.refresh()
     attempt = state.attempts[-1]
-    error = load_error(job.error_file)
-    ending = recovery.classify(
-        status=status, train_stopped=state.train_stopped, error=error, log_tail=log_tail(job.log)
-    )
-    decision = recovery.decide(state, ending, ctx.config.recovery)
+    error, tail = load_error(job.error_file), log_tail(job.log, **_LOG_TAIL)
+    ending = endings.classify(
+        status=status, attempt=attempt, train_stopped=state.train_stopped, error=error,
+        log_tail=tail, stop_requested=state.stop_requested,
+        oom_kills=ctx.launcher.oom_kills(),
+    )  # fmt: skip
+    decision = recovery.decide(
+        state, ending, ctx.config.recovery,
+        batch=_failing_batch(ctx, attempt) if ending.cause == "data_error" else None,
+        left_out=_newly_left_out(ctx, job, ending, endings.failed_host(tail)),
+    )  # fmt: skip
     ctx.event(
         "attempt_ended", attempt=attempt.number, cause=ending.cause, evidence=ending.evidence,
-        exit_code=ending.exit_code, step=attempt.last_step, decision=decision.action, why=decision.why,
+        signature=ending.signature, exit_code=ending.exit_code, step=attempt.last_step, decision=decision.action,
+        why=decision.why, max_checkpoint_step=decision.max_checkpoint_step,
     )  # fmt: skip
     ctx.message(_sentence(attempt, ending, decision))
+    if decision.skip_batch is not None:
+        ctx.event(AMENDED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
     if decision.action != "stop":
         return decision
     if state.stop_requested:
         raise StoppedError(f"run {ctx.run.run_id}: {decision.why}", hint=f"hlatctl resume {ctx.run.run_id}")
     if error:
         raise error
+    hint = decision.hint.replace(" RUN ", f" {ctx.run.run_id} ") or f"see {job.log}"
     raise TrainingError(
         f"training stopped at step {state.step}: {ending.evidence}; {decision.why}",
-        hint=f"see {job.log}; then `hlatctl resume {ctx.run.run_id}`",
+        hint=f"{hint}; then `hlatctl resume {ctx.run.run_id}`",
     )
 
 
-def _sentence(attempt: AttemptState, ending: recovery.Ending, decision: recovery.Decision) -> str:
+def _newly_left_out(ctx: FlowContext, job: Job, ending: endings.Ending, failed_host: str) -> tuple[str, ...]:
+    """Enter what the attempt showed of the nodes into the ledger; the hosts that it leaves out because of that."""
+    attempt = ctx.state.attempts[-1]
+    for straggler in attempt.stragglers:
+        ctx.hold_against(straggler["host"], "straggler", straggler["message"], attempt=attempt.number)
+    used = [host for host in ctx.hosts if host not in job.excluded_hosts][: ctx.config.cluster.nodes]
+    # Of several hosts one is blamed only by name; none must answer for its neighbour.
+    blamed = used if len(used) == 1 else [host for host in used if host == failed_host]
+    if ending.cause in endings.NODE_CAUSES and blamed:
+        ctx.hold_against(blamed[0], "failure", ending.signature, attempt=attempt.number)
+    return tuple(host for host in ctx.place().left_out if host not in job.excluded_hosts)
+
+
+def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
+    """Number of the batch that the attempt's failing step trains on, counted from the newest checkpoint before it."""
+    step = recovery.failing_step(attempt)
+    newest = max((s for s in ctx.state.checkpoints if s < step), default=0)
+    drawn = 0
+    if newest:
+        try:
+            drawn = int(files.read_json(ctx.run.checkpoint(newest) / "rank-00000.json")["loader"][0][0])
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return None
+    return batch_after(drawn, step - newest, skipped_batches(ctx.config, read_events(ctx.run)))
+
+
+def _sentence(attempt: AttemptState, ending: endings.Ending, decision: recovery.Decision) -> str:
     if ending.cause == "finished":
         return f"attempt {attempt.number}: finished at step {attempt.last_step}"
     wait = f" in {decision.wait_s:g} s" if decision.wait_s else ""

@@ -22,12 +22,14 @@ Event = dict[str, Any]
 
 FLOW_WRITER = "flow"
 OPERATOR_WRITER = "operator"
+#: What the names of the training processes' writers begin with.
+TRAIN_WRITER = "train-"
 _VERSION = 1
 
 
 def train_writer(rank: int) -> str:
     """The journal writer of one training process."""
-    return f"train-rank{rank:05d}"
+    return f"{TRAIN_WRITER}rank{rank:05d}"
 
 
 def eval_writer(milestone_tokens: int) -> str:

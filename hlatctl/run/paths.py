@@ -5,6 +5,7 @@ Layout (``docs/architecture.md`` has the whole picture)::
     <runs_dir>/<run_id>/   one run, see RunPaths
     <runs_dir>/.cache/     prepared corpora and compiled graphs, shared by runs, keyed by fingerprint
     <runs_dir>/.prefect/   Prefect's own database when no server is configured
+    <runs_dir>/nodes.jsonl what is known of each node, from all runs
     <runs_dir>/mlflow.db   MLflow's database by default, with mlartifacts/ beside it
 """
 
@@ -114,3 +115,8 @@ class RunPaths:
 def cache_dir(runs_dir: Path) -> Path:
     """Prepared corpora and compiled graphs, shared by the runs of a runs folder."""
     return runs_dir / ".cache"
+
+
+def nodes_file(folder: Path) -> Path:
+    """The node ledger: preflight results, failures and stragglers by host, across the runs of a folder."""
+    return folder / "nodes.jsonl"

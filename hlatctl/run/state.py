@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlatctl.run.journal import Event
+from hlatctl.run.journal import TRAIN_WRITER, Event
 
 
 @dataclass
@@ -31,6 +31,13 @@ class AttemptState:
         resumed_from_step: None until the trainer has started.
         cause, evidence: why it ended, and what shows it; empty while it runs.
         last_step, newest_checkpoint: how far it came; 0 if it made no step, no checkpoint.
+        signature: equal for two ends that are the same.
+        hang: why the flow took it for hung; empty if it did not.
+        max_checkpoint_step: it may load no newer checkpoint; none: any.
+        next_max_checkpoint_step: the same, for its successor.
+        oom_kills: that the kernel had done when it began, for want of memory; none if that can't be known.
+        train_events: how many events its processes have written: a sign of life.
+        stragglers: events that name a slow process.
     """
 
     number: int
@@ -45,6 +52,13 @@ class AttemptState:
     last_step: int = 0
     newest_checkpoint: int = 0
     compile_cache: dict[str, Any] | None = None
+    signature: str = ""
+    hang: str = ""
+    max_checkpoint_step: int | None = None
+    next_max_checkpoint_step: int | None = None
+    oom_kills: int | None = None
+    train_events: int = 0
+    stragglers: list[Event] = field(default_factory=list)
 
 
 @dataclass
@@ -121,6 +135,8 @@ def apply(state: RunState, event: Event) -> None:
     """Bring a state up to date with one more event; one that lacks its fields is left out, with a warning."""
     state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
     handler = _HANDLERS.get(event["kind"])
+    if str(event.get("writer", "")).startswith(TRAIN_WRITER) and (attempt := _attempt_of(state, event)):
+        attempt.train_events += 1
     if not handler:
         return
     try:
@@ -154,7 +170,12 @@ def _stage(status: str) -> Any:
 
 
 def _attempt_started(state: RunState, event: Event) -> None:
-    state.attempts.append(AttemptState(event["attempt"], event.get("handle", {}), event["time_unix_s"]))
+    state.attempts.append(
+        AttemptState(
+            event["attempt"], event.get("handle", {}), event["time_unix_s"],
+            max_checkpoint_step=event.get("max_checkpoint_step"), oom_kills=event.get("oom_kills"),
+        )
+    )  # fmt: skip
     state.train_stopped = ""
 
 
@@ -170,6 +191,21 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.evidence = event.get("evidence", "")
         attempt.decision = event.get("decision", "")
         attempt.why = event.get("why", "")
+        attempt.signature = event.get("signature", "")
+        attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
+
+
+def _hang(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.hang = str(event["evidence"])
+
+
+def _straggler(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.stragglers.append(event)
+    _warning(state, event)
 
 
 def _train_started(state: RunState, event: Event) -> None:
@@ -276,6 +312,8 @@ _HANDLERS = {
     "gradient_spike": _gradient_spike,
     "warning": _warning,
     "alarm": _warning,
+    "hang": _hang,
+    "straggler": _straggler,
     "stop_requested": _stop_requested,
     "run_finished": _run_finished,
 }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
 
 import pytest
 
 from conf.schema import Config
-from flows import pretrain
-from flows.context import FlowContext
+from flows import nodes, pretrain
+from flows.context import FlowContext, ledger_folder
 from flows.launch import mock
 from flows.launch.base import Job
 from flows.pretrain import PlainCaller
-from flows.stages.train import _attach, training_job
+from flows.stages.train import _start, training_job
+from hlatctl.run import files
 from hlatctl.run.errors import (
     ConfigError,
+    DataError,
     EvaluationError,
     PreflightError,
     RunBusyError,
@@ -22,9 +26,10 @@ from hlatctl.run.errors import (
     TrainingError,
     dump_error,
 )
-from hlatctl.run.journal import read_events
+from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.lease import hold_head
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.manifest import checkpoint_steps
+from hlatctl.run.paths import RunPaths, nodes_file
 from tests.flows.conftest import Recorder
 
 
@@ -95,11 +100,102 @@ def test_a_failed_stage_ends_the_run_with_its_error_and_resume_goes_on(
 
 
 def test_restarts_without_progress_are_bounded(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mock._PLAYS, "train", lambda run, config, job: 137)
+    codes = iter((137, 134, 139, 135, 137))
+    monkeypatch.setitem(mock._PLAYS, "train", lambda run, config, job: next(codes))
     run = pretrain.create(mock_config, argv=[])
     with pytest.raises(TrainingError, match="3 restarts in a row gained no checkpoint"):
         pretrain.drive(run)
     assert kinds(run, "attempt_started") == ["attempt_started"] * 4
+
+
+def dies_after_step_153(run: RunPaths, config: Config, job: Job) -> int:
+    """What a later attempt leaves that gets as far as the mock's first one, and no further."""
+    ceiling = int(mock._argument(job, "--max-checkpoint-step")) if "--max-checkpoint-step" in job.argv else 10**9
+    first = max(step for step in checkpoint_steps(run) if step <= ceiling)
+    with JournalWriter(run, train_writer(0), int(mock._argument(job, "--attempt"))) as journal:
+        journal.append("train_started", resumed_from_step=first, tokens=first * config.tokens_per_step)
+        for step in range(first + 1, 154):
+            mock._play_step(journal, config, step)
+    return 137
+
+
+def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    honest = mock._PLAYS["train"]
+    monkeypatch.setitem(
+        mock._PLAYS, "train",
+        lambda run, config, job: (honest if "1" in job.argv else dies_after_step_153)(run, config, job),
+    )  # fmt: skip
+    run = pretrain.create(mock_config, argv=[])
+    with pytest.raises(TrainingError, match="died of signal 9; step 154 has failed 3 times in the same way") as caught:
+        pretrain.drive(run, recorder)
+    assert f"`hlatctl data skip {run.run_id} --steps 154`" in caught.value.hint
+    started = [e["resumed_from_step"] for e in read_events(run) if e["kind"] == "train_started"]
+    ended = [(e["decision"], e["max_checkpoint_step"]) for e in read_events(run) if e["kind"] == "attempt_ended"]
+    assert started == [0, 150, 100]
+    assert ended == [("restart", None), ("walk_back", 100), ("stop", None)]
+    assert any("walking back from checkpoint 150 to 100" in message for message in recorder.messages)
+
+    monkeypatch.setitem(mock._PLAYS, "train", honest)
+    state = pretrain.drive(run)
+    assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 150)
+
+
+def test_data_that_fails_twice_at_a_step_is_left_out_by_number(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = mock._PLAYS["train"]
+
+    def bad_data(run: RunPaths, config: Config, job: Job) -> int:
+        if any(event["kind"] == "amended" for event in read_events(run)):
+            return honest(run, config, job)
+        code = (honest if "1" in job.argv else dies_after_step_153)(run, config, job)
+        files.write_json(run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
+        dump_error(DataError("part-00000.arrow: damaged"), job.error_file)
+        return code
+
+    monkeypatch.setitem(mock._PLAYS, "train", bad_data)
+    run = pretrain.create(mock_config, argv=[])
+    assert pretrain.drive(run).status == "finished"
+    (amended,) = [event for event in read_events(run) if event["kind"] == "amended"]
+    assert (amended["key"], amended["value"], amended["by"]) == ("data.skip_steps", [156], "recovery")
+    assert amended["why"] == "step 154 has failed twice on its data: restarting from step 150 without batch 156"
+
+
+def test_a_node_that_fails_again_and_again_is_left_out_where_another_can_take_its_place(
+    mock_config: Config, recorder: Recorder
+) -> None:
+    config = dataclasses.replace(
+        mock_config, cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1)
+    )
+    run = pretrain.create(config, argv=[])
+    ledger = nodes_file(ledger_folder(config))
+    bad = nodes.Entry(time_unix_s=time.time(), host="mock-0", kind="failure", run_id="earlier", attempt=1)
+    nodes.record(ledger, [bad] * 4)
+    assert pretrain.drive(run, recorder).status == "finished"
+    assert {worker["host"] for worker in files.read_json(run.preflight)["workers"]} == {"mock-1", "mock-2"}
+    left_out = [event["left_out_hosts"] for event in read_events(run) if event["kind"] == "attempt_started"]
+    assert left_out == [["mock-0"]] * 2
+    assert "nodes: left out for what the node ledger holds against it: mock-0" in recorder.messages
+    passed = [entry.host for entry in nodes.read(ledger) if entry.kind == "preflight_passed"]
+    assert passed == ["mock-1", "mock-2"]
+
+
+def test_a_node_under_suspicion_is_measured_again_before_the_next_attempt(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    codes = iter((137, 134))
+    honest = mock._PLAYS["train"]
+    monkeypatch.setitem(
+        mock._PLAYS, "train", lambda run, config, job: next(codes, None) or honest(run, config, job)
+    )  # fmt: skip
+    run = pretrain.create(mock_config, argv=[])
+    assert pretrain.drive(run, recorder).status == "finished"
+    told = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
+    order = [event["kind"].removesuffix("_started") for event in told if event["kind"].endswith("_started")]
+    assert order == ["stage", "attempt", "attempt", "stage", "attempt"]
+    assert "nodes: mock-0 under suspicion; measuring again before the next attempt" in recorder.messages
 
 
 def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(
@@ -119,7 +215,7 @@ def test_a_head_that_died_while_a_job_ran_re_attaches(mock_config: Config) -> No
     run = pretrain.create(mock_config, argv=[])
     dead = FlowContext(run)
     dead.event("head_started", pid=1, host="gone")
-    _attach(dead, training_job(mock_config, run, 1), 1)  # as far as submitting the first attempt
+    _start(dead, training_job(mock_config, run, 1), 1, None)  # as far as submitting the first attempt
     dead.close()
     state = pretrain.drive(run)
     assert [attempt.number for attempt in state.attempts] == [1, 2], "attempt 1 was judged, not started again"

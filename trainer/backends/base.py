@@ -53,6 +53,9 @@ class Backend(Protocol):
     def reduce_sum(self, tensor: Tensor) -> None:
         """Sum a tensor over all processes, in place."""
 
+    def wait(self) -> None:
+        """Until the device has done what was asked of it, so that the clock tells whose work took how long."""
+
     def step_boundary(self) -> None:
         """One optimizer step has been asked for; a lazily executing device starts it here."""
 

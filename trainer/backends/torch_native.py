@@ -134,6 +134,11 @@ class TorchNative:
         if self.world_size > 1:
             dist.all_reduce(tensor)
 
+    def wait(self) -> None:
+        """For CUDA's streams; a CPU has done it. A step ends with such a wait anyway, so this one costs little."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def step_boundary(self) -> None:
         """Nothing waits here: PyTorch executes eagerly."""
 
