@@ -50,7 +50,7 @@ class Case:
         step: that it did not finish.
         made_a_step: at least one before it.
         repeats: attempts that ended like this one: same step, same signature; this one counts.
-        out_of_memory: attempts that had too little memory since one gained a checkpoint, that one and this one included.
+        out_of_memory: attempts with too little memory since one gained a checkpoint, that and this one included.
         no_progress: attempts in a row that gained no checkpoint beyond the best before them.
         newest, earlier: the checkpoint that the next attempt would load, and the one before; 0, None: there is none.
         ceiling: a checkpoint above this belongs to steps that have been walked back over.
@@ -141,7 +141,7 @@ def decide(
     row = next(row for row in POLICY if row.when(case))
     why, hint = row.why.format(c=case), row.hint.format(c=case)
     if row.action in ("done", "stop"):
-        return Decision(action=row.action, why=why, hint=hint)
+        return Decision(action=row.action, why=why, hint=hint, max_checkpoint_step=case.ceiling)
     return Decision(
         action=row.action, why=why, hint=hint, wait_s=_wait_s(case.no_progress, config),
         max_checkpoint_step=case.earlier if row.action == "walk_back" else case.ceiling,

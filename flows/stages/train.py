@@ -94,7 +94,8 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
 
 def _test_suspects(ctx: FlowContext) -> None:
     """Measure the nodes again if one of them has come under suspicion since it was measured last."""
-    suspects = nodes.suspects(nodes.read(ctx.ledger), time.time()).intersection(ctx.hosts)
+    usable = set(ctx.hosts).difference(ctx.place().left_out)
+    suspects = nodes.suspects(nodes.read(ctx.ledger), time.time()) & usable
     if suspects:
         ctx.message(f"nodes: {', '.join(sorted(suspects))} under suspicion; measuring again before the next attempt")
         preflight(ctx)

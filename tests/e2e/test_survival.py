@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hlatctl.run.errors import StoppedError
-from tests.e2e.conftest import Cli, wait_for
+from tests.e2e.conftest import WAIT_S, Cli, wait_for
 
 #: Enough steps that something can be done to a run while it trains.
 LONG = "train.max_steps=400"
@@ -95,3 +95,26 @@ def test_a_head_that_is_told_to_end_leaves_training_alone(cli: Cli) -> None:
     assert cli.trainer_pids("told"), "training goes on"
     assert cli.run("stop", "told").returncode == 0
     assert not cli.trainer_pids("told")
+
+
+def test_a_process_that_stands_still_is_a_hang_which_is_named_ended_and_recovered_from(
+    cli: Cli, losses: dict[int, float]
+) -> None:
+    head = cli.start_train("hung", LONG, "recovery.hang_floor_s=3", "recovery.hang_factor=50")
+    wait_for_new_checkpoints(cli, "hung", 1)
+    pids = cli.trainer_pids("hung")
+    os.kill(pids[1], signal.SIGSTOP)
+    output, _ = head.communicate(timeout=WAIT_S)
+    assert head.returncode == 0, output
+    (hang,) = cli.events("hung", "hang")
+    assert "(recovery.hang_factor=50, recovery.hang_floor_s=3)" in hang["evidence"]
+    assert hang["stacks"] == (
+        "1 of 2 processes asked to print their stacks into their logs; "
+        f"process {pids[1]} is stopped and can not show its stack"
+    )
+    ended = cli.events("hung", "attempt_ended")
+    assert [(end["cause"], end["decision"]) for end in ended] == [("hang", "restart"), ("finished", "done")]
+    log = (cli.paths("hung").logs(1) / "train.log").read_text()
+    assert "Current thread" in log or "Thread 0x" in log
+    assert "in _sum_over_processes" in log or "in reduce_gradients" in log, "the other one waits for the first"
+    assert cli.losses("hung") == losses

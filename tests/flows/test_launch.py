@@ -142,3 +142,31 @@ def test_the_training_script_is_as_in_the_golden_file(mock_config: Config) -> No
     cache = job.env["TORCHINDUCTOR_CACHE_DIR"]
     golden = Path(__file__).parents[1] / "golden" / "train.sh"
     assert script.replace(cache, "CACHE_DIR") == golden.read_text()
+
+
+def test_processes_that_can_show_their_stacks_do_and_none_is_harmed(tmp_path: Path) -> None:
+    code = """
+import faulthandler, signal, subprocess, sys, time
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+deaf = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(deaf.pid, flush=True)
+def wait_here(): time.sleep(60)
+wait_here()
+"""
+    launcher, job = LocalLauncher(), python_job(tmp_path, code)
+    handle = launcher.submit(launcher.render(job))
+    wait_until(lambda: job.log.read_text().strip().isdigit())
+    deaf = int(job.log.read_text())
+    assert launcher.dump_stacks(handle) == "1 of 1 processes asked to print their stacks into their logs"
+    wait_until(lambda: "in wait_here" in job.log.read_text())
+    assert launcher.status(handle).state == "running"
+    os.kill(deaf, 0)
+    os.kill(deaf, signal.SIGKILL)
+    launcher.cancel(handle, grace_s=1)
+    assert launcher.dump_stacks(handle) == "no process is left that could show its stack"
+
+
+def test_this_kernel_tells_how_many_processes_it_has_killed_for_want_of_memory_or_nothing() -> None:
+    counted = LocalLauncher().oom_kills()
+    assert counted is None or counted >= 0
+    assert MockLauncher().oom_kills() is None

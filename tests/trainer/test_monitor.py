@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trainer.monitor import Monitor, Sign, drift_alarm
+from trainer.monitor import Monitor, RankTimes, Sign, drift_alarm
 
 
 def _observe(monitor: Monitor, norms: list[float], *, first_step: int = 1, loss: float = 3.0) -> list[Sign]:
@@ -58,3 +58,47 @@ def test_weights_may_differ_by_rounding_but_not_by_more() -> None:
         "step 100: copies of a weight that should be equal on several processes differ by 2.0e-03"
         in (alarm.fields["message"])
     )
+
+
+def _compare(times: RankTimes, step: int, *own_s: float) -> list[Sign]:
+    return times.compare(step, [(f"node-{rank // 2}", seconds) for rank, seconds in enumerate(own_s)])
+
+
+def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host() -> None:
+    times, told = RankTimes(1.5, 100), []
+    for window in range(1, 9):
+        signs = _compare(times, 20 * window, 1.0, 1.1, 0.9, 2.2)
+        assert signs[0] == Sign("rank_times", {
+            "step": 20 * window, "median_s": 1.0, "slowest_rank": 3, "host": "node-1", "ratio": 2.2, "max_s": 2.2,
+            "min_s": 0.9,
+        })  # fmt: skip
+        told += [(window, sign) for sign in signs[1:]]
+    ((window, straggler),) = told
+    assert window == 5, "after 100 steps"
+    assert (straggler.kind, straggler.fields["rank"], straggler.fields["host"]) == ("straggler", 3, "node-1")
+    assert straggler.fields["message"] == (
+        "step 100: rank 3 on node-1 has taken 2.2 times the median process's time for 100 steps; all others wait for it"
+    )
+
+
+def test_a_process_that_is_slow_now_and_then_is_no_straggler() -> None:
+    times = RankTimes(1.5, 40)
+    for window in range(10):
+        signs = _compare(times, window, 1.0, 1.0, 9.0 if window % 2 else 1.0)
+        assert [sign.kind for sign in signs] == ["rank_times"]
+
+
+def test_of_two_processes_the_slow_one_is_measured_against_the_other() -> None:
+    (rank_times, straggler) = _compare(RankTimes(1.5, 20), 20, 4.0, 1.0)
+    assert (rank_times.fields["ratio"], straggler.fields["rank"]) == (4.0, 0)
+
+
+def test_the_time_of_a_window_is_its_median_step_and_then_begins_anew() -> None:
+    times = RankTimes(1.5, 20)
+    for own_s in [1.0] * 19:
+        times.add(own_s)
+    assert not times.full
+    times.add(50.0)
+    assert times.full
+    assert times.take_s() == 1.0
+    assert not times.full
