@@ -218,7 +218,9 @@ def _ceiling(state: RunState) -> int | None:
     if attempt.max_checkpoint_step is None:
         return None
     reached = max(attempt.max_checkpoint_step, attempt.newest_checkpoint)
-    return reached if any(checkpoint > reached for checkpoint in state.checkpoints) else None
+    # If all below has been lost since, what was left behind is better than nothing.
+    below = [checkpoint for checkpoint in state.checkpoints if checkpoint <= reached]
+    return reached if below and len(below) < len(state.checkpoints) else None
 
 
 def _wait_s(no_progress: int, config: RecoveryConfig) -> float:

@@ -51,6 +51,11 @@ def test_the_defaults_are_valid() -> None:
         ),
         ({"train__tokens": 0}, "train.tokens=0: must be greater than 0"),
         ({"optimizer__weight_decay": -0.1}, "optimizer.weight_decay=-0.1: must not be negative"),
+        (
+            {"recovery__hang_factor": 1.0},
+            "recovery.hang_factor=1: must be greater than 1; it multiplies a usual step's time",
+        ),
+        ({"recovery__hang_floor_s": 0.0}, "recovery.hang_floor_s=0.0: must be greater than 0"),
         ({"optimizer__lr": float("nan")}, "optimizer.lr=nan: must be a finite number"),
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
         ({"backend__name": "tpu"}, "backend.name=tpu: not known\nhint: use one of: "),

@@ -121,6 +121,8 @@ def test_what_was_walked_back_over_is_not_loaded_again_until_it_has_been_passed(
     assert (decision.max_checkpoint_step, decision.why) == (14, "restarting from step 14")
     walked.last_step, walked.newest_checkpoint, state.checkpoints = 21, 20, [10, 20]
     assert decide(state, preempted, POLICY).max_checkpoint_step is None, "checkpoint 20 is its own now"
+    walked.last_step, walked.newest_checkpoint, state.checkpoints = 10, 0, [20]
+    assert decide(state, preempted, POLICY).max_checkpoint_step is None, "checkpoint 10 was found to be damaged"
 
 
 def test_data_that_fails_twice_is_left_out() -> None:

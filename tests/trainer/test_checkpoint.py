@@ -57,6 +57,18 @@ def test_damaged_checkpoint_is_rejected_and_the_one_before_is_taken(
     assert not events_of(trained, "checkpoint_rejected", 3)
 
 
+def test_attempt_that_walks_back_begins_from_no_newer_checkpoint_than_it_may(
+    trained: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    from trainer.__main__ import main
+
+    assert main(["--run-dir", str(trained.root), "--attempt", "2", "--max-checkpoint-step", "16"]) == 0
+    assert events_of(trained, "train_started", 2)[0]["resumed_from_step"] == 16
+    assert not events_of(trained, "checkpoint_rejected", 2)
+    first, again = _losses(trained, 1, events_of), _losses(trained, 2, events_of)
+    assert again == {step: first[step] for step in range(17, 25)}
+
+
 def test_checkpoint_without_manifest_and_left_over_folders_do_not_count(
     trained: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:

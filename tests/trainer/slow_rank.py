@@ -1,0 +1,28 @@
+"""Run by torchrun with a run directory: trains, and rank 1's data takes long to come."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from trainer.__main__ import main
+from trainer.data.loader import Loader
+
+
+def slow_down(loader: type[Loader], seconds: float) -> None:
+    """Make every batch of this process late."""
+    honest = loader.next
+
+    def late(self: Loader) -> Any:
+        time.sleep(seconds)
+        return honest(self)
+
+    loader.next = late  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    if os.environ["RANK"] == "1":
+        slow_down(Loader, 0.3)
+    sys.exit(main(["--run-dir", sys.argv[1], "--attempt", "1"]))
