@@ -116,7 +116,8 @@ def ledger(events: Sequence[Event], config: Config) -> Ledger:
 
 def _checkpointing(events: Sequence[Event], config: Config, found: Account, up_s: float) -> Checkpointing:
     written = [event for event in events if event["kind"] == "checkpoint_written"]
-    save_s = mean([number(event, timeline.stall_field(event)) for event in written])
+    stalls_s = [number(event, timeline.stall_field(event)) for event in written]
+    save_s = mean([stall_s for stall_s in stalls_s if stall_s >= 0])  # nor is a negative one a duration
     step_s = median(column(list(fold(events).steps.values()), "step_s"))
     failures = sum(found.failures.values())
     between_s = up_s / failures if failures and up_s > 0 else None
@@ -183,7 +184,7 @@ def _interval_facts(found: Checkpointing, up_s: float) -> list[tuple[str, str]]:
     none = f"none in {duration(up_s)} of training"
     if found.least_time_between_failures_s is not None:
         none += f": with 95 % confidence less than one in {duration(found.least_time_between_failures_s)}"
-    steps = f", {found.daly_steps:,} steps" if found.daly_steps else ""
+    steps = f", {found.daly_steps:,} step{'s' * (found.daly_steps > 1)}" if found.daly_steps else ""
     return [
         ("a save stalls training", "" if found.save_s is None else f"{duration(found.save_s)}, mean of {saves}"),
         ("failures", failed if found.failures else none),

@@ -88,7 +88,7 @@ def _attempts(events: Sequence[Event]) -> dict[int, _Attempt]:
     for index, event in enumerate(events):
         kind, attempt = event["kind"], found.get(event["attempt"])
         if kind == "attempt_started":
-            found[event["attempt"]] = _Attempt(started=index, last=index)
+            found.setdefault(event["attempt"], _Attempt(started=index, last=index))
         elif kind == "stop_requested":
             for open_attempt in found.values():
                 open_attempt.asked |= not open_attempt.ended
@@ -106,9 +106,9 @@ def _attempts(events: Sequence[Event]) -> dict[int, _Attempt]:
 def _training_us(times_us: Sequence[int], attempts: dict[int, _Attempt]) -> int:
     if not attempts:
         return 0
-    newest = list(attempts.values())[-1]
-    end_us = times_us[newest.last] if newest.ended else times_us[-1]
-    return end_us - min(times_us[attempt.started] for attempt in attempts.values())
+    goes_on = not all(attempt.ended for attempt in attempts.values())
+    end = len(times_us) - 1 if goes_on else max(attempt.last for attempt in attempts.values())
+    return times_us[end] - times_us[min(attempt.started for attempt in attempts.values())]
 
 
 def _failures(attempts: dict[int, _Attempt]) -> dict[str, int]:
@@ -197,6 +197,7 @@ def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int
     for index, after in itertools.zip_longest(steps, steps[1:]):
         event, end_us = events[index], times_us[index]
         attempt = event["attempt"]
+        cursor_us = max(cursor_us, times_us[attempts[attempt].started])
         measured_us = _us(event, "step_s")
         # An attempt's first step loads or compiles graphs; what it takes longer than others is no training.
         length_us = measured_us if attempt in seen else min(measured_us, typical_us.get(attempt, measured_us))

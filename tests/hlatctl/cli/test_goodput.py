@@ -18,7 +18,7 @@ def test_goodput_tells_where_the_time_went(
     make_run()
     assert main(["goodput", "latest", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
     above, below = capsys.readouterr().out.split("\n\n")
-    told = dict((cell.strip() for cell in line.split("  ", 1)) for line in above.splitlines())
+    told = {name: text.strip() for name, text in (line.split("  ", 1) for line in above.splitlines())}
     assert told["run"] == "example"
     assert told["goodput (ETTR)"].startswith("81.1 % (productive steps, of 3 min 6 s")
     assert told["failures"] == "1 killed, in 2 min 50 s of training: one in 2 min 50 s"
