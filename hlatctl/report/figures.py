@@ -26,7 +26,8 @@ _INK, _FAINT, _MARK, _QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
 #: Colours of the ledger's categories; restarts share one, and what is not named here another.
 _TIME_COLOURS = {
     "productive": _INK, "data_wait": "#6d9dc5", "checkpoint_stall": "#e0a458", "between_steps": _FAINT, "lost": _MARK,
-    "restart": "#8c2f39", "start": "#c99a8b", "compile": "#5b8e7d", "evaluation_wait": "#9d7fb0", "end": "#c7b8d3", "idle": "#e6e8eb",
+    "restart": "#8c2f39", "start": "#c99a8b", "compile": "#5b8e7d", "evaluation_wait": "#9d7fb0",
+    "end": "#c7b8d3", "idle": "#e6e8eb",
 }  # fmt: skip
 #: Shares below this have no room for a line of the legend.
 _LEAST_SHARE = 0.001
