@@ -18,6 +18,7 @@ from flows import prefect_env
 from flows.context import FlowContext
 from flows.observer import Observer
 from hlatctl.run.errors import HlatctlError
+from hlatctl.run.journal import read_events
 from hlatctl.run.state import RunState
 
 Pipeline = Callable[[FlowContext, Any], None]
@@ -134,7 +135,7 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline) -> Any:
         finally:
             ctx.observer = watcher
             ctx.message_sinks.clear()
-            summary = summary_markdown(ctx.refresh(), ctx.config)
+            summary = summary_markdown(read_events(ctx.run), ctx.config)
             progress.publish(lambda: create_markdown_artifact(summary, key="summary", description=run_id))
 
     return pretrain

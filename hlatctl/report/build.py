@@ -9,6 +9,7 @@ from typing import Any
 
 import conf.load
 from hlatctl.report import figures, page, summary
+from hlatctl.report.ledger import ledger
 from hlatctl.report.numbers import numbers
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
@@ -26,16 +27,18 @@ def build(run: RunPaths) -> Path:
         DependencyError: matplotlib is not installed.
     """
     config = conf.load.load(run.config)
-    state = fold(read_events(run))
+    events = read_events(run)
+    state, time = fold(events), ledger(events, config)
     state.run_id = state.run_id or run.run_id
     found = numbers(state, config)
-    drawn = figures.draw(state, config, found)
-    html = page.render(found, drawn, conf.load.dump(config), _provenance(run))
+    drawn = figures.draw(state, config, found, time)
+    html = page.render(found, time, drawn, conf.load.dump(config), _provenance(run))
+    record = {**dataclasses.asdict(found), "ledger": dataclasses.asdict(time)}
     try:
         for name, svg in drawn.items():
             files.write_text(run.report / "figures" / f"{name}.svg", svg)
-        files.write_text(run.report / "numbers.json", json.dumps(dataclasses.asdict(found), indent=2) + "\n")
-        files.write_text(run.report / "summary.md", summary.render(found))
+        files.write_text(run.report / "numbers.json", json.dumps(record, indent=2) + "\n")
+        files.write_text(run.report / "summary.md", summary.render(found, time))
         files.write_text(run.report / "index.html", html)
     except OSError as error:
         raise StorageError(f"{run.report}: can't be written ({error.strerror})") from None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
+from hlatctl.report.ledger import Ledger, label
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, finite_or_nan, smooth, steps_of, thin
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.state import RunState
@@ -17,7 +20,17 @@ from hlatctl.units import count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Name of the figure that has nothing to do with tokens.
+TIME = "time"
 _INK, _FAINT, _MARK, _QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
+#: Colours of the ledger's categories; restarts share one, and what is not named here another.
+_TIME_COLOURS = {
+    "productive": _INK, "data_wait": "#6d9dc5", "checkpoint_stall": "#e0a458", "between_steps": _FAINT, "lost": _MARK,
+    "restart": "#8c2f39", "start": "#c99a8b", "compile": "#5b8e7d", "evaluation_wait": "#9d7fb0",
+    "end": "#c7b8d3", "idle": "#e6e8eb",
+}  # fmt: skip
+#: Shares below this have no room for a line of the legend.
+_LEAST_SHARE = 0.001
 #: More points than this on a line are more than its pixels.
 _MAX_POINTS = 1500
 _STYLE: Any = {
@@ -46,7 +59,7 @@ class Series:
         return cls(thin(column(steps, "tokens"), _MAX_POINTS), values)
 
 
-def draw(state: RunState, config: Config, found: Numbers) -> dict[str, str]:
+def draw(state: RunState, config: Config, found: Numbers, time: Ledger) -> dict[str, str]:
     """SVG text by the figure's name; empty if there is no step to draw.
 
     Raises:
@@ -63,15 +76,42 @@ def draw(state: RunState, config: Config, found: Numbers) -> dict[str, str]:
         "throughput": lambda axes: _throughput(axes, series),
     }
     restarts = [attempt.tokens for attempt in found.attempts[1:]]
-    return {
-        name: _svg(
-            plot, restarts, max(config.total_tokens, series.tokens[-1]), height_in=3.4 if name == "loss" else 2.1
-        )
+    last_tokens = max(config.total_tokens, series.tokens[-1])
+    drawn = {
+        name: _svg(partial(_over_tokens, plot, restarts, last_tokens), height_in=3.4 if name == "loss" else 2.1)
         for name, plot in figures.items()
     }
+    return {**drawn, TIME: _svg(partial(_time, time), height_in=1.9)}
 
 
-def _svg(plot: Callable[[Axes], None], restarts: Sequence[int], last_tokens: float, *, height_in: float) -> str:
+def _over_tokens(plot: Callable[[Axes], None], restarts: Sequence[int], last_tokens: float, axes: Axes) -> None:
+    plot(axes)
+    for tokens in restarts:
+        axes.axvline(tokens, color=_QUIET, linewidth=0.9, linestyle=(0, (3, 3)))
+    axes.set_xlim(0, last_tokens)
+    axes.xaxis.set_major_formatter(lambda value, _: count(value))
+    axes.set_xlabel("tokens")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper right", fontsize=8)
+
+
+def _time(time: Ledger, axes: Axes) -> None:
+    left, others = 0.0, itertools.cycle(("#b7bcc4", "#cdd1d6", "#a3a9b2"))
+    for category, seconds in time.seconds.items():
+        share = seconds / time.wall_s
+        colour = _TIME_COLOURS.get(category.split(":")[0]) or next(others)
+        shown = f"{label(category)} {100 * share:.1f} %" if share >= _LEAST_SHARE else None
+        axes.barh(0, 100 * share, left=left, color=colour, label=shown, height=0.6)
+        left += 100 * share
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of wall time")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8)
+
+
+def _svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -81,13 +121,6 @@ def _svg(plot: Callable[[Axes], None], restarts: Sequence[int], last_tokens: flo
         figure = Figure(figsize=(7.6, height_in), layout="constrained")
         axes = figure.add_subplot()
         plot(axes)
-        for tokens in restarts:
-            axes.axvline(tokens, color=_QUIET, linewidth=0.9, linestyle=(0, (3, 3)))
-        axes.set_xlim(0, last_tokens)
-        axes.xaxis.set_major_formatter(lambda value, _: count(value))
-        axes.set_xlabel("tokens")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper right", fontsize=8)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()

@@ -80,8 +80,6 @@ class Numbers:
         tokens_per_s: median over the steps.
         data_wait_fraction: share of the steps' time spent waiting for data.
         wall_s: from the run's creation to its newest event.
-        goodput_fraction: time of the steps that count, over the time from the first attempt's start to the last one's
-            end; what restarts, repeated steps and pauses cost is the rest.
     """
 
     run_id: str
@@ -100,7 +98,6 @@ class Numbers:
     tokens_per_s: float | None
     mfu_fraction: float | None
     data_wait_fraction: float | None
-    goodput_fraction: float | None
     lost_steps: int
     gradient_spikes: int
     milestones: list[Milestone]
@@ -127,13 +124,12 @@ def numbers(state: RunState, config: Config) -> Numbers:
         total_steps=config.total_steps,
         tokens=state.tokens,
         total_tokens=config.total_tokens,
-        first_loss=_mean(losses[:LOSS_WINDOW_STEPS]),
-        last_loss=_mean(losses[-LOSS_WINDOW_STEPS:]),
+        first_loss=mean(losses[:LOSS_WINDOW_STEPS]),
+        last_loss=mean(losses[-LOSS_WINDOW_STEPS:]),
         validation_loss=_newest_validation(milestones),
-        tokens_per_s=_median(column(steps, "tokens_per_s")),
-        mfu_fraction=_mfu(state, config, _median(column(steps, "tokens_per_s"))),
+        tokens_per_s=median(column(steps, "tokens_per_s")),
+        mfu_fraction=_mfu(state, config, median(column(steps, "tokens_per_s"))),
         data_wait_fraction=_ratio(sum(column(steps, "data_wait_s")), sum(step_s)),
-        goodput_fraction=_goodput(state, _mean(step_s)),
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
         gradient_spikes=len(state.spikes),
         milestones=milestones,
@@ -178,6 +174,21 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     """The mean around each value, ``window`` values in all where there are so many; it does not lag behind."""
     before, after = window // 2, window - window // 2
     return [_mean_or_nan(values[max(0, at - before) : at + after]) for at in range(len(values))]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean of what is a number; None if nothing is."""
+    finite = [value for value in values if not math.isnan(value)]
+    return math.fsum(finite) / len(finite) if finite else None
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The median of what is a number; None if nothing is."""
+    finite = sorted(value for value in values if not math.isnan(value))
+    if not finite:
+        return None
+    middle = len(finite) // 2
+    return finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
 
 
 def _status(state: RunState, config: Config) -> str:
@@ -235,34 +246,14 @@ def _mfu(state: RunState, config: Config, tokens_per_s: float | None) -> float |
     return used / (state.peak_flops_per_s * config.world_size)
 
 
-def _goodput(state: RunState, mean_step_s: float | None) -> float | None:
-    if not state.attempts or mean_step_s is None:
-        return None
-    ended = state.attempts[-1].ended_unix_s or state.last_event_unix_s
-    return _ratio(mean_step_s * state.step, ended - state.attempts[0].started_unix_s)
-
-
 def _number(value: Any) -> float | None:
     number = finite_or_nan(value)
     return None if math.isnan(number) else number
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    finite = [value for value in values if not math.isnan(value)]
-    return math.fsum(finite) / len(finite) if finite else None
-
-
 def _mean_or_nan(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.nan if mean is None else mean
-
-
-def _median(values: Sequence[float]) -> float | None:
-    finite = sorted(value for value in values if not math.isnan(value))
-    if not finite:
-        return None
-    middle = len(finite) // 2
-    return finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
+    found = mean(values)
+    return math.nan if found is None else found
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -9,6 +9,9 @@ from html import escape
 from string import Template
 from typing import Any
 
+from hlatctl.report import ledger
+from hlatctl.report.figures import TIME
+from hlatctl.report.ledger import Ledger
 from hlatctl.report.numbers import Attempt, Numbers, Stage
 from hlatctl.report.summary import facts, score_table
 from hlatctl.units import count, duration, utc
@@ -18,6 +21,7 @@ _CAPTIONS = {
     "gradient_norm": "Gradient norm before clipping. Triangles are spikes: 0.1 above the mean of the last 20 steps.",
     "parameter_norm": "Norm of all parameters.",
     "learning_rate": "Learning rate.",
+    TIME: "The run's wall time by what it went to; the table below has the same in figures.",
     "throughput": "Throughput, and the share of each step spent waiting for data.",
 }
 _ATTEMPT_HEADER = ("attempt", "started (UTC)", "took", "from step", "to step", "done again", "ended", "then")
@@ -64,7 +68,9 @@ $body
 """)
 
 
-def render(found: Numbers, figures: dict[str, str], config_yaml: str, provenance: dict[str, Any]) -> str:
+def render(
+    found: Numbers, time: Ledger, figures: dict[str, str], config_yaml: str, provenance: dict[str, Any]
+) -> str:  # fmt: skip
     """The page as HTML text.
 
     Args:
@@ -73,18 +79,18 @@ def render(found: Numbers, figures: dict[str, str], config_yaml: str, provenance
         provenance: the content of ``provenance.json``; empty if there is none.
     """
     sections = [
-        _head(found), _figures(figures), _scores(found), _attempts(found.attempts), _stages(found.stages),
-        _warnings(found), _origin(config_yaml, provenance),
+        _head(found, time), _training(figures), _scores(found), _time(time, figures), _attempts(found.attempts),
+        _stages(found.stages), _warnings(found), _origin(config_yaml, provenance),
     ]  # fmt: skip
     return _PAGE.substitute(title=escape(f"{found.run_id} · hlatctl"), body="\n".join(filter(None, sections)))
 
 
-def _head(found: Numbers) -> str:
+def _head(found: Numbers, time: Ledger) -> str:
     banner = (
         '<p class="banner"><strong>SIMULATED</strong> — nothing was trained; every number on this page is made up by '
         "the mock cluster.</p>\n" if found.simulated else ""
     )  # fmt: skip
-    tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found))
+    tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found, time))
     return (
         f'{banner}<p class="kicker">{escape(found.experiment_name)} · made {utc(found.created_unix_s)}</p>\n'
         f"<h1>{escape(found.run_id)}</h1>\n"
@@ -92,17 +98,26 @@ def _head(found: Numbers) -> str:
     )
 
 
-def _figures(figures: dict[str, str]) -> str:
+def _training(figures: dict[str, str]) -> str:
     if not figures:
         return '<h2>Training</h2>\n<p class="quiet">No step has been made yet.</p>'
-    parts = ["<h2>Training</h2>"]
-    for name, svg in figures.items():
-        # As an image: ids inside one SVG can't meet those of another.
-        data = base64.b64encode(svg.encode()).decode()
-        caption = escape(_CAPTIONS[name])
-        image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
-        parts.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
-    return "\n".join(parts)
+    return "\n".join(["<h2>Training</h2>", *(_figure(name, svg) for name, svg in figures.items() if name != TIME)])
+
+
+def _figure(name: str, svg: str) -> str:
+    # As an image: ids inside one SVG can't meet those of another.
+    data = base64.b64encode(svg.encode()).decode()
+    caption = escape(_CAPTIONS[name])
+    image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+
+
+def _time(time: Ledger, figures: dict[str, str]) -> str:
+    if not time.wall_s:
+        return ""
+    drawn = _figure(TIME, figures[TIME]) if TIME in figures else ""
+    split, follows = _table(*ledger.time_table(time)), _table(("what follows from it", ""), ledger.facts(time))
+    return "\n".join(filter(None, ["<h2>Time</h2>", drawn, split, follows]))
 
 
 def _scores(found: Numbers) -> str:

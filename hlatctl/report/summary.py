@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from conf.schema import Config
+from hlatctl.report.ledger import Ledger, ledger
 from hlatctl.report.numbers import Milestone, Numbers, Score, numbers
-from hlatctl.run.state import RunState
+from hlatctl.run.journal import Event
+from hlatctl.run.state import fold
 from hlatctl.units import count, duration
 
 
-def summary_markdown(state: RunState, config: Config) -> str:
-    """The summary of a state, as Markdown."""
-    return render(numbers(state, config))
+def summary_markdown(events: Sequence[Event], config: Config) -> str:
+    """The summary of a journal, as Markdown."""
+    return render(numbers(fold(events), config), ledger(events, config))
 
 
-def render(found: Numbers) -> str:
+def render(found: Numbers, time: Ledger) -> str:
     """Numbers as Markdown."""
     parts = [f"# {found.run_id}\n"]
     if found.simulated:
         parts.append("**SIMULATED**: nothing was trained; every number below is made up.\n")
-    parts.append(_table(["", ""], [[name, value] for name, value in facts(found)]))
+    parts.append(_table(["", ""], [[name, value] for name, value in facts(found, time)]))
     if found.milestones:
         parts.append("## Scores\n")
         parts.append(_table(*score_table(found.milestones)))
@@ -30,7 +34,7 @@ def render(found: Numbers) -> str:
     return "\n".join(parts)
 
 
-def facts(found: Numbers) -> list[tuple[str, str]]:
+def facts(found: Numbers, time: Ledger) -> list[tuple[str, str]]:
     """The few facts that a person looks for first, name and text; what is not known is left out."""
     known = [
         ("status", found.status + (f": {found.message}" if found.message else "")),
@@ -41,7 +45,8 @@ def facts(found: Numbers) -> list[tuple[str, str]]:
         ("throughput", _text(found.tokens_per_s, "{:,.0f} tokens/s")),
         ("model FLOPs utilisation", _percent(found.mfu_fraction)),
         ("waiting for data", _percent(found.data_wait_fraction)),
-        ("goodput", _percent(found.goodput_fraction)),
+        ("goodput (ETTR)", _percent(time.ettr_fraction)),
+        ("uptime", _percent(time.uptime_fraction)),
         ("attempts", f"{len(found.attempts)}, {found.lost_steps} steps done again" if found.attempts else ""),
         ("gradient spikes", str(found.gradient_spikes)),
         ("wall time", duration(found.wall_s)),

@@ -141,7 +141,7 @@ def apply(state: RunState, event: Event) -> None:
         return
     try:
         handler(state, event)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         # One damaged line must not hide a run.
         name = f"{event.get('writer', 'journal')} {event['seq']}"
         state.warnings.append(f"event {name} ({event['kind']}): damaged, left out")

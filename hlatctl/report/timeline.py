@@ -1,0 +1,281 @@
+"""Where a run's wall time went, from its journal alone: every microsecond belongs to one category. Pure.
+
+Two readings lie over one another. *Phases* say what the run was at between one event and the next. *Claims* are what
+the trainer measured, its steps and its checkpoint stalls; they never overlap, and where there is one it counts instead
+of the phase. What the seconds mean is for ``ledger``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hlatctl.run.journal import Event, number
+from hlatctl.run.state import fold
+
+PRODUCTIVE, DATA_WAIT, CHECKPOINT_STALL = "productive", "data_wait", "checkpoint_stall"
+BETWEEN_STEPS, LOST, START, RESTART = "between_steps", "lost", "start", "restart:"
+COMPILE, END, EVALUATION_WAIT, HEAD, IDLE = "compile", "end", "evaluation_wait", "head", "idle"
+_FINISHED = "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Seconds by category, and what else the ledger needs of the journal's course.
+
+    Args:
+        seconds: they add up to ``wall_s`` to the microsecond. Besides the constants above: ``restart:`` and the cause,
+            and the names of stages.
+        training_s: from the first attempt's start to the newest one's last sign of life.
+        failures: attempts that ended without a last checkpoint and that nobody had asked to stop, by cause.
+    """
+
+    seconds: dict[str, float]
+    wall_s: float
+    training_s: float
+    failures: dict[str, int]
+
+
+@dataclass
+class _Attempt:
+    """An attempt as the whole journal shows it; ``last`` is the index of its trainer's last event."""
+
+    started: int
+    last: int
+    ended: bool = False
+    cause: str = ""
+    saved: bool = False
+    asked: bool = False
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class _Span:
+    start_us: int
+    end_us: int
+    category: str
+
+
+def account(events: Sequence[Event]) -> Account:
+    """Account for the time from the first event to the last.
+
+    Args:
+        events: in order of time, as ``read_events`` gives them; any beginning of a journal will do.
+    """
+    events = [event for event in events if math.isfinite(event["time_unix_s"])]
+    if not events:
+        return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={})
+    # One writer's clock may be behind another's; time never runs backwards here.
+    times_us = list(itertools.accumulate((round(event["time_unix_s"] * 1e6) for event in events), max))
+    attempts = _attempts(events)
+    totals_us = _totals_us(_phases(events, times_us, attempts), list(_claims(events, times_us, attempts)))
+    return Account(
+        seconds={category: total / 1e6 for category, total in totals_us.items()},
+        wall_s=(times_us[-1] - times_us[0]) / 1e6,
+        training_s=_training_us(times_us, attempts) / 1e6,
+        failures=_failures(attempts),
+    )
+
+
+def _attempts(events: Sequence[Event]) -> dict[int, _Attempt]:
+    """Every attempt by its number."""
+    found: dict[int, _Attempt] = {}
+    for index, event in enumerate(events):
+        kind, attempt = event["kind"], found.get(event["attempt"])
+        if kind == "attempt_started":
+            found.setdefault(event["attempt"], _Attempt(started=index, last=index))
+        elif kind == "stop_requested":
+            for open_attempt in found.values():
+                open_attempt.asked |= not open_attempt.ended
+        elif attempt is None or attempt.ended:
+            continue  # before the first attempt, or a late line of one that is over
+        elif kind == "attempt_ended":
+            attempt.ended, attempt.cause = True, str(event.get("cause") or "unknown")
+        elif str(event.get("writer", "")).startswith("train-"):
+            attempt.last = index
+            attempt.saved |= kind == "train_stopped" and event.get("reason") in (_FINISHED, "stop")
+            attempt.compiled |= kind == "compile_cache" and number(event, "misses") > 0
+    return found
+
+
+def _training_us(times_us: Sequence[int], attempts: dict[int, _Attempt]) -> int:
+    if not attempts:
+        return 0
+    goes_on = not all(attempt.ended for attempt in attempts.values())
+    end = len(times_us) - 1 if goes_on else max(attempt.last for attempt in attempts.values())
+    return times_us[end] - times_us[min(attempt.started for attempt in attempts.values())]
+
+
+def _failures(attempts: dict[int, _Attempt]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for attempt in attempts.values():
+        if attempt.ended and not (attempt.saved or attempt.asked or attempt.cause == _FINISHED):
+            found[attempt.cause] = found.get(attempt.cause, 0) + 1
+    return found
+
+
+class _Phase:
+    """What the run is at, brought up to date event by event."""
+
+    def __init__(self, attempts: dict[int, _Attempt]) -> None:
+        self._attempts = attempts
+        self._open: _Attempt | None = None
+        self._stepped = False
+        self._stage = ""
+        self._cause = ""  # of the newest attempt's end
+        self._restarting, self._over = False, True  # over: nobody is known to drive the run
+        self._pending: set[str] = set()
+
+    def apply(self, event: Event) -> None:
+        """Take one more event in."""
+        kind, attempt = event["kind"], self._attempts.get(event["attempt"])
+        if kind == "head_started":
+            self._stage, self._restarting, self._over = "", False, False
+        elif kind == "run_finished":
+            self._stage, self._restarting, self._over = "", False, True
+        elif kind.startswith("stage_"):
+            self._stage = str(event.get("stage") or "") if kind == "stage_started" else ""
+        elif kind == "attempt_started":
+            self._cause = (self._open.cause or "unknown") if self._open else self._cause
+            self._open, self._stepped, self._restarting, self._over = attempt, False, False, False
+        elif kind == "step" and attempt is self._open:
+            self._stepped = True
+        elif kind == "attempt_ended" and attempt is self._open and attempt:
+            self._open, self._cause = None, attempt.cause
+            self._restarting = event.get("decision") not in ("stop", "done", "", None)
+        elif kind in ("milestone", "eval_started"):
+            self._pending.add(str(event.get("milestone_tokens")))
+        elif kind == "eval_finished" or (kind == "eval_failed" and event.get("final", True)):
+            self._pending.discard(str(event.get("milestone_tokens")))
+
+    def alive(self, index: int) -> bool:
+        """Whether an attempt's trainer still has something to say after this event."""
+        return self._open is not None and not (self._open.ended and index >= self._open.last)
+
+    def name(self, index: int) -> str:
+        """The category of the time after this event."""
+        if self.alive(index):
+            return BETWEEN_STEPS if self._stepped else self._restart(self._cause)
+        if self._stage:
+            return self._stage
+        if self._over:
+            return IDLE
+        if self._open:  # it is dead, and nobody has noticed yet
+            if self._open.cause != _FINISHED:
+                return self._restart(self._open.cause)
+            return EVALUATION_WAIT if self._pending else END
+        if self._restarting:
+            return self._restart(self._cause)
+        return EVALUATION_WAIT if self._cause == _FINISHED and self._pending else HEAD
+
+    @staticmethod
+    def _restart(cause: str) -> str:
+        return f"{RESTART}{cause}" if cause else START
+
+
+def _phases(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
+    """The time between each event and the next."""
+    phase = _Phase(attempts)
+    for index, (event, after) in enumerate(itertools.pairwise(events)):
+        phase.apply(event)
+        # The head leaves no word when it dies: before a new one starts there was nobody, unless training lived on.
+        headless = after["kind"] == "head_started" and not phase.alive(index)
+        yield _Span(times_us[index], times_us[index + 1], IDLE if headless else phase.name(index))
+
+
+def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
+    """What steps and checkpoint stalls took, in order and apart from each other."""
+    counted = {(step["attempt"], step["seq"]) for step in fold(events).steps.values()}
+    steps, stalls_us = _steps(events, attempts), _stalls_us(events)
+    typical_us = _typical_us(events, steps)
+    cursor_us, seen = times_us[0], set()
+    for index, after in itertools.zip_longest(steps, steps[1:]):
+        event, end_us = events[index], times_us[index]
+        attempt = event["attempt"]
+        cursor_us = max(cursor_us, times_us[attempts[attempt].started])
+        measured_us = _us(event, "step_s")
+        # An attempt's first step loads or compiles graphs; what it takes longer than others is no training.
+        length_us = measured_us if attempt in seen else min(measured_us, typical_us.get(attempt, measured_us))
+        seen.add(attempt)
+        start_us = max(cursor_us, end_us - length_us)
+        if attempts[attempt].compiled and length_us < measured_us:
+            yield _Span(max(cursor_us, end_us - measured_us), start_us, COMPILE)
+        yield from _step_spans(event, start_us, end_us, counts=(attempt, event["seq"]) in counted)
+        # The stall follows the step, whenever the file was complete.
+        free_until_us = times_us[attempts[attempt].last]
+        if after is not None:
+            next_us = _us(events[after], "step_s") if events[after]["attempt"] == attempt else 0
+            free_until_us = min(free_until_us, times_us[after] - next_us)
+        stalled_until_us = min(end_us + stalls_us.get((attempt, number(event, "step")), 0), free_until_us)
+        cursor_us = max(end_us, stalled_until_us)
+        yield _Span(end_us, cursor_us, CHECKPOINT_STALL)
+
+
+def _step_spans(event: Event, start_us: int, end_us: int, *, counts: bool) -> Iterator[_Span]:
+    if not counts:
+        yield _Span(start_us, end_us, LOST)
+        return
+    waited_until_us = min(end_us, start_us + _us(event, "data_wait_s"))
+    yield _Span(start_us, waited_until_us, DATA_WAIT)
+    yield _Span(waited_until_us, end_us, PRODUCTIVE)
+
+
+def _steps(events: Sequence[Event], attempts: dict[int, _Attempt]) -> list[int]:
+    """Indices of the steps of attempts, without late lines."""
+    return [
+        index for index, event in enumerate(events)
+        if event["kind"] == "step" and (attempt := attempts.get(event["attempt"]))
+        and attempt.started < index <= attempt.last
+    ]  # fmt: skip
+
+
+def _stalls_us(events: Sequence[Event]) -> dict[tuple[int, float], int]:
+    """How long training stood still for a checkpoint, by attempt and step."""
+    found: dict[tuple[int, float], int] = defaultdict(int)
+    for event in events:
+        if event["kind"] == "checkpoint_written":
+            found[event["attempt"], number(event, "step")] += _us(event, stall_field(event))
+    return found
+
+
+def stall_field(event: Event) -> str:
+    """The field of ``checkpoint_written`` that says how long training stood still."""
+    return "stall_s" if "stall_s" in event else "wall_s"
+
+
+def _typical_us(events: Sequence[Event], steps: Sequence[int]) -> dict[int, int]:
+    """The median step of each attempt that has made more than one, its first left out."""
+    lengths_us: dict[int, list[int]] = defaultdict(list)
+    for index in steps:
+        lengths_us[events[index]["attempt"]].append(_us(events[index], "step_s"))
+    return {attempt: round(statistics.median(found[1:])) for attempt, found in lengths_us.items() if len(found) > 1}
+
+
+def _us(event: Event, name: str) -> int:
+    """A duration of an event in microseconds; none that makes sense is none."""
+    value_s = number(event, name)
+    return round(value_s * 1e6) if math.isfinite(value_s) and value_s > 0 else 0
+
+
+def _totals_us(phases: Iterator[_Span], claims: Sequence[_Span]) -> dict[str, int]:
+    """Microseconds by category, claims before phases."""
+    starts_us = [claim.start_us for claim in claims]
+    claimed_us = list(itertools.accumulate((claim.end_us - claim.start_us for claim in claims), initial=0))
+
+    def claimed_before_us(time_us: int) -> int:
+        index = bisect.bisect_right(starts_us, time_us)
+        over_us = max(0, claims[index - 1].end_us - time_us) if index else 0
+        return claimed_us[index] - over_us
+
+    totals: dict[str, int] = defaultdict(int)
+    for claim in claims:
+        totals[claim.category] += claim.end_us - claim.start_us
+    for phase in phases:
+        covered_us = claimed_before_us(phase.end_us) - claimed_before_us(phase.start_us)
+        totals[phase.category] += phase.end_us - phase.start_us - covered_us
+    return {category: total for category, total in totals.items() if total}

@@ -1,0 +1,58 @@
+"""What `goodput` prints of a run with a known past."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hlatctl.cli.main import main
+from tests.hlatctl.conftest import MakeRun
+
+
+def test_goodput_tells_where_the_time_went(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run()
+    assert main(["goodput", "latest", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
+    above, below = capsys.readouterr().out.split("\n\n")
+    told = {name: text.strip() for name, text in (line.split("  ", 1) for line in above.splitlines())}
+    assert told["run"] == "example"
+    assert told["goodput (ETTR)"].startswith("81.1 % (productive steps, of 3 min 6 s")
+    assert told["failures"] == "1 killed, in 2 min 50 s of training: one in 2 min 50 s"
+    assert told["checkpoints now"] == "every 50 steps, 25 s"
+    assert told["checkpoints by Daly"] == "every 9.0 s, 18 steps"
+    lines = [line.split() for line in below.splitlines()]
+    assert lines[0] == ["WHERE", "IT", "WENT", "TIME", "SHARE"]
+    assert ["restart:", "killed", "13", "s", "5.1", "%"] in lines
+    assert lines[-1] == ["wall", "time", "4", "min", "16", "s", "100.0", "%"]
+
+
+def test_goodput_as_json_adds_up(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(simulated=True)
+    assert main(["goodput", "example", "--json", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["run_id"], record["simulated"]) == ("example", True)
+    assert round(sum(record["seconds"].values()), 6) == round(record["wall_s"], 6)
+
+
+@pytest.mark.parametrize("until", ["created", "stages", "killed"])
+def test_a_run_under_way_has_a_ledger(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], until: str
+) -> None:
+    make_run(until=until)
+    assert main(["goodput", "example", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
+    assert ("goodput (ETTR)" in capsys.readouterr().out) == (until == "killed")
+
+
+def test_a_run_whose_configuration_is_damaged_is_told_of(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    run.config.write_text("train: 3\n", encoding="utf-8")
+    assert main(["goodput", "example", "--runs-dir", os.fspath(tmp_path / "runs")]) == 10
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.out == ""
