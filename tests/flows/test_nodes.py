@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,20 +79,20 @@ def test_what_is_recorded_is_read_again_and_a_torn_line_hides_nothing(tmp_path: 
     assert read(path) == [entry("a"), entry("b", "straggler"), entry("c", "preflight_passed")]
 
 
-def _record_many(path: Path, host: str) -> None:
-    for _ in range(50):
-        record(path, [entry(host), entry(host)])
+_RECORD_MANY = """
+import sys
+from pathlib import Path
+from flows.nodes import Entry, record
+one = Entry(time_unix_s=0.0, host=sys.argv[2], kind="failure", run_id="r", attempt=1, detail="killed")
+for _ in range(50):
+    record(Path(sys.argv[1]), [one, one])
+"""
 
 
 def test_several_runs_write_at_once_and_no_line_is_torn(tmp_path: Path) -> None:
     path = tmp_path / "nodes.jsonl"
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_record_many, args=(path, host)) for host in "ab"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    writers = [subprocess.Popen([sys.executable, "-c", _RECORD_MANY, path, host]) for host in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
     hosts = [found.host for found in read(path)]
     assert (hosts.count("a"), hosts.count("b")) == (100, 100)
 
