@@ -8,40 +8,33 @@ business; what becomes of it later, ``trainer.trust``'s.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conf.initial_weights import MODEL, check_initial_weights
+from conf.initial_weights import check_initial_weights
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import HlatctlError, StorageError, error_types
+from hlatctl.run.errors import HlatctlError, StorageError
 from hlatctl.run.journal import JournalWriter
-from hlatctl.run.manifest import read_manifest, write_manifest
+from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
+from trainer.checkpoint_writer import RANKS, STATE, Save, Writer, as_error, rank_file
 from trainer.tiers import Tiers
 from trainer.trust import Ledger
 
-STATE = "state.json"
 #: What the names of the weights begin with, among all tensors of a checkpoint.
 WEIGHTS = "model."
-_RANKS = "world_size"
 #: Free space is asked for with this much to spare, for the small files and the journal.
 _SPARE_BYTES = 1 << 20
-#: Saves that are never left out: training ends with them, or an evaluation waits for them.
-_REQUIRED = ("final", "stop", "milestone")
-#: How an error crosses from thread to thread and from rank to rank: name of its type, message, hint.
-Failure = list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,27 +52,10 @@ class Restored:
     ranks: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Save:
-    """One save, besides its tensors."""
-
-    step: int
-    tokens: int
-    reason: str
-    shared: dict[str, Any]
-    own: dict[str, Any]
-    started_s: float
-
-    @property
-    def required(self) -> bool:
-        return self.reason in _REQUIRED
-
-
 class Checkpointer:
     """Writes, restores and removes the checkpoints of a run.
 
-    All ranks call the methods together, from the training thread. What the writing threads of the ranks tell each other
-    goes over a process group of their own.
+    All ranks call the methods together, from the training thread.
 
     Args:
         config: of the run.
@@ -90,13 +66,10 @@ class Checkpointer:
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
         self._config, self._run, self._backend = config, run, backend
-        self._world = {_RANKS: backend.world_size, "data_parallel_size": backend.data_parallel_size}
         self._tiers = Tiers(config, run)
         self._ledger = Ledger(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}
-        self._thread: threading.Thread | None = None
-        self._failure: Failure | None = None
-        self._paused = False
+        self._writer = Writer(config, backend, self._tiers, self._ledger)
 
     def save(
         self, tensors: dict[str, Tensor], *, step: int, tokens: int, reason: str, shared: dict[str, Any],
@@ -113,18 +86,17 @@ class Checkpointer:
                 earlier checkpoints are as they were.
         """
         started_s = time.monotonic()
-        save = _Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
+        save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
         if not self._on_rank0(lambda: self._may_begin(tensors, save)):
             return
-        self._join()
+        self._writer.join()
         if self._config.checkpoint.mode == "sync":
-            self._write(tensors, save, stall_s=None)
-            self._on_rank0(self._raise_failure)
-            self._start(lambda: self._verify(save))
+            self._writer.write_now(tensors, save)
+            self._on_rank0(self._writer.raise_failure)
         else:
             self._host = self._backend.to_host(tensors, self._host)
             stall_s = time.monotonic() - started_s
-            self._start(lambda: self._write_and_verify(save, stall_s))
+            self._writer.start(self._host, save, stall_s=stall_s)
         if reason in ("final", "stop"):
             self.wait()
 
@@ -134,12 +106,12 @@ class Checkpointer:
         Raises:
             StorageError: what was being written failed.
         """
-        self._join()
-        self._on_rank0(self._raise_failure)
+        self._writer.join()
+        self._on_rank0(self._writer.raise_failure)
 
     def close(self) -> None:
         """As :meth:`wait`, where training has failed already; what else failed is in the journal."""
-        self._join()
+        self._writer.join()
 
     def healthy_step(self) -> None:
         """A step was finite: the checkpoints before it have survived one more."""
@@ -151,7 +123,7 @@ class Checkpointer:
         Raises:
             CheckpointError: some were written and none is valid.
         """
-        chosen = self._backend.from_rank0(self._on_rank0(self._ledger.choose))
+        chosen = self._on_rank0(self._ledger.choose)
         if self._config.checkpoint.mode == "async":
             # Now, so that too little memory shows before anything is trained and the first save finds it mapped.
             self._host = self._backend.to_host(tensors, self._host)
@@ -159,7 +131,7 @@ class Checkpointer:
             return None
         step, folder = int(chosen[0]), Path(chosen[1])
         self._backend.load(tensors, folder)
-        ranks = [files.read_json(folder / _rank_file(rank)) for rank in range(read_manifest(folder).world[_RANKS])]
+        ranks = [files.read_json(folder / rank_file(rank)) for rank in range(read_manifest(folder).world[RANKS])]
         return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -181,149 +153,32 @@ class Checkpointer:
             try:
                 result = work()
             except (HlatctlError, OSError) as error:
-                failure = self._failure_of(error)
+                failure = self._writer.failure_of(error)
         result, failure = self._backend.from_rank0([result, failure])
         if failure:
-            raise _as_error(failure)
+            raise as_error(failure)
         return result
 
-    def _may_begin(self, tensors: dict[str, Tensor], save: _Save) -> bool:
+    def _may_begin(self, tensors: dict[str, Tensor], save: Save) -> bool:
         """Whether a save goes ahead now: the one before is written, and there is room."""
-        if self._is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
-            self._skip(save, "the checkpoint before is still being written")
+        if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
+            self._writer.leave_out(save, "the checkpoint before is still being written")
             return False
-        self._join()
-        self._raise_failure()
+        self._writer.join()
+        self._writer.raise_failure()
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _SPARE_BYTES
         for folder in self._tiers.folders:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
             if free < needed:
-                return self._no_room(save, f"{folder}: a checkpoint needs {needed} bytes, {free} are free")
-        self._paused = False
+                message = f"{folder}: a checkpoint needs {needed} bytes, {free} are free"
+                if save.required:
+                    hint = f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep"
+                    raise StorageError(message, hint=hint)
+                self._writer.pause(save, message)
+                return False
+        self._writer.go_on()
         return True
-
-    def _no_room(self, save: _Save, message: str) -> bool:
-        if save.required:
-            hint = f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep"
-            raise StorageError(message, hint=hint)
-        self._skip(save, message)
-        if not self._paused:
-            self._paused = True
-            told = f"{message}; checkpoints are left out until there is room"
-            self._ledger.note("alarm", durable=True, step=save.step, what="disk_full", message=told)
-        return False
-
-    def _skip(self, save: _Save, reason: str) -> None:
-        self._ledger.note("checkpoint_skipped", step=save.step, reason=reason)
-
-    def _write_and_verify(self, save: _Save, stall_s: float) -> None:
-        if self._write(self._host, save, stall_s=stall_s):
-            self._verify(save)
-
-    def _write(self, tensors: dict[str, Tensor], save: _Save, *, stall_s: float | None) -> bool:
-        """Write and commit, together with the other ranks' writing threads; whether it is committed.
-
-        Args:
-            tensors: nothing changes them meanwhile.
-            save: what is saved besides.
-            stall_s: how long training waited; none: it still does.
-        """
-        temporary = self._tiers.temporary(save.step)
-
-        def write_part() -> None:
-            self._backend.save(tensors, temporary)
-            files.write_json(temporary / _rank_file(self._backend.rank), save.own)
-
-        failure = (
-            self._beside(lambda: self._tiers.begin(save.step), everywhere=False)
-            or self._beside(write_part, everywhere=True)
-            or self._beside(lambda: self._commit(temporary, save, stall_s), everywhere=False)
-        )
-        if failure and self._backend.rank == 0:
-            self._tiers.abandon(save.step)
-            self._failed(save, f"checkpoint of step {save.step} can't be written to {temporary} ({failure[1][:500]})")
-        return failure is None
-
-    def _beside(self, work: Callable[[], None], *, everywhere: bool) -> Failure | None:
-        """Do something on rank 0, or on every rank; the first error, on every rank."""
-        failure = None
-        if everywhere or self._backend.rank == 0:
-            try:
-                work()
-            except Exception as error:  # whatever it is, all ranks must hear of it
-                failure = self._failure_of(error)
-        return next((found for found in self._backend.gather_beside(failure) if found), None)
-
-    def _commit(self, temporary: Path, save: _Save, stall_s: float | None) -> None:
-        files.write_json(temporary / STATE, save.shared)
-        files.write_json(temporary / MODEL, asdict(self._config.model))
-        manifest = write_manifest(temporary, step=save.step, tokens=save.tokens, world=self._world)
-        wall_s = time.monotonic() - save.started_s
-        self._ledger.note(
-            "checkpoint_written", step=save.step, tokens=save.tokens, bytes=manifest.size_bytes, wall_s=wall_s,
-            stall_s=wall_s if stall_s is None else stall_s, reason=save.reason,
-        )  # fmt: skip
-        self._tiers.commit(save.step)
-        self._ledger.committed(save.step, manifest.sha256)
-
-    def _verify(self, save: _Save) -> None:
-        """On rank 0: bring the checkpoint to shared storage, read it again, and remove those no longer wanted."""
-        if self._backend.rank != 0:
-            return
-        try:
-            folder = self._tiers.copy_to_shared(save.step)
-            if save.reason != "stop":  # whoever asked for it waits, and it is read again before anything goes on
-                self._ledger.verify(save.step, folder)
-            self._ledger.delete_unwanted()
-        except OSError as error:
-            self._failed(save, f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error})")
-
-    def _failed(self, save: _Save, message: str) -> None:
-        """Journal a failure beside training; the next save raises it, unless a full disk made an unrequired one fail.
-
-        Errors of other ranks come as text, so that is where a full disk is recognised.
-        """
-        full = [code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in message]
-        if full and not save.required:
-            self._no_room(save, message)
-            return
-        self._ledger.note("alarm", durable=True, step=save.step, what="checkpoint_failed", message=message)
-        self._failure = ["StorageError", message, ""]
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure:
-            raise _as_error(failure)
-
-    def _failure_of(self, error: Exception) -> Failure:
-        if isinstance(error, HlatctlError):
-            return [type(error).__name__, error.message, error.hint]
-        return [
-            "StorageError",
-            f"{self._tiers.folders[0]}: rank {self._backend.rank}: {type(error).__name__}: {error}",
-            "",
-        ]
-
-    @property
-    def _is_busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def _start(self, work: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                work()
-            except Exception as error:  # a peer is gone, most likely; the training thread must hear of anything
-                self._failure = self._failure_of(error)
-
-        # A daemon: a process that is to end does not wait for a peer that is gone.
-        self._thread = threading.Thread(target=guarded, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def _join(self) -> None:
-        if self._thread:
-            self._thread.join()
-            self._thread = None
 
 
 def rng_state() -> dict[str, str]:
@@ -334,12 +189,3 @@ def rng_state() -> dict[str, str]:
 def set_rng_state(state: dict[str, str]) -> None:
     """Go back to a random state that :func:`rng_state` gave."""
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
-
-
-def _as_error(failure: Failure) -> HlatctlError:
-    name, message, hint = failure
-    return error_types()[name](message, hint=hint)
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.json"

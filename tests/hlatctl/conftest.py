@@ -108,7 +108,7 @@ def _play(script: Script, tokens_per_step: int, until: str) -> None:
     script.add("flow", "attempt_started", attempt=1, handle={"launcher": "local", "name": "train", "launch_dir": "/x"})
     script.add("train-rank00000", "train_started", attempt=1, after_s=4, resumed_from_step=0, tokens=0)
     script.steps(1, 1, 130, tokens_per_step)
-    script.add("train-rank00000", "checkpoint_written", attempt=1, step=100, tokens=100 * tokens_per_step)
+    script.add("train-rank00000", "checkpoint_committed", attempt=1, step=100)
     script.evaluation(833_333, 102, 4.31, 0.25)
     if until == "killed":
         return
@@ -120,7 +120,7 @@ def _play(script: Script, tokens_per_step: int, until: str) -> None:
     script.add("train-rank00000", "train_started", attempt=2, after_s=4, resumed_from_step=100,
                tokens=100 * tokens_per_step)  # fmt: skip
     script.steps(2, 101, 306, tokens_per_step)
-    script.add("train-rank00000", "checkpoint_written", attempt=2, step=306, tokens=306 * tokens_per_step)
+    script.add("train-rank00000", "checkpoint_committed", attempt=2, step=306)
     script.add("train-rank00000", "train_stopped", attempt=2, step=306, tokens=306 * tokens_per_step, reason="finished")
     script.add("flow", "attempt_ended", attempt=2, cause="finished", exit_code=0, step=306,
                evidence="the last step is written", decision="", why="")  # fmt: skip
