@@ -178,6 +178,7 @@ class Checkpointer:
                 self._writer.pause(save, message)
                 return False
         self._writer.go_on()
+        self._ledger.begun(save.step)
         return True
 
 

@@ -31,7 +31,7 @@ _KINDS = {
 class Ledger:
     """What is known of a run's checkpoints.
 
-    The training thread may call :meth:`healthy_step` and :meth:`note` while another thread uses the rest.
+    The training thread may call :meth:`begun`, :meth:`healthy_step` and :meth:`note` while another uses the rest.
 
     Args:
         config: of the run.
@@ -46,7 +46,8 @@ class Ledger:
         self._manifests: dict[int, str] = {}
         self._rejected: set[int] = set()
         self._counting = threading.Lock()
-        self._healthy_steps: dict[int, int] = {}
+        self._healthy_steps = 0
+        self._begun_at: dict[int, int] = {}  # healthy steps that came before a checkpoint, by its step
         self._verified: set[int] = set()
 
     def note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
@@ -66,7 +67,8 @@ class Ledger:
             if folder.parent == self._tiers.fast and not self._is_ours(step, folder):
                 continue
             if self._examine(step, folder):
-                self._watch(step)
+                if self._state.trust.get(step) != "survived":
+                    self.begun(step)
                 return step, os.fspath(folder)
         self._read_journal()
         committed = sorted({*self._manifests, *self._rejected})
@@ -78,12 +80,15 @@ class Ledger:
             )
         return None
 
+    def begun(self, step: int) -> None:
+        """A checkpoint has been taken: the healthy steps after it count from here."""
+        with self._counting:
+            self._begun_at[step] = self._healthy_steps
+
     def committed(self, step: int, manifest_sha256: str) -> None:
         """A checkpoint has its name."""
         self._rejected.discard(step)
-        self._verified.discard(step)
         self.note("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest_sha256)
-        self._watch(step)
 
     def verify(self, step: int, folder: Path) -> None:
         """Read a checkpoint again, where it lies in the run directory."""
@@ -94,11 +99,8 @@ class Ledger:
     def healthy_step(self) -> None:
         """A step was finite: every verified checkpoint that has seen enough of them has survived."""
         with self._counting:
-            for step in list(self._healthy_steps):
-                self._healthy_steps[step] += 1
-                if self._healthy_steps[step] >= self._config.checkpoint.survived_after_steps and step in self._verified:
-                    del self._healthy_steps[step]
-                    self.note("checkpoint_survived", step=step)
+            self._healthy_steps += 1
+        self._note_survivors()
 
     def delete_unwanted(self) -> None:
         """Remove what is not among the newest few, is not permanent and waits for no evaluation.
@@ -112,7 +114,7 @@ class Ledger:
         unwanted = {*rolling[: -self._config.checkpoint.keep], *self._rejected} - {*verified[-1:]}
         for step in sorted(unwanted):
             with self._counting:
-                self._healthy_steps.pop(step, None)
+                self._begun_at.pop(step, None)
             self._tiers.delete(step)
             self.note("checkpoint_deleted", step=step)
         self._rejected.clear()
@@ -126,11 +128,13 @@ class Ledger:
         reason = why_invalid(folder) or why_not_loadable(folder, [file["path"] for file in read_manifest(folder).files])
         if reason is not None:
             self._rejected.add(step)
+            self._verified.discard(step)
             self.note("checkpoint_rejected", durable=True, step=step, path=os.fspath(folder), reason=reason)
             return False
         self._rejected.discard(step)
         self._verified.add(step)
         self.note("checkpoint_verified", durable=True, step=step, path=os.fspath(folder))
+        self._note_survivors()  # steps may have gone on while it was read
         return True
 
     def _is_ours(self, step: int, folder: Path) -> bool:
@@ -140,10 +144,13 @@ class Ledger:
         except CheckpointError:
             return step in self._manifests  # damaged: examined, and rejected with its reason
 
-    def _watch(self, step: int) -> None:
-        if self._state.trust.get(step) != "survived":
-            with self._counting:
-                self._healthy_steps[step] = 0
+    def _note_survivors(self) -> None:
+        with self._counting:
+            for step, begun_at in list(self._begun_at.items()):
+                enough = self._healthy_steps - begun_at >= self._config.checkpoint.survived_after_steps
+                if enough and step in self._verified:
+                    del self._begun_at[step]
+                    self.note("checkpoint_survived", step=step)
 
     def _read_journal(self) -> None:
         for event in self._tail.read_new():
