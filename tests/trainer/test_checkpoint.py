@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,30 @@ def test_full_disk_pauses_interval_saves_and_training_goes_on(
     assert (alarm["step"], alarm["what"]) == (12, "disk_full")
     assert "1000 are free; checkpoints are left out until there is room" in alarm["message"]
     assert checkpoint_steps(run) == [6, 24]
+
+
+def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "small")
+    run.checkpoints.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(run.checkpoints)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        # Others fill the disk after we have looked.
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(StorageError, match=r"checkpoint of step 24 can't be written .*No space left on device"):
+            train_here(run, 1)
+        assert [alarm["what"] for alarm in events_of(run, "alarm")] == ["disk_full", "checkpoint_failed"]
+        assert events_of(run, "checkpoint_skipped")[0]["step"] == 16
+        assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000008"]
+        assert why_invalid(run.checkpoint(8)) is None
+    finally:
+        subprocess.run(["umount", str(run.checkpoints)], check=True)
 
 
 @pytest.mark.parametrize(
