@@ -169,9 +169,19 @@ class TrainConfig:
 class CheckpointConfig:
     """When checkpoints are written and which are kept."""
 
+    mode: str = "async"
+    """`async`: training waits for a copy in host memory, which is written beside it; `sync`: for the files."""
     every_steps: int = 100
     keep: int = 3
-    """Newest checkpoints kept; those of milestones are kept besides."""
+    """Newest checkpoints kept; besides them those of milestones until evaluated, and the newest that was verified."""
+    keep_every_tokens: int | None = None
+    """A checkpoint that is never deleted every this many tokens (HLAT: 100e9); none: no such checkpoint."""
+    when_busy: str = "wait"
+    """What a save does while the one before is still being written: `wait` for it, or `skip` (and say so)."""
+    survived_after_steps: int = 20
+    """Finite optimizer steps after a checkpoint until the journal says that it survived."""
+    fast_dir: str | None = None
+    """Folder on the node's own disk to write to first; copies to the run directory follow. None: write there only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,6 +348,17 @@ class Config:
     def total_tokens(self) -> int:
         """Tokens consumed when the run ends."""
         return self.total_steps * self.tokens_per_step
+
+    def is_permanent(self, step: int) -> bool:
+        """The step is the first that has consumed another `checkpoint.keep_every_tokens`."""
+        every, tokens = self.checkpoint.keep_every_tokens, step * self.tokens_per_step
+        return every is not None and tokens // every > (tokens - self.tokens_per_step) // every
+
+    @property
+    def permanent_checkpoints(self) -> int:
+        """Checkpoints of the whole run that are never deleted."""
+        every = self.checkpoint.keep_every_tokens
+        return self.total_tokens // every if every else 0
 
     @property
     def milestones(self) -> dict[int, int]:

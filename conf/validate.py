@@ -27,6 +27,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer.decay": ("all", "all_but_norms"),
     "optimizer.schedule": ("cosine", "linear", "wsd"),
     "train.on_nonfinite": ("stop", "skip", "rollback"),
+    "checkpoint.mode": ("async", "sync"),
+    "checkpoint.when_busy": ("wait", "skip"),
     "data.source": ("python_stdlib",),
     "data.on_corrupt": ("fail", "skip"),
     "eval.suite": ("smoke",),
@@ -38,7 +40,7 @@ _POSITIVE = (
     "tokenizer.train_vocab_size", "optimizer.lr", "optimizer.eps", "optimizer.max_grad_norm",
     "parallel.tensor_parallel_size", "parallel.pipeline_parallel_size", "train.tokens", "train.max_steps",
     "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "train.max_nonfinite_steps",
-    "checkpoint.every_steps", "checkpoint.keep",
+    "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every_tokens", "checkpoint.survived_after_steps",
     "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code_samples_per_problem", "eval.batch_size",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
     "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
@@ -212,6 +214,27 @@ def _number_of_milestones(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _checkpoints(config: Config) -> Iterator[ConfigError]:
+    every, fast_dir = config.checkpoint.keep_every_tokens, config.checkpoint.fast_dir
+    if every is not None and every < config.tokens_per_step:
+        yield ConfigError(
+            f"checkpoint.keep_every_tokens={every}: below the {config.tokens_per_step} tokens of one step "
+            "(train.global_batch_size x train.seq_len)",
+            hint=f"use at least {config.tokens_per_step}",
+        )
+    if fast_dir is not None and not fast_dir.startswith(("/", "~")):
+        yield ConfigError(
+            f"checkpoint.fast_dir={fast_dir}: must be an absolute path, for each worker looks it up on its own",
+            hint="begin it with / or ~",
+        )
+    if fast_dir is not None and config.cluster.nodes > 1:
+        yield ConfigError(
+            f"checkpoint.fast_dir={fast_dir}: with cluster.nodes={config.cluster.nodes} no node would have all files "
+            "of a checkpoint on its own disk",
+            hint="set checkpoint.fast_dir=null",
+        )
+
+
 def _context(config: Config) -> Iterator[ConfigError]:
     if config.eval.enabled and config.train.seq_len < _MIN_EVAL_SEQ_LEN:
         yield ConfigError(
@@ -287,6 +310,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones, _context,
-    _cluster, _secrets, _sources, _skipped, _recovery,
+    _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones,
+    _checkpoints, _context, _cluster, _secrets, _sources, _skipped, _recovery,
 )  # fmt: skip

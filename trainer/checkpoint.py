@@ -1,9 +1,9 @@
-"""Checkpoints: written whole, verified before they are trusted, kept as long as they are wanted.
+"""Checkpoints: copied to host memory while training waits, written beside it, committed whole or not at all.
 
 A checkpoint is a folder: safetensors shards (through the backend), ``state.json`` (what all ranks share),
 ``rank-00000.json`` (what each has for itself), ``model.json`` (the shape) and ``manifest.json`` last. It is made under
-``.tmp-step-…`` and renamed.
-There is no pickle in it, and none is ever loaded.
+a temporary name and renamed. There is no pickle in it, and none is ever loaded. Where it lies is ``trainer.tiers``'
+business; what becomes of it later, ``trainer.trust``'s.
 """
 
 from __future__ import annotations
@@ -11,35 +11,28 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conf.initial_weights import MODEL, check_initial_weights
+from conf.initial_weights import check_initial_weights
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError, error_types
-from hlatctl.run.journal import JournalWriter, read_events
-from hlatctl.run.manifest import (
-    MANIFEST,
-    checkpoint_steps,
-    folder_steps,
-    read_manifest,
-    why_invalid,
-    write_manifest,
-)
-from hlatctl.run.paths import RunPaths, step_name
+from hlatctl.run.errors import HlatctlError, StorageError
+from hlatctl.run.journal import JournalWriter
+from hlatctl.run.manifest import read_manifest
+from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
+from trainer.checkpoint_writer import RANKS, STATE, Save, Writer, as_error, rank_file
+from trainer.tiers import Tiers
+from trainer.trust import Ledger
 
-STATE = "state.json"
 #: What the names of the weights begin with, among all tensors of a checkpoint.
 WEIGHTS = "model."
-_RANKS = "world_size"
-_TEMPORARY = ".tmp-"
-_REPLACED = ".old-"
 #: Free space is asked for with this much to spare, for the small files and the journal.
 _SPARE_BYTES = 1 << 20
 
@@ -60,7 +53,9 @@ class Restored:
 
 
 class Checkpointer:
-    """Writes, restores and removes the checkpoints of a run; every method is called by all ranks together.
+    """Writes, restores and removes the checkpoints of a run.
+
+    All ranks call the methods together, from the training thread.
 
     Args:
         config: of the run.
@@ -70,39 +65,57 @@ class Checkpointer:
     """
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
-        self._config, self._run, self._backend, self._journal = config, run, backend, journal
-        self._world = {_RANKS: backend.world_size, "data_parallel_size": backend.data_parallel_size}
-        self._rejected: set[int] = set()
+        self._config, self._run, self._backend = config, run, backend
+        self._tiers = Tiers(config, run)
+        self._ledger = Ledger(config, run, self._tiers, journal)
+        self._host: dict[str, Tensor] = {}
+        self._writer = Writer(config, backend, self._tiers, self._ledger)
 
     def save(
         self, tensors: dict[str, Tensor], *, step: int, tokens: int, reason: str, shared: dict[str, Any],
         own: dict[str, Any],
     ) -> None:  # fmt: skip
-        """Write a checkpoint, commit it, and only then remove those no longer wanted.
+        """Take a checkpoint; when this returns the tensors may change.
+
+        It is written beside training, except that ``final`` and ``stop`` (or ``checkpoint.mode=sync``) are waited for.
+        One that is not required is left out where the disk is full, or the one before is still being written and
+        ``checkpoint.when_busy=skip``; the journal says so.
 
         Raises:
-            StorageError: too little space, or the storage fails; earlier checkpoints are as they were.
+            StorageError: too little space for a required one, or the storage failed, for this one or the one before;
+                earlier checkpoints are as they were.
         """
-        started = time.monotonic()
-        temporary = self._run.checkpoints / f"{_TEMPORARY}{step_name(step)}"
-        self._on_rank0(lambda: self._begin(temporary, tensors))
-        failure = ""
-        try:
-            self._backend.save(tensors, temporary)
-            files.write_json(temporary / _rank_file(self._backend.rank), own)
-        except Exception as error:  # whatever it is, all ranks must hear of it
-            failure = f"rank {self._backend.rank}: {type(error).__name__}: {error}"
-        failures = [text for text in self._backend.gather(failure) if text]
-        if failures:
-            raise StorageError(f"checkpoint of step {step} can't be written to {temporary} ({failures[0][:500]})")
-        self._on_rank0(lambda: self._commit(temporary, step=step, tokens=tokens, shared=shared))
-        if self._journal:
-            size = sum(entry["bytes"] for entry in read_manifest(self._run.checkpoint(step)).files)
-            self._journal.append(
-                "checkpoint_written", durable=True, step=step, tokens=tokens, bytes=size,
-                wall_s=time.monotonic() - started, reason=reason,
-            )  # fmt: skip
-            self._remove_unwanted(step)
+        started_s = time.monotonic()
+        save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
+        if not self._on_rank0(lambda: self._may_begin(tensors, save)):
+            return
+        self._writer.join()
+        if self._config.checkpoint.mode == "sync":
+            self._writer.write_now(tensors, save)
+            self._on_rank0(self._writer.raise_failure)
+        else:
+            self._host = self._backend.to_host(tensors, self._host)
+            stall_s = time.monotonic() - started_s
+            self._writer.start(self._host, save, stall_s=stall_s)
+        if reason in ("final", "stop"):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written.
+
+        Raises:
+            StorageError: what was being written failed.
+        """
+        self._writer.join()
+        self._on_rank0(self._writer.raise_failure)
+
+    def close(self) -> None:
+        """As :meth:`wait`, where training has failed already; what else failed is in the journal."""
+        self._writer.join()
+
+    def healthy_step(self) -> None:
+        """A step was finite: the checkpoints before it have survived one more."""
+        self._ledger.healthy_step()
 
     def restore(self, tensors: dict[str, Tensor], max_step: int | None = None) -> Restored | None:
         """Read the newest valid checkpoint, up to a step, into the tensors; None if none was ever written.
@@ -110,12 +123,15 @@ class Checkpointer:
         Raises:
             CheckpointError: some were written and none is valid.
         """
-        step = self._backend.from_rank0(self._on_rank0(lambda: self._choose(max_step)))
-        if step is None:
+        chosen = self._on_rank0(lambda: self._ledger.choose(max_step))
+        if self._config.checkpoint.mode == "async":
+            # Now, so that too little memory shows before anything is trained and the first save finds it mapped.
+            self._host = self._backend.to_host(tensors, self._host)
+        if chosen is None:
             return None
-        folder = self._run.checkpoint(step)
+        step, folder = int(chosen[0]), Path(chosen[1])
         self._backend.load(tensors, folder)
-        ranks = [files.read_json(folder / _rank_file(rank)) for rank in range(read_manifest(folder).world[_RANKS])]
+        ranks = [files.read_json(folder / rank_file(rank)) for rank in range(read_manifest(folder).world[RANKS])]
         return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -128,85 +144,42 @@ class Checkpointer:
         self._on_rank0(lambda: check_initial_weights(self._config, checksums=True))
         weights = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
         self._backend.load(weights, folder)
-        self._note("initial_weights", path=os.fspath(folder))
+        self._ledger.note("initial_weights", path=os.fspath(folder))
 
-    def _on_rank0(self, work: Any) -> Any:
-        """Do something on rank 0 alone; its error is raised on every rank, so that none waits for another."""
+    def _on_rank0(self, work: Callable[[], Any]) -> Any:
+        """Do something on rank 0 alone; its value, or its error, is every rank's, so that none waits for another."""
         result, failure = None, None
         if self._backend.rank == 0:
             try:
                 result = work()
-            except HlatctlError as error:
-                failure = [type(error).__name__, error.message, error.hint]
-            except OSError as error:
-                failure = ["StorageError", f"{self._run.checkpoints}: {error.strerror or error}", ""]
-        failure = self._backend.from_rank0(failure)
+            except (HlatctlError, OSError) as error:
+                failure = self._writer.failure_of(error)
+        result, failure = self._backend.from_rank0([result, failure])
         if failure:
-            raise error_types()[failure[0]](failure[1], hint=failure[2])
+            raise as_error(failure)
         return result
 
-    def _begin(self, temporary: Path, tensors: dict[str, Tensor]) -> None:
-        self._run.checkpoints.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+    def _may_begin(self, tensors: dict[str, Tensor], save: Save) -> bool:
+        """Whether a save goes ahead now: the one before is written, and there is room."""
+        if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
+            self._writer.leave_out(save, "the checkpoint before is still being written")
+            return False
+        self._writer.join()
+        self._writer.raise_failure()
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _SPARE_BYTES
-        free = shutil.disk_usage(self._run.checkpoints).free
-        if free < needed:
-            raise StorageError(
-                f"{self._run.checkpoints}: a checkpoint needs {needed} bytes, {free} are free",
-                hint=f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep",
-            )
-        temporary.mkdir()
-
-    def _commit(self, temporary: Path, *, step: int, tokens: int, shared: dict[str, Any]) -> None:
-        files.write_json(temporary / STATE, shared)
-        files.write_json(temporary / MODEL, asdict(self._config.model))
-        write_manifest(temporary, step=step, tokens=tokens, world=self._world)
-        target = self._run.checkpoint(step)
-        replaced = self._run.checkpoints / f"{_REPLACED}{step_name(step)}"
-        if target.exists():  # one that was rejected, or that an earlier attempt left behind
-            shutil.rmtree(replaced, ignore_errors=True)
-            target.rename(replaced)
-        temporary.rename(target)
-        files.fsync_dir(self._run.checkpoints)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-    def _choose(self, max_step: int | None) -> int | None:
-        """The newest valid step, by bytes and checksums; what is not valid is journalled."""
-        if self._run.checkpoints.is_dir():
-            for left_over in self._run.checkpoints.iterdir():
-                if left_over.name.startswith((_TEMPORARY, _REPLACED)):
-                    shutil.rmtree(left_over, ignore_errors=True)
-        for step in reversed([s for s in folder_steps(self._run) if max_step is None or s <= max_step]):
-            reason = why_invalid(self._run.checkpoint(step))
-            if reason is None:
-                self._note("checkpoint_verified", step=step)
-                return step
-            self._rejected.add(step)
-            self._note("checkpoint_rejected", step=step, reason=reason)
-        written = sorted({event["step"] for event in read_events(self._run) if event["kind"] == "checkpoint_written"})
-        if self._rejected or written:
-            raise CheckpointError(
-                f"{self._run.checkpoints}: no valid checkpoint, though steps {written or sorted(self._rejected)} "
-                "were written; the run will not silently begin again",
-                hint="bring the folder back from a copy, or start a new run",
-            )
-        return None
-
-    def _remove_unwanted(self, newest: int) -> None:
-        """Keep the newest few and the milestones'; rejected ones go first, whatever their age."""
-        steps = [step for step in checkpoint_steps(self._run) if step not in self._rejected or step == newest]
-        rolling = [step for step in steps if step not in self._config.milestones]
-        unwanted = {*rolling[: -self._config.checkpoint.keep], *(self._rejected - {newest})}
-        for step in sorted(unwanted):
-            folder = self._run.checkpoint(step)
-            (folder / MANIFEST).unlink(missing_ok=True)  # first, so that half a folder never counts
-            shutil.rmtree(folder, ignore_errors=True)
-            self._note("checkpoint_deleted", step=step)
-        self._rejected.clear()
-
-    def _note(self, kind: str, **fields: Any) -> None:
-        if self._journal:
-            self._journal.append(kind, **fields)
+        for folder in self._tiers.folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+            if free < needed:
+                message = f"{folder}: a checkpoint needs {needed} bytes, {free} are free"
+                if save.required:
+                    hint = f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep"
+                    raise StorageError(message, hint=hint)
+                self._writer.pause(save, message)
+                return False
+        self._writer.go_on()
+        self._ledger.begun(save.step)
+        return True
 
 
 def rng_state() -> dict[str, str]:
@@ -217,7 +190,3 @@ def rng_state() -> dict[str, str]:
 def set_rng_state(state: dict[str, str]) -> None:
     """Go back to a random state that :func:`rng_state` gave."""
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.json"

@@ -85,13 +85,17 @@ class Training:
         """
         self._note_start()
         outcome = ""
-        while self.step < self.config.total_steps and not outcome:
-            self.step += 1
-            outcome = self._train_step()
-            reason = self._why_checkpoint(outcome)
-            if reason:
-                self._save(reason)
-        self.loader.close()
+        try:
+            while self.step < self.config.total_steps and not outcome:
+                self.step += 1
+                outcome = self._train_step()
+                reason = self._why_checkpoint(outcome)
+                if reason:
+                    self._save(reason)
+            self.checkpointer.wait()
+        finally:
+            self.checkpointer.close()
+            self.loader.close()
         if self.step >= self.config.total_steps and outcome != _ROLLBACK:
             outcome = _FINISHED
         self._note("train_stopped", durable=True, step=self.step, tokens=self._tokens, reason=outcome)
@@ -121,6 +125,7 @@ class Training:
             step_s=step_s, data_wait_s=self.loader.wait_s, tokens_per_s=self.config.tokens_per_step / step_s,
         )  # fmt: skip
         self._watch(loss, grad_norm, step_s)
+        self.checkpointer.healthy_step()
         return stopping
 
     def _nonfinite(self, loss: float, grad_norm: float) -> str:
@@ -160,6 +165,8 @@ class Training:
             return "stop"
         if self.step in self.config.milestones:
             return "milestone"
+        if self.config.is_permanent(self.step):
+            return "permanent"
         return None if self.step % self.config.checkpoint.every_steps else "interval"
 
     def _save(self, reason: str) -> None:

@@ -61,24 +61,41 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
     if worker["free_disk_bytes"] < worker["checkpoints_bytes"]:
         failures.append(
             f"free_disk_bytes={worker['free_disk_bytes']}: below the {worker['checkpoints_bytes']} bytes of the "
-            f"checkpoints to come (checkpoint.keep={config.checkpoint.keep} and {len(config.milestones)} milestones)"
+            f"checkpoints to come (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} milestones and "
+            f"{config.permanent_checkpoints} permanent ones)"
         )
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
+    if config.checkpoint.fast_dir is not None:
+        folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
+        failures += _too_little_room_near(config)
     failures += [text for name, folder in folders.items() if (text := _why_not_writable(name, folder.expanduser()))]
     return {**worker, "failures": failures}
 
 
 def checkpoints_bytes(config: Config, run: RunPaths) -> int:
-    """Space that the checkpoints will still take: those kept, the milestones' and the one being written, at once.
+    """Space that the checkpoints will still take, at once: those kept, milestones', permanent ones, one being written.
 
     What earlier attempts have written already is not asked for again.
     """
+    wanted = config.checkpoint.keep + len(config.milestones) + config.permanent_checkpoints + 1
+    return _one_checkpoint_bytes(config) * max(1, wanted - len(checkpoint_steps(run)))
+
+
+def _one_checkpoint_bytes(config: Config) -> int:
     from trainer.model import count_parameters
     from trainer.precision import PRECISIONS
 
-    one = count_parameters(config.model) * _NUMBERS_PER_PARAMETER * PRECISIONS[config.precision.name].weights.itemsize
-    wanted = config.checkpoint.keep + len(config.milestones) + 1
-    return one * max(1, wanted - len(checkpoint_steps(run)))
+    return count_parameters(config.model) * _NUMBERS_PER_PARAMETER * PRECISIONS[config.precision.name].weights.itemsize
+
+
+def _too_little_room_near(config: Config) -> list[str]:
+    """The fast folder holds the newest checkpoint and the one that is being written."""
+    folder = Path(config.checkpoint.fast_dir or "").expanduser()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free, needed = shutil.disk_usage(there).free, 2 * _one_checkpoint_bytes(config)
+    if free >= needed:
+        return []
+    return [f"checkpoint.fast_dir={folder}: {free} bytes are free, two checkpoints take {needed}"]
 
 
 def conclude(run: RunPaths, workers: list[Worker]) -> None:

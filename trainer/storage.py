@@ -5,9 +5,10 @@ Each process writes the parts that it holds; whoever reads gets what it asks for
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,17 @@ from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 
-def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
+def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool, group: ProcessGroup | None = None) -> None:
     """Write tensors, each process its parts of them; what several hold is written by one.
+
+    Args:
+        tensors: by name.
+        folder: of the shards; it exists.
+        alone: this process has all of them.
+        group: for the processes to agree over; none: the default one.
 
     Raises:
         StorageError: a process can't write.
@@ -28,8 +36,9 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> No
     from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(os.fspath(folder), save_distributed=True)
-    with _alone_is_no_warning(), _raised_as(StorageError, folder):
-        save(dict(tensors), storage_writer=writer, no_dist=alone)
+    _alone_is_no_warning()
+    with _raised_as(StorageError, folder):
+        save(dict(tensors), storage_writer=writer, no_dist=alone, process_group=group)
 
 
 def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
@@ -42,7 +51,8 @@ def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> No
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(os.fspath(folder))
-    with _alone_is_no_warning(), _raised_as(CheckpointError, folder):
+    _alone_is_no_warning()
+    with _raised_as(CheckpointError, folder):
         load(dict(tensors), storage_reader=reader, no_dist=alone)
 
 
@@ -60,6 +70,31 @@ def describe_tensors(folder: Path) -> dict[str, Tensor]:
     }
 
 
+def why_not_loadable(folder: Path, listed: Iterable[str]) -> str | None:
+    """The first file that can't be read as what its name says, as ``"name: reason"``; None if all load.
+
+    Args:
+        folder: of a checkpoint.
+        listed: names that its manifest has; a shard besides them would be loaded with the others.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    known = set(listed)
+    for path in sorted(folder.iterdir()):
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_bytes())
+            elif path.suffix == ".safetensors":
+                if path.name not in known:
+                    return f"{path.name}: not in the manifest"
+                with safe_open(path, framework="pt") as shard:
+                    for name in shard.keys():  # noqa: SIM118 (it is no mapping)
+                        shard.get_tensor(name)
+        except (OSError, ValueError, SafetensorError) as error:
+            return f"{path.name}: {error}"
+    return None
+
+
 def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """Whole tensors, by name, into this process alone."""
     import torch
@@ -70,12 +105,12 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tenso
     return tensors
 
 
-@contextmanager
-def _alone_is_no_warning() -> Iterator[None]:
-    """No word from torch about a process that is alone, where that was asked for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
+def _alone_is_no_warning() -> None:
+    """No word from torch about a process that is alone, where that was asked for.
+
+    For the whole process: ``catch_warnings`` puts back what it found, and so would undo what another thread does.
+    """
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
 @contextmanager

@@ -162,10 +162,13 @@ def _play_checkpoint(run: RunPaths, journal: JournalWriter, config: Config, step
     temporary = run.checkpoints / f".tmp-{step_name(step)}"
     temporary.mkdir(parents=True, exist_ok=True)
     files.write_json(temporary / "simulated.json", {"step": step})
-    write_manifest(temporary, step=step, tokens=tokens, world={"data_parallel_size": config.data_parallel_size})
-    temporary.rename(folder)
+    world = {"data_parallel_size": config.data_parallel_size}
+    manifest = write_manifest(temporary, step=step, tokens=tokens, world=world)
     reason = "milestone" if step in config.milestones else "interval"
-    journal.append("checkpoint_written", step=step, tokens=tokens, bytes=0, wall_s=0.0, reason=reason)
+    journal.append("checkpoint_written", step=step, tokens=tokens, bytes=0, wall_s=0.0, stall_s=0.0, reason=reason)
+    temporary.rename(folder)
+    journal.append("checkpoint_committed", step=step, manifest_sha256=manifest.sha256)
+    journal.append("checkpoint_verified", step=step, path=os.fspath(folder))
 
 
 def _play_export(run: RunPaths, config: Config, job: Job) -> int:

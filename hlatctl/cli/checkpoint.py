@@ -14,8 +14,10 @@ import typer
 
 from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, say
 from hlatctl.run.errors import CheckpointError
+from hlatctl.run.journal import read_events
 from hlatctl.run.manifest import MANIFEST, folder_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import fold
 from hlatctl.units import count, size, utc
 
 if TYPE_CHECKING:
@@ -36,13 +38,13 @@ class Dtype(StrEnum):
 
 @app.command("ls")
 def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
-    """List a run's checkpoints; names and sizes are checked, `verify` reads them."""
+    """List a run's checkpoints and how far each is trusted; names and sizes are checked now, `verify` reads them."""
     from conf.load import load
 
     found = find_run(run, runs_dir)
-    config, steps = load(found.config), folder_steps(found)
+    config, steps, trust = load(found.config), folder_steps(found), fold(read_events(found)).trust
     newest = steps[-config.checkpoint.keep :]
-    records = [_record(found, config, step, is_newest=step in newest) for step in steps]
+    records = [{**_record(found, config, step, is_newest=step in newest), "trust": trust.get(step)} for step in steps]
     if as_json:
         print_json(records)
     elif records:
@@ -126,13 +128,13 @@ def _record(run: RunPaths, config: Config, step: int, *, is_newest: bool) -> dic
     reason = why_invalid(folder, checksums=False)
     record: dict[str, Any] = {
         "step": step, "tokens": None, "bytes": None, "written_unix_s": None, "world": None,
-        "milestone_tokens": config.milestones.get(step), "newest": is_newest, "problem": reason,
-        "path": os.fspath(folder),
+        "milestone_tokens": config.milestones.get(step), "permanent": config.is_permanent(step), "newest": is_newest,
+        "problem": reason, "path": os.fspath(folder),
     }  # fmt: skip
     try:
         manifest = read_manifest(folder)
         record |= {
-            "tokens": manifest.tokens, "world": manifest.world, "bytes": sum(file["bytes"] for file in manifest.files),
+            "tokens": manifest.tokens, "world": manifest.world, "bytes": manifest.size_bytes,
             "written_unix_s": (folder / MANIFEST).stat().st_mtime,
         }  # fmt: skip
     except (CheckpointError, OSError) as error:
@@ -143,19 +145,21 @@ def _record(run: RunPaths, config: Config, step: int, *, is_newest: bool) -> dic
 def _row(record: dict[str, Any]) -> list[str]:
     milestone = record["milestone_tokens"]
     kept = [f"milestone {count(milestone)}"] if milestone else []
+    kept += ["permanent"] if record["permanent"] else []
     kept += ["newest"] if record["newest"] else []
     problem = record["problem"]
     if record["world"] is None:
         return [str(record["step"]), "-", "-", "-", "-", ", ".join(kept) or "-", problem]
     return [
         str(record["step"]), count(record["tokens"]), size(record["bytes"]), utc(record["written_unix_s"]),
-        ", ".join(f"{key} {value}" for key, value in record["world"].items()), ", ".join(kept) or "-", problem or "ok",
+        ", ".join(f"{key} {value}" for key, value in record["world"].items()), ", ".join(kept) or "-",
+        problem or record["trust"] or "ok",
     ]  # fmt: skip
 
 
 def _whole(folder: Path) -> str:
-    written = read_manifest(folder).files
-    return f"valid ({len(written)} files, {size(sum(file['bytes'] for file in written))})"
+    written = read_manifest(folder)
+    return f"valid ({len(written.files)} files, {size(written.size_bytes)})"
 
 
 def _train_command(written: dict[str, Any]) -> str:

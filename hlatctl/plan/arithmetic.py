@@ -106,12 +106,12 @@ def state_bytes_per_process(config: Config) -> int:
 
 
 def checkpoints_kept(config: Config) -> int:
-    """Checkpoints on disk when the run ends: the newest ones and, besides, those of milestones."""
+    """Checkpoints on disk, at most: the newest ones and, besides, those of milestones and the permanent ones."""
     every, total = config.checkpoint.every_steps, config.total_steps
     last = total - total % every
     regular = range(last, max(0, last - every * config.checkpoint.keep), -every)
     newest = sorted({*regular, *config.milestones, total})[-config.checkpoint.keep :]
-    return len({*newest, *config.milestones})
+    return len({*newest, *config.milestones}) + config.permanent_checkpoints
 
 
 def budget(config: Config) -> Budget:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def eval_writer(milestone_tokens: int) -> str:
 
 
 class JournalWriter:
-    """Appends events to ``journal/<writer>.jsonl``; holds a lock on it until closed.
+    """Appends events to ``journal/<writer>.jsonl``; holds a lock on it until closed. Threads may share it.
 
     Args:
         run: the run directory.
@@ -67,6 +68,7 @@ class JournalWriter:
             ) from None
         self._cut_torn_line()
         self._seq = _last_seq(self.path) + 1
+        self._appending = threading.Lock()
 
     def append(self, kind: str, *, durable: bool = False, **fields: Any) -> Event:
         """Append one event and return it.
@@ -76,15 +78,16 @@ class JournalWriter:
             durable: fsync before returning; for events that something else relies on after a power cut.
             fields: JSON values; NaN and infinities are written as strings, which JSON can't hold.
         """
-        event: Event = {
-            "v": _VERSION, "seq": self._seq, "time_unix_s": time.time(), "attempt": self.attempt, "kind": kind,
-            **{key: _json_safe(value) for key, value in fields.items()},
-        }  # fmt: skip
-        self._file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        if durable:
+        with self._appending:
+            event: Event = {
+                "v": _VERSION, "seq": self._seq, "time_unix_s": time.time(), "attempt": self.attempt, "kind": kind,
+                **{key: _json_safe(value) for key, value in fields.items()},
+            }  # fmt: skip
+            self._file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+            self._file.flush()
+            self._seq += 1
+        if durable:  # beside the appends of other threads: a slow disk must not hold them up
             os.fsync(self._file.fileno())
-        self._seq += 1
         return event
 
     def events(self) -> list[Event]:

@@ -1,11 +1,13 @@
 """Checkpoint manifests: which checkpoints of a run are complete, and why another is not.
 
-A checkpoint counts once its ``manifest.json`` is there, which is written last; it is valid if every file that the
-manifest lists has its bytes and its SHA-256. What the shards hold is the trainer's business, not this module's.
+A checkpoint counts once its ``manifest.json`` is there, which is written last; it is valid if the manifest has its own
+SHA-256, and every file that it lists has its bytes and its SHA-256. What the shards hold is the trainer's business, not
+this module's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -36,13 +38,23 @@ class Manifest:
     tokens: int
     world: dict[str, int]
     files: list[dict[str, Any]]
-    v: int = 1
+    v: int = 2
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all its files."""
+        return sum(int(entry["bytes"]) for entry in self.files)
+
+    @property
+    def sha256(self) -> str:
+        """Of what it says, so that a manifest that was damaged is no manifest; it names a checkpoint of any run."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def write_manifest(checkpoint: Path, *, step: int, tokens: int, world: dict[str, int]) -> Manifest:
     """Describe every file of a checkpoint's folder and write its manifest, durably and last."""
     manifest = Manifest(step=step, tokens=tokens, world=world, files=files.describe_tree(checkpoint))
-    files.write_json(checkpoint / MANIFEST, asdict(manifest))
+    files.write_json(checkpoint / MANIFEST, {**asdict(manifest), "sha256": manifest.sha256})
     files.fsync_dir(checkpoint)
     return manifest
 
@@ -56,13 +68,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / MANIFEST
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return Manifest(
+        manifest = Manifest(
             step=int(record["step"]),
             tokens=int(record["tokens"]),
             world=dict(record["world"]),
             files=list(record["files"]),
             v=int(record["v"]),
         )
+        if record["sha256"] != manifest.sha256:
+            raise ValueError("its own checksum differs")
+        return manifest
     except FileNotFoundError:
         raise CheckpointError(f"{checkpoint}: no {MANIFEST}, so the checkpoint was never completed") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -93,8 +108,13 @@ def checkpoint_steps(run: RunPaths) -> list[int]:
 
 def folder_steps(run: RunPaths) -> list[int]:
     """Steps that have a folder, ascending, with a manifest or without one."""
-    if not run.checkpoints.is_dir():
+    return steps_in(run.checkpoints)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """As :func:`folder_steps`, of any folder that holds checkpoints."""
+    if not folder.is_dir():
         return []
-    named = (_STEP_DIR.fullmatch(path.name) for path in run.checkpoints.iterdir() if path.is_dir())
+    named = (_STEP_DIR.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
     steps = ((match.group(0), int(match.group(1))) for match in named if match)
     return sorted(step for name, step in steps if name == step_name(step))

@@ -81,7 +81,9 @@ class RunState:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
         steps: the step events that count, by step; superseded ones are left out.
         peak_flops_per_s: of one of the devices trained on; none if it isn't known.
-        checkpoints: steps of the checkpoints that were written and neither rejected nor deleted.
+        checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
+        trust: how far each of these is trusted: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps
+            came after it).
     """
 
     run_id: str = ""
@@ -94,6 +96,7 @@ class RunState:
     steps: dict[int, Event] = field(default_factory=dict)
     peak_flops_per_s: float | None = None
     checkpoints: list[int] = field(default_factory=list)
+    trust: dict[int, str] = field(default_factory=dict)
     milestones: dict[int, MilestoneState] = field(default_factory=dict)
     spikes: list[Event] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -235,16 +238,28 @@ def _compile_cache(state: RunState, event: Event) -> None:
         attempt.compile_cache = {key: event[key] for key in ("hits", "misses", "wall_s") if key in event}
 
 
-def _checkpoint_written(state: RunState, event: Event) -> None:
+def _checkpoint_committed(state: RunState, event: Event) -> None:
     step = int(event["step"])
-    state.checkpoints = sorted({*state.checkpoints, step})
+    _trusted("committed")(state, event)
     attempt = _attempt_of(state, event)
     if attempt:
         attempt.newest_checkpoint = max(attempt.newest_checkpoint, step)
 
 
+def _trusted(degree: str) -> Any:
+    def handler(state: RunState, event: Event) -> None:
+        step = int(event["step"])
+        # What was rejected in one place and verified in another is there.
+        state.checkpoints = sorted({*state.checkpoints, step})
+        if not (degree == "verified" and state.trust.get(step) == "survived"):
+            state.trust[step] = degree
+
+    return handler
+
+
 def _checkpoint_gone(state: RunState, event: Event) -> None:
     state.checkpoints = [step for step in state.checkpoints if step != event.get("step")]
+    state.trust.pop(event.get("step", 0), None)
 
 
 def _milestone(state: RunState, event: Event) -> None:
@@ -301,7 +316,9 @@ _HANDLERS = {
     "train_started": _train_started,
     "step": _step,
     "compile_cache": _compile_cache,
-    "checkpoint_written": _checkpoint_written,
+    "checkpoint_committed": _checkpoint_committed,
+    "checkpoint_verified": _trusted("verified"),
+    "checkpoint_survived": _trusted("survived"),
     "checkpoint_rejected": _checkpoint_gone,
     "checkpoint_deleted": _checkpoint_gone,
     "train_stopped": _train_stopped,

@@ -73,6 +73,18 @@ def test_the_defaults_are_valid() -> None:
             {"train__tokens": 4096 * 2000, "eval__every_tokens": 4096},
             "eval.every_tokens=4096: makes 2000 milestones of 8192000 tokens; at most 1000 are evaluated",
         ),
+        (
+            {"checkpoint__keep_every_tokens": 4095},
+            "checkpoint.keep_every_tokens=4095: below the 4096 tokens of one step (train.global_batch_size x "
+            "train.seq_len)\nhint: use at least 4096",
+        ),
+        ({"checkpoint__fast_dir": "nvme"}, "checkpoint.fast_dir=nvme: must be an absolute path"),
+        (
+            {"checkpoint__fast_dir": "/nvme", "cluster__nodes": 2},
+            "checkpoint.fast_dir=/nvme: with cluster.nodes=2 no node would have all files",
+        ),
+        ({"checkpoint__mode": "later"}, "checkpoint.mode=later: not known\nhint: use one of: async, sync"),
+        ({"checkpoint__when_busy": "drop"}, "checkpoint.when_busy=drop: not known\nhint: use one of: wait, skip"),
         ({"experiment_name": "../x"}, "experiment_name='../x': must be letters"),
         ({"cluster__nodes": 2}, "cluster.nodes=2: cluster.launcher=local runs on this machine alone"),
     ],

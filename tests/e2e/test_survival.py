@@ -24,8 +24,8 @@ def losses(cli: Cli) -> dict[int, float]:
 
 
 def wait_for_new_checkpoints(cli: Cli, run_id: str, count: int) -> None:
-    already = len(cli.events(run_id, "checkpoint_written"))
-    wait_for(lambda: len(cli.events(run_id, "checkpoint_written")) >= already + count)
+    already = len(cli.events(run_id, "checkpoint_committed"))
+    wait_for(lambda: len(cli.events(run_id, "checkpoint_committed")) >= already + count)
 
 
 def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, head: subprocess.Popen[str]) -> None:

@@ -110,6 +110,7 @@ def _play(script: Script, tokens_per_step: int, until: str) -> None:
     script.steps(1, 1, 130, tokens_per_step)
     script.add("train-rank00000", "checkpoint_written", attempt=1, step=100, tokens=100 * tokens_per_step,
                bytes=34_813_440, wall_s=0.25, reason="interval")  # fmt: skip
+    script.add("train-rank00000", "checkpoint_committed", attempt=1, after_s=0, step=100)
     script.evaluation(833_333, 102, 4.31, 0.25)
     if until == "killed":
         return
@@ -123,6 +124,7 @@ def _play(script: Script, tokens_per_step: int, until: str) -> None:
     script.steps(2, 101, 306, tokens_per_step)
     script.add("train-rank00000", "checkpoint_written", attempt=2, step=306, tokens=306 * tokens_per_step,
                bytes=34_813_440, wall_s=0.25, reason="final")  # fmt: skip
+    script.add("train-rank00000", "checkpoint_committed", attempt=2, after_s=0, step=306)
     script.add("train-rank00000", "train_stopped", attempt=2, step=306, tokens=306 * tokens_per_step, reason="finished")
     script.add("flow", "attempt_ended", attempt=2, cause="finished", exit_code=0, step=306,
                evidence="the last step is written", decision="", why="")  # fmt: skip

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,18 @@ def test_room_is_asked_for_every_checkpoint_still_to_come(
     (run.checkpoint(8)).mkdir(parents=True)
     (run.checkpoint(8) / "manifest.json").write_text("{}")
     assert preflight.checkpoints_bytes(config, run) == one * 6
+    permanent = make_config(checkpoint={"keep": 3, "keep_every_tokens": 6 * 4 * 32})
+    assert preflight.checkpoints_bytes(permanent, run) == one * (3 + 4 + 1 - 1)
+
+
+def test_fast_folder_needs_room_for_two_checkpoints(
+    tmp_path: Path, make_run: Callable[..., RunPaths], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", checkpoint={"fast_dir": os.fspath(tmp_path / "nvme")})
+    usage = shutil.disk_usage(tmp_path)
+    few = usage._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: few if path == tmp_path else usage)
+    with pytest.raises(
+        PreflightError, match=r"checkpoint\.fast_dir=.*/nvme: 1000 bytes are free, two checkpoints take"
+    ):
+        preflight.main(["--run-dir", os.fspath(run.root)])

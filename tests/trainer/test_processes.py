@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from hlatctl.run.errors import StorageError
+from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
 from trainer.export import read_weights
 
@@ -22,6 +24,7 @@ _LONG: dict[str, Any] = {
     "checkpoint": {"every_steps": 50},
     "cluster": {"processes_per_node": 2},
 }
+_BAD_DISK = os.fspath(Path(__file__).with_name("bad_disk.py"))
 _METRICS = ("loss", "grad_norm", "param_norm", "lr", "tokens")
 
 
@@ -43,6 +46,15 @@ def _wait_for_steps(run: RunPaths, count: int, process: Any) -> None:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     raise AssertionError(f"{count} steps were not reached")
+
+
+def _start_ranks(start: Callable[..., Any], *argv: str, **env: str) -> list[Any]:
+    """Two processes of a job without torchrun, so that the end of one is not the end of the other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    return [start(*argv, **env, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
 
 
 def _assert_continues(run: RunPaths, reference: RunPaths, events_of: Callable[..., list[dict[str, Any]]]) -> None:
@@ -89,17 +101,49 @@ def test_killed_run_goes_on_with_the_same_bits(
     _assert_continues(run, uninterrupted, events_of)
 
 
+def test_kill_in_the_middle_of_a_write_beside_training_loses_nothing(
+    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
+    finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    run = make_run(tmp_path / "writing", **_LONG)
+    argv = ("--run-dir", os.fspath(run.root), "--attempt")
+    process = start(_BAD_DISK, *argv, "1", processes=2, BAD_DISK="hang")
+    _wait_for_steps(run, 120, process)  # training goes on beside the write, which has been hanging since step 100
+    half = run.checkpoints / ".tmp-step-00000100"
+    assert list(half.glob("*.safetensors"))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+    finish(start("trainer", *argv, "2", processes=2))
+
+    assert events_of(run, "train_started", 2)[0]["resumed_from_step"] == 50
+    assert not events_of(run, "checkpoint_rejected")
+    assert not half.exists()
+    _assert_continues(run, uninterrupted, events_of)
+
+
+def test_failure_of_one_processs_write_reaches_all_with_the_next_save(
+    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    run = make_run(tmp_path / "failing", **_LONG)
+    ranks = _start_ranks(start, _BAD_DISK, "--run-dir", os.fspath(run.root), "--attempt", "1", BAD_DISK="fail")
+    for process in ranks:
+        assert "checkpoint of step 100 can't be written" in finish(process, StorageError.exit_code)
+    (alarm,) = events_of(run, "alarm")
+    assert (alarm["step"], alarm["what"]) == (100, "checkpoint_failed")
+    assert "rank 1: OSError: Input/output error" in alarm["message"]
+    assert max(event["step"] for event in events_of(run, "step")) == 150
+    assert checkpoint_steps(run) == [50]
+
+
 def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
     uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
     finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
 ) -> None:  # fmt: skip
     run = make_run(tmp_path / "stopped", **_LONG)
     argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    ranks = [start(*argv, "1", **env, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+    ranks = _start_ranks(start, *argv, "1")
     _wait_for_steps(run, 60, ranks[0])
     ranks[1].send_signal(signal.SIGTERM)
     for process in ranks:

@@ -65,8 +65,19 @@ class Backend(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """Every process's JSON value in order of rank, on every process."""
 
+    def gather_beside(self, value: Any) -> list[Any]:
+        """As :meth:`gather`, for a thread beside the one that trains, with a process group of its own."""
+
+    def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of this process's parts in host memory, whole when this returns.
+
+        Args:
+            tensors: what an optimizer holds; they keep the description of how they are cut.
+            into: what an earlier call gave, to be used again; empty: new memory.
+        """
+
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Write tensors into a folder, each process its part, durably."""
+        """Write tensors into a folder, each process its part, durably; beside training as :meth:`gather_beside`."""
 
     def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """Read tensors in place from a folder that :meth:`save` wrote."""

@@ -18,7 +18,7 @@ from conf.schema import Config
 from hlatctl.run.errors import DependencyError
 from trainer.init import initialize
 from trainer.model import Llama
-from trainer.optim import AdamW
+from trainer.optim import AdamW, local
 from trainer.parallel import held_parameters, loss_of, make_layout, prepare
 from trainer.pipeline import Pipeline
 from trainer.precision import PRECISIONS
@@ -50,6 +50,8 @@ class TorchNative:
         self.device = _device(config.backend.device)
         if self.world_size > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+        # Checkpoints are written by a thread of their own, which must not use the groups that training uses.
+        self._beside = dist.new_group(backend="gloo", timeout=_TIMEOUT) if self.world_size > 1 else None
         self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.speaks_for_replica = self._layout.speaks_for_replica
@@ -148,22 +150,27 @@ class TorchNative:
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, sent as JSON text."""
-        if self.world_size == 1:
-            return [value]
-        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(mine)], device=self.device))
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device=self.device)
-        padded[: len(mine)] = mine
-        received = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(received, padded)
-        pairs = zip(received, sizes, strict=True)
-        return [json.loads(bytes(text[: int(size)].cpu().numpy())) for text, size in pairs]
+        return [value] if self.world_size == 1 else _gather(value, self.device, None)
+
+    def gather_beside(self, value: Any) -> list[Any]:
+        """The same over a gloo group that training does not use."""
+        return [value] if self.world_size == 1 else _gather(value, torch.device("cpu"), self._beside)
+
+    def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Into pinned memory, all at once, where the device is not the host."""
+        apart = self.device.type != "cpu"
+        host = into or {
+            name: torch.empty_like(tensor, device="cpu", pin_memory=apart) for name, tensor in tensors.items()
+        }
+        for name, tensor in tensors.items():
+            local(host[name]).copy_(local(tensor), non_blocking=True)
+        if apart:
+            torch.accelerator.synchronize()
+        return host
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """Safetensors shards."""
-        save_tensors(tensors, folder, alone=self.world_size == 1)
+        save_tensors(tensors, folder, alone=self.world_size == 1, group=self._beside)
 
     def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """Safetensors shards, read in place."""
@@ -189,6 +196,20 @@ class TorchNative:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _gather(value: Any, device: torch.device, group: dist.ProcessGroup | None) -> list[Any]:
+    """Every process's JSON value: first how long each is, then all of them, padded."""
+    world_size = dist.get_world_size(group)
+    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size)]
+    dist.all_gather(sizes, torch.tensor([len(mine)], device=device), group=group)
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8, device=device)
+    padded[: len(mine)] = mine
+    received = [torch.empty_like(padded) for _ in range(world_size)]
+    dist.all_gather(received, padded, group=group)
+    pairs = zip(received, sizes, strict=True)
+    return [json.loads(bytes(text[: int(size)].cpu().numpy())) for text, size in pairs]
 
 
 def _device(kind: str) -> torch.device:

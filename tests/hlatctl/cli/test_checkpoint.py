@@ -68,8 +68,8 @@ def test_ls_as_json_holds_the_numbers(run: RunPaths, capsys: pytest.CaptureFixtu
     records: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     assert records[0] == {
         "step": 102, "tokens": 102 * 8192, "bytes": 2048, "written_unix_s": 1_700_000_102.0,
-        "world": {"world_size": 2, "data_parallel_size": 1}, "milestone_tokens": 833_333, "newest": False,
-        "problem": None, "path": os.fspath(run.checkpoint(102)),
+        "world": {"world_size": 2, "data_parallel_size": 1}, "milestone_tokens": 833_333, "permanent": False,
+        "newest": False, "problem": None, "path": os.fspath(run.checkpoint(102)), "trust": None,
     }  # fmt: skip
     assert [record["step"] for record in records if record["newest"]] == [250, 300, 306]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -147,3 +148,19 @@ def test_every_prefix_of_a_journal_folds_to_a_state_that_grows(make_run: MakeRun
             assert tokens_by_step.setdefault(step, event["tokens"]) == event["tokens"]
         assert state.tokens == tokens_by_step.get(state.step, 0)
     assert fold(events).status == "finished"
+
+
+def test_threads_of_one_writer_do_not_mix_their_lines(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    with JournalWriter(run, "w") as journal:
+
+        def append() -> None:
+            for _ in range(300):
+                journal.append("warning", message="x" * 5000)
+
+        threads = [Thread(target=append) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [event["seq"] for event in read_events(run)] == list(range(1, 1201))

@@ -81,6 +81,16 @@ def test_an_unreadable_manifest_is_an_error_with_its_path(tmp_path: Path, text: 
     assert "unreadable manifest" in str(why_invalid(folder))
 
 
+def test_a_manifest_that_says_something_else_than_was_written_is_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path) / MANIFEST
+    for told, other in (('"tokens": 70', '"tokens": 71'), ('"data_parallel_size": 2', '"data_parallel_size": 3')):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(told, other), encoding="utf-8")
+        assert str(why_invalid(path.parent)).endswith("unreadable manifest (its own checksum differs)")
+        path.write_text(text, encoding="utf-8")
+    assert why_invalid(path.parent) is None
+
+
 def test_a_manifest_in_another_steps_folder_is_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     moved = folder.rename(folder.with_name("step-00000008"))

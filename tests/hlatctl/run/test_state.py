@@ -87,8 +87,12 @@ def test_a_new_head_makes_an_old_outcome_history() -> None:
 def test_checkpoints_are_those_neither_rejected_nor_deleted() -> None:
     story = Story().train(1, 0, 3, loss=1.0)
     for step in (1, 2, 3):
-        story.add("checkpoint_written", 1, step=step, tokens=step * 10)
+        story.add("checkpoint_committed", 1, step=step)
+    story.add("checkpoint_verified", 1, step=2).add("checkpoint_survived", 1, step=2)
+    story.add("checkpoint_verified", 2, step=2)  # read again before it was loaded
+    story.add("checkpoint_written", 1, step=4, tokens=40)
     state = story.add("checkpoint_rejected", 1, step=3, reason="x").add("checkpoint_deleted", 1, step=1).fold()
+    assert state.trust == {2: "survived"}, "what is only written does not count"
     assert state.checkpoints == [2]
 
 

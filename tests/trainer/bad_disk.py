@@ -1,0 +1,39 @@
+"""Run in place of ``-m trainer``: its second checkpoint meets a bad disk; not a test by itself.
+
+``BAD_DISK=hang`` writes the shard by half and never returns; ``BAD_DISK=fail`` fails on rank 1 alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from torch import Tensor
+
+from hlatctl.run.errors import run_main
+from trainer.__main__ import main
+from trainer.backends.torch_native import TorchNative
+from trainer.process import die_with_launcher
+
+_SECOND = ".tmp-step-00000100"
+_save = TorchNative.save
+
+
+def _badly(backend: TorchNative, tensors: dict[str, Tensor], folder: Path) -> None:
+    _save(backend, tensors, folder)
+    if folder.name != _SECOND:
+        return
+    if os.environ["BAD_DISK"] == "hang":
+        for shard in folder.glob("*.safetensors"):
+            os.truncate(shard, shard.stat().st_size // 2)
+        time.sleep(3600)
+    elif backend.rank == 1:
+        raise OSError("Input/output error")
+
+
+if __name__ == "__main__":
+    die_with_launcher()
+    TorchNative.save = _badly  # type: ignore[assignment, method-assign]
+    sys.exit(run_main(main))
