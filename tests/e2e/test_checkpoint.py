@@ -54,4 +54,4 @@ def test_a_finished_run_verifies_and_lists_its_checkpoints(cli: Cli, undisturbed
     assert [line.split(":")[0] for line in verified.stdout.splitlines()] == ["step 20", "step 30", "step 40"]
     listed = cli.run("checkpoint", "ls", undisturbed).stdout
     assert listed.count("newest") == 3
-    assert listed.count(" ok") == 3
+    assert {line.split()[-1] for line in listed.splitlines()[1:]} <= {"verified", "survived"}
