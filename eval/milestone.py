@@ -114,8 +114,9 @@ def _contract(config: Config, tasks: list[str], versions: dict[str, str], held_o
     settings = {
         "suite": suite, "tasks": tasks, "versions": versions, "limit": config.eval.limit,
         "validation_tokens": config.eval.validation_tokens, "seq_len": config.train.seq_len, "seed": config.seed,
-        "code_samples_per_problem": config.eval.code_samples_per_problem, "code_sampling": code.SAMPLING,
-        "code_timeout_s": code.PROGRAM_TIMEOUT_S,
+        "code_samples_per_problem": config.eval.code.samples_per_problem, "code_sampling": code.SAMPLING,
+        "code_timeout_s": config.eval.code.timeout_s, "code_memory_bytes": config.eval.code.memory_bytes,
+        "code_sandboxed": code.without_sandbox(config.eval.code) is None,
         "python": platform.python_version(),
     }  # fmt: skip
     items = [suites.task(suite, name) for name in tasks if name != suites.VALIDATION]
@@ -144,6 +145,7 @@ def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
     return scores.write_results(
         this.folder / RESULTS, contract=this.contract, step=this.step, milestone_tokens=this.tokens,
         suite=this.config.eval.suite, versions=this.versions, scores=found, skipped=this.skipped,
+        warnings=_warnings(this, found),
         wall_s=round(earlier_s + time.monotonic() - started, 3),
     )  # fmt: skip
 
@@ -167,6 +169,15 @@ def _run_task(this: _Milestone, name: str, kept: Path) -> dict[str, Any] | None:
     )  # fmt: skip
 
 
+def _warnings(this: _Milestone, found: dict[str, Any]) -> list[str]:
+    judged = any(suites.task(this.config.eval.suite, name).judge == "human_eval" for name in this.tasks
+                 if name in found)  # fmt: skip
+    warning = code.without_sandbox(this.config.eval.code) if judged else None
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    return [warning] if warning else []
+
+
 def _run_language_task(this: _Milestone, task: suites.Task) -> tuple[scores.Scores, list[dict[str, Any]]]:
     result = harness.run(this.lm(), task, this.scratch, seed=this.config.seed, limit=this.config.eval.limit)
     return result.scores, result.samples
@@ -174,16 +185,16 @@ def _run_language_task(this: _Milestone, task: suites.Task) -> tuple[scores.Scor
 
 def _run_code_task(this: _Milestone, task: suites.Task) -> tuple[scores.Scores, list[dict[str, Any]]] | None:
     reason = sandbox.why_unavailable()
-    if reason:
+    if reason and not this.config.eval.code.allow_unsandboxed:
         this.skipped[task.name] = reason
         print(f"{task.name}: skipped, {reason}", file=sys.stderr, flush=True)
         return None
     wanted = this.config.eval
     programs = code.generate(
-        this.lm(), task, this.scratch, samples=wanted.code_samples_per_problem, limit=wanted.limit,
+        this.lm(), task, this.scratch, samples=wanted.code.samples_per_problem, limit=wanted.limit,
         seed=this.config.seed,
     )  # fmt: skip
-    judged = code.judge(code.read_jsonl(task.items), programs)
+    judged = code.judge(code.read_jsonl(task.items), programs, wanted.code)
     return code.pass_at_k(task.name, judged), judged
 
 

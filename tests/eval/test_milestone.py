@@ -142,7 +142,8 @@ def test_without_bubblewrap_the_code_task_is_skipped_and_the_rest_is_judged(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     run = make_run(tasks=[*_QUICK, "smoke_humaneval"])
     record = _evaluate(run, model_folder)
-    reason = "bubblewrap is not installed, and generated code never runs without it (apt-get install bubblewrap)"
+    reason = str(sandbox.why_unavailable())
+    assert "apt-get install bubblewrap" in reason
     assert record["skipped"] == {"smoke_humaneval": reason}
     assert "smoke_humaneval" not in record["scores"]
     assert "smoke_crows_pairs" in record["scores"]
