@@ -16,6 +16,7 @@ from flows.launch import launcher_for
 from flows.launch.base import Job
 from flows.observer import Observer, SilentObserver
 from flows.signals import Signals
+from hlatctl.run.errors import StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
 from hlatctl.run.state import RunState, apply
@@ -47,6 +48,18 @@ class FlowContext:
             self._journal.attempt = attempt if attempt is not None else (newest.number if newest else 0)
             self._journal.append(kind, durable=True, **fields)
             self.refresh()
+
+    def require_journal(self) -> None:
+        """Refuse to go on with what must not begin before the journal tells of it.
+
+        Raises:
+            StorageError: the disk has had no room for its newest events.
+        """
+        if self._journal.unwritten:
+            raise StorageError(
+                f"{self._journal.path}: can't be written (the disk is full)",
+                hint=f"free space, then `hlatctl resume {self.run.run_id}`",
+            )
 
     def refresh(self) -> RunState:
         """Fold what all writers have added to the journal."""

@@ -12,7 +12,7 @@ from flows import control, detached
 from flows.launch import processes
 from flows.launch.base import Handle
 from flows.launch.local import LocalLauncher
-from hlatctl.run.errors import HlatctlError, LaunchError
+from hlatctl.run.errors import LaunchError, TrainingError
 from hlatctl.run.journal import DRILL_WRITER, Event, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
@@ -28,12 +28,12 @@ _FIRST_START_S = 1800.0
 _STOP_S = 120.0
 
 
-class NotRecovered(HlatctlError):
+class NotRecovered(TrainingError):
     """What had to follow a fault did not."""
 
 
-class NotTried(HlatctlError):
-    """A fault that can't be done to this run."""
+class NotTried(Exception):
+    """A fault that can't be done to this run; says why."""
 
 
 class Arena:

@@ -138,7 +138,7 @@ def _try(arena: Arena, name: str, servers: Servers, say: Callable[[str], None]) 
         arena.under_way()
         say(f"{FAULTS[name].title}: {describe(trial.seen)}")
     except NotTried as error:
-        trial.skipped = error.message
+        trial.skipped = str(error)
     except (NotRecovered, LaunchError) as error:
         trial.failure = error.message
         say(f"{FAULTS[name].title}: NOT RECOVERED: {error.message}")

@@ -23,12 +23,12 @@ def drill(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Break a real run on purpose, in every way that it has to survive, and see whether it recovers.
+    """Break a real run on purpose and see whether it recovers.
 
-    One fault after another: processes killed, stopped, slowed, preempted; data and checkpoints damaged; trackers, head
-    and disk lost. In the end every loss must be that of a run which nobody disturbs. Everything lies in a folder of its
-    own under the runs folder, so nothing else is touched. Takes a few minutes; the exit code is 20 if a recovery
-    failed.
+    In every way that it has to survive, one after another: processes killed, stopped, slowed, preempted; data and
+    checkpoints damaged; trackers, head and disk lost. In the end every loss must be that of a run which nobody
+    disturbs. Everything lies in a folder of its own under the runs folder, so nothing else is touched. Takes a few
+    minutes; the exit code is 20 if a recovery failed.
     """
     from conf.compose import compose
     from flows.drill.exercise import exercise, new_folder

@@ -112,7 +112,8 @@ def make_run(make_config: MakeConfig, dataset: Path) -> MakeRun:
 
     def make(root: Path, **changes: Any) -> RunPaths:
         run = RunPaths(root)
-        files.write_text(run.config, dump(make_config(runs_dir=os.fspath(root.parent), **changes)))
+        text = dump(make_config(runs_dir=os.fspath(root.parent), **changes))
+        files.write_text(run.config, files.seal_lines(text))
         files.write_text(run.dataset, dataset.read_text(encoding="utf-8"))
         return run
 
