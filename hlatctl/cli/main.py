@@ -12,7 +12,23 @@ from typing import Annotated
 import typer
 
 from hlatctl import __version__
-from hlatctl.cli import checkpoint, data, diff, goodput, logs, plan, resume, runs, show, status, stop, sync, train, ui
+from hlatctl.cli import (
+    checkpoint,
+    compare,
+    data,
+    diff,
+    goodput,
+    logs,
+    plan,
+    resume,
+    runs,
+    show,
+    status,
+    stop,
+    sync,
+    train,
+    ui,
+)
 from hlatctl.run.errors import HlatctlError
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -29,7 +45,7 @@ app = typer.Typer(
 
 for _command in (
     train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    goodput.goodput, ui.ui, sync.sync,
+    compare.compare, goodput.goodput, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
