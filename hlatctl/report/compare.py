@@ -66,7 +66,7 @@ class Cell:
     """One value in its row's unit.
 
     Args:
-        stderr: standard error; of a mean over tasks it is the mean of theirs, as the paper has it.
+        stderr: standard error; of a mean over tasks that is taken here it is the mean of theirs, as the paper has it.
         n: items that the value is taken over.
         contract: of several scores, theirs joined by ``+``.
         standing: ``best``, ``tie`` (can't be told from the best) or empty.
@@ -173,14 +173,20 @@ def _find(run: RunScores, task: str, metric: str) -> Measured | None:
     return next((score for score in found if score and score.metric == metric), None)
 
 
+def _all(run: RunScores, wanted: Mapping[str, str]) -> list[Measured] | None:
+    found = [score for task, metric in wanted.items() if (score := _find(run, task, metric))]
+    return found if len(found) == len(wanted) else None
+
+
 def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
     """A row for every score that no row of the layout takes."""
-    taken = {(name, metric) for row in layout.rows for task, metric in row.of.items() for name in _names(task, metric)}
+    wanted = {pair for row in layout.rows for scores in row.of for pair in scores.items()}
+    taken = {(name, metric) for task, metric in wanted for name in _names(task, metric)}
     found = {(name, score.metric) for run in runs for name, score in run.scores.items()} - taken
     kept = [pair for pair in found if not any(fnmatch.fnmatchcase(pair[0], p) for p in layout.left_out)]
     return [
         RowSpec(
-            id=name, section=layout.others, group=name, part="", shots=None, metric=metric, of={name: metric},
+            id=name, section=layout.others, group=name, part="", shots=None, metric=metric, of=({name: metric},),
             unit=baselines.PERCENT if metric in layout.fractions else baselines.PLAIN,
             best=baselines.HIGHEST if metric in layout.fractions else baselines.UNKNOWN,
         )
@@ -197,9 +203,9 @@ def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> R
 
 
 def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:
-    """The mean over the row's scores; None if the run lacks one of them."""
-    found = [score for task, metric in spec.of.items() if (score := _find(run, task, metric))]
-    if len(found) < len(spec.of):
+    """The mean over the row's scores; None if the run has none of the alternatives whole."""
+    found = next((scores for wanted in spec.of if (scores := _all(run, wanted))), None)
+    if found is None:
         return None
     scale = 100.0 if spec.unit == baselines.PERCENT else 1.0
     errors = [score.stderr for score in found if score.stderr is not None]

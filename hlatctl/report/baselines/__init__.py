@@ -25,9 +25,10 @@ _ROWS = "rows"
 
 @dataclass(frozen=True, kw_only=True)
 class RowSpec:
-    """One row: the mean of the scores ``of`` (metric by task).
+    """One row.
 
     Args:
+        of: the scores (metric by task) that it is the mean of; alternatives, best first.
         part: empty for a row of the group itself.
         shots: the paper's; None where there are none.
         best: ``highest``, ``lowest``, ``unknown``, or the ideal value in the row's unit.
@@ -41,7 +42,7 @@ class RowSpec:
     metric: str
     unit: str
     best: str | float
-    of: dict[str, str]
+    of: tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def layout() -> Layout:
             RowSpec(
                 id=row["id"], section=section["title"], group=group["group"], part=row.get("part", ""),
                 shots=group.get("shots"), metric=row["metric"], unit=section["unit"], best=section["best"],
-                of=row["of"],
+                of=tuple(row["of"]) if isinstance(row["of"], list) else (row["of"],),
             )
             for section in data["sections"] for group in section["groups"] for row in group["rows"]
         ),

@@ -114,6 +114,17 @@ def test_a_mean_needs_all_of_its_tasks() -> None:
     assert row(found, "commonsense_norm") == [(59.8, "", "")]
 
 
+def test_a_group_s_figure_that_was_recorded_goes_before_the_mean_of_its_tasks() -> None:
+    scores = hlat_scores()
+    scores["commonsense"] = score("acc", 0.5, 0.003, 6_000)
+    scores["commonsense_acc_norm"] = score("acc_norm", 0.6, 0.002, 5_000)
+    del scores["piqa"]
+    found = compare([run("a", scores)])
+    assert row(found, "commonsense") == [(50.0, "", "")]
+    assert row(found, "commonsense_norm") == [(60.0, "", "")]
+    assert "commonsense" not in [row.id for row in found.rows if row.section == "Other tasks"]
+
+
 def test_a_score_of_another_metric_is_another_score() -> None:
     found = compare([run("a", {"gsm8k": score("acc", 0.1, 0.01, 1_319)})])
     assert [(row.section, row.id, row.metric) for row in found.rows] == [("Other tasks", "gsm8k", "acc")]
