@@ -15,6 +15,7 @@ from flows import nodes
 from flows.launch import launcher_for
 from flows.launch.base import Job
 from flows.observer import Observer, SilentObserver
+from flows.signals import Signals
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
 from hlatctl.run.state import RunState, apply
@@ -33,6 +34,7 @@ class FlowContext:
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work gives up.
         self.cancelled = threading.Event()
+        self.signals = Signals()
         self._tail = JournalTail(run)
         self._lock = threading.RLock()
         self._journal = JournalWriter(run, FLOW_WRITER)
@@ -54,7 +56,8 @@ class FlowContext:
             return self.state
 
     def watch(self) -> RunState:
-        """Refresh, and show it to the observer."""
+        """Refresh, and show it to the observer; also where a request to end is noticed that has been lost."""
+        self.signals.check()
         state = self.refresh()
         self.observer.update(state, self.config)
         return state

@@ -116,6 +116,7 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Hand
 
 def _attach(ctx: FlowContext, number: int) -> Handle:
     handle = Handle.from_json(ctx.state.attempts[-1].handle)
+    ctx.event("attempt_attached", attempt=number)
     if not ctx.launcher.status(handle).ended:
         ctx.message(f"attempt {number}: still running, re-attached")
     return handle
@@ -141,6 +142,7 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
                 continue
             time.sleep(_POLL_S)
         except KeyboardInterrupt:
+            ctx.signals.take()
             if stopping:
                 ctx.message("stopping now")
                 ctx.launcher.cancel(handle, grace_s=0)

@@ -17,6 +17,7 @@ from hlatctl.cli import (
     compare,
     data,
     diff,
+    drill,
     goodput,
     logs,
     plan,
@@ -28,7 +29,7 @@ from hlatctl.cli import (
     sync,
     train,
     ui,
-)
+)  # fmt: skip
 from hlatctl.run.errors import HlatctlError
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -45,7 +46,7 @@ app = typer.Typer(
 
 for _command in (
     train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    compare.compare, goodput.goodput, ui.ui, sync.sync,
+    compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -23,6 +23,8 @@ Event = dict[str, Any]
 
 FLOW_WRITER = "flow"
 OPERATOR_WRITER = "operator"
+MIRROR_WRITER = "mirror"
+DRILL_WRITER = "drill"
 #: What the names of the training processes' writers begin with.
 TRAIN_WRITER = "train-"
 _VERSION = 1

@@ -335,6 +335,7 @@ _HANDLERS = {
     "gradient_spike": _gradient_spike,
     "warning": _warning,
     "alarm": _warning,
+    "tracking_lost": _warning,
     "hang": _hang,
     "straggler": _straggler,
     "stop_requested": _stop_requested,
