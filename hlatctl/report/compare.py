@@ -188,7 +188,7 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
         RowSpec(
             id=name, section=layout.others, group=name, part="", shots=None, metric=metric, of=({name: metric},),
             unit=baselines.PERCENT if metric in layout.fractions else baselines.PLAIN,
-            best=baselines.HIGHEST if metric in layout.fractions else baselines.UNKNOWN,
+            best=layout.fractions.get(metric, baselines.UNKNOWN),
         )
         for name, metric in sorted(kept, key=lambda pair: (pair[1] not in layout.fractions, pair))
     ]  # fmt: skip

@@ -51,13 +51,13 @@ class Layout:
 
     Args:
         others: title of the section for these.
-        fractions: metrics of these that are fractions of which the highest is best.
+        fractions: metrics of these that are fractions, with what is best of them (as in a row, in percent).
         left_out: patterns of score names that get no row.
     """
 
     rows: tuple[RowSpec, ...]
     others: str
-    fractions: frozenset[str]
+    fractions: dict[str, str | float]
     left_out: tuple[str, ...]
 
 
@@ -94,7 +94,7 @@ def layout() -> Layout:
             )
             for section in data["sections"] for group in section["groups"] for row in group["rows"]
         ),
-        others=others["title"], fractions=frozenset(others["fractions"]), left_out=tuple(others["left_out"]),
+        others=others["title"], fractions=others["fractions"], left_out=tuple(others["left_out"]),
     )  # fmt: skip
 
 
