@@ -109,7 +109,7 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
         (item_type,) = typing.get_args(expected)
         return [_decode_value(item_type, item, f"{key}[{index}]") for index, item in enumerate(value)]
     if expected is int and isinstance(value, str) and key.endswith("tokens"):
-        return _token_count(value, key)
+        return token_count(value, key)
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
@@ -117,8 +117,12 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
     return value
 
 
-def _token_count(text: str, key: str) -> int:
-    """A token count as people write it: ``200B``, ``1.8T``, ``2.5M``."""
+def token_count(text: str, key: str) -> int:
+    """A token count as people write it: ``200B``, ``1.8T``, ``2.5M``.
+
+    Raises:
+        ConfigError: names the key.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT])", text.strip())
     count = Decimal(match.group(1)) * _TOKEN_UNITS[match.group(2)] if match else None
     if count is None or count != int(count):

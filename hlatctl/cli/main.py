@@ -14,6 +14,7 @@ import typer
 from hlatctl import __version__
 from hlatctl.cli import (
     checkpoint,
+    compare,
     data,
     diff,
     drill,
@@ -45,7 +46,7 @@ app = typer.Typer(
 
 for _command in (
     train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    goodput.goodput, drill.drill, ui.ui, sync.sync,
+    compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
