@@ -12,7 +12,24 @@ from typing import Annotated
 import typer
 
 from hlatctl import __version__
-from hlatctl.cli import checkpoint, data, diff, goodput, logs, plan, resume, runs, show, status, stop, sync, train, ui
+from hlatctl.cli import (
+    checkpoint,
+    compare,
+    data,
+    diff,
+    drill,
+    goodput,
+    logs,
+    plan,
+    resume,
+    runs,
+    show,
+    status,
+    stop,
+    sync,
+    train,
+    ui,
+)  # fmt: skip
 from hlatctl.run.errors import HlatctlError
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -29,7 +46,7 @@ app = typer.Typer(
 
 for _command in (
     train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    goodput.goodput, ui.ui, sync.sync,
+    compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows import prefect_env
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 
@@ -39,8 +41,8 @@ WORDS = [
 class Cli:
     """`hlatctl` as a person types it, with a runs folder and a corpus of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, prefect_api_url: str = "") -> None:
+        self.folder, self.prefect_api_url = folder, prefect_api_url
         self.runs_dir = folder / "runs"
         corpus = folder / "corpus"
         corpus.mkdir()
@@ -59,7 +61,8 @@ class Cli:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(self.runs_dir), "NO_COLOR": "1"}
+        prefect = {"PREFECT_API_URL": self.prefect_api_url} if self.prefect_api_url else {}
+        return {**os.environ, **prefect, "HLATCTL_RUNS_DIR": os.fspath(self.runs_dir), "NO_COLOR": "1"}
 
     def run(self, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -115,8 +118,24 @@ def wait_for(true: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    return Cli(tmp_path_factory.mktemp("e2e"))
+def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One Prefect API for all runs of these tests: each would start its own, which takes as long as its training."""
+    home = tmp_path_factory.mktemp("prefect")
+    with socket.create_server(("127.0.0.1", 0)) as listener, (home / "server.log").open("wb") as log:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
+            pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log,
+            env={**os.environ, **prefect_env.settings(home)},
+        )  # fmt: skip
+    wait_for(lambda: prefect_env.answers(url) or server.poll() is not None)
+    yield url
+    server.communicate()
+
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory: pytest.TempPathFactory, prefect_api_url: str) -> Cli:
+    return Cli(tmp_path_factory.mktemp("e2e"), prefect_api_url)
 
 
 @pytest.fixture(scope="session")
