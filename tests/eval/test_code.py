@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +184,19 @@ def test_verdicts_belong_to_their_programs_and_other_fields_are_kept() -> None:
     assert judged == [
         {**p, "passed": p["nth"] % 3 == 2, "result": "passed" if p["nth"] % 3 == 2 else "failed: "} for p in programs
     ]
+
+
+def test_there_are_as_many_workers_as_cores_or_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program here is judged until as many as there should be are being judged."""
+
+    @contextmanager
+    def start(settings: CodeConfig, *, sandboxed: bool) -> Iterator[Any]:
+        yield SimpleNamespace(judge=lambda problem, program: {"passed": meeting.wait(30) >= 0, "result": "passed"})
+
+    monkeypatch.setattr(sandbox, "worker", start)
+    for settings, count in ((CodeConfig(), len(os.sched_getaffinity(0))), (CodeConfig(workers=5), 5)):
+        meeting = threading.Barrier(count)
+        assert _judge(*["    pass\n"] * 2 * count, settings=settings) == ["passed"] * 2 * count
 
 
 @needs_sandbox
