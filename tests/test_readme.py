@@ -47,11 +47,13 @@ def small(cli_overrides: list[str], command: list[str]) -> list[str]:
     return [*command, *(o for o in cli_overrides if o.split("=")[0] not in said)]
 
 
-def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.MonkeyPatch, prefect_api_url: str) -> None:
     monkeypatch.chdir(folder)
     overrides = small_overrides(folder)
     ids: list[str] = []
-    environment = {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(folder / "runs")}
+    environment = {
+        **os.environ, "HLATCTL_RUNS_DIR": os.fspath(folder / "runs"), "PREFECT_API_URL": prefect_api_url,
+    }  # fmt: skip
     for command in readme_commands():
         if command[0] == "make":
             subprocess.run(["make", "-C", os.fspath(REPOSITORY), "-n", *command[1:]], check=True, capture_output=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows import prefect_env
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 
@@ -115,22 +113,6 @@ def wait_for(true: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
     return value
-
-
-@pytest.fixture(scope="session")
-def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One Prefect API for all runs of these tests: each would start its own, which takes as long as its training."""
-    home = tmp_path_factory.mktemp("prefect")
-    with socket.create_server(("127.0.0.1", 0)) as listener, (home / "server.log").open("wb") as log:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
-            pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log,
-            env={**os.environ, **prefect_env.settings(home)},
-        )  # fmt: skip
-    wait_for(lambda: prefect_env.answers(url) or server.poll() is not None)
-    yield url
-    server.communicate()
 
 
 @pytest.fixture(scope="session")
