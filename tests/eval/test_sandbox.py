@@ -8,6 +8,8 @@ import platform
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,6 +254,25 @@ def test_a_worker_that_is_closed_leaves_nothing_running() -> None:
                    "entry_point": "f", "test": "def check(candidate): candidate()\n"}  # fmt: skip
         with pytest.raises(sandbox.WorkerGoneError, match="silent for too long"):
             _impatient(worker).judge(problem, "def f():\n" + "".join(f"    {x}\n" for x in body.splitlines()))
+    assert _is_gone(marker)
+
+
+@needs_sandbox
+def test_an_evaluator_that_is_killed_takes_its_programs_along() -> None:
+    marker = "1618.03398"
+    body = f"def f():\n    import posix\n    posix.execv('/bin/sleep', ['sleep', '{marker}'])\n"
+    evaluator = (
+        "from conf.schema import CodeConfig\nfrom eval import sandbox\n"
+        "problem = {'task_id': 't', 'prompt': 'def f():\\n', 'canonical_solution': '    return 1\\n',"
+        " 'entry_point': 'f', 'test': 'def check(candidate): candidate()'}\n"
+        f"with sandbox.worker(CodeConfig(timeout_s=600.0)) as worker: worker.judge(problem, {body!r})\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", evaluator], cwd=Path(sandbox.__file__).resolve().parents[1])
+    while not any(line.startswith(f"sleep {marker}") for line in _command_lines()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
     assert _is_gone(marker)
 
 
