@@ -12,7 +12,23 @@ from typing import Annotated
 import typer
 
 from hlatctl import __version__
-from hlatctl.cli import checkpoint, data, diff, goodput, logs, plan, resume, runs, show, status, stop, sync, train, ui
+from hlatctl.cli import (
+    checkpoint,
+    data,
+    diff,
+    evaluate,
+    goodput,
+    logs,
+    plan,
+    resume,
+    runs,
+    show,
+    status,
+    stop,
+    sync,
+    train,
+    ui,
+)
 from hlatctl.run.errors import HlatctlError
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -34,6 +50,7 @@ for _command in (
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(data.app, name="data")
+app.add_typer(evaluate.app, name="eval")
 
 
 def _print_version(wanted: bool) -> None:
