@@ -25,9 +25,9 @@ from hlatctl.run.errors import DependencyError, run_main
 def status(wanted: EvalConfig) -> dict[str, Any]:
     """Every split that the suite reads, in its order, with the file that holds it.
 
-    A record has ``dataset``, ``config``, ``split``, ``tasks``, ``required`` (false: without it, solved examples come from the
-    evaluated split), ``file`` (None if it is not there), ``expected`` (below the data folder), and of a file its
-    ``rows``, ``bytes`` and ``sha256``.
+    A record has ``dataset``, ``config``, ``split``, ``tasks``, ``required`` (false: without it, solved examples come
+    from the evaluated split), ``file`` (None if it is not there), ``expected`` (below the data folder), and of a file
+    its ``rows``, ``bytes`` and ``sha256``.
     """
     data_dir = None if wanted.data_dir is None else Path(wanted.data_dir)
     asked, _ = plan.ask(wanted)
@@ -55,8 +55,9 @@ def mirror(wanted: EvalConfig, to: Path) -> dict[str, Any]:
 
 def _record(split: Split, data_dir: Path | None) -> dict[str, Any]:
     path = split.find(data_dir) if data_dir else None
-    return {"dataset": split.dataset, "config": split.config, "split": split.split, "tasks": [], "required": False, "expected": split.places[0],
-            "file": str(path) if path else None, **(_facts(path) if path else {})}  # fmt: skip
+    about = {"dataset": split.dataset, "config": split.config, "split": split.split, "expected": split.places[0]}
+    found = {"file": str(path), **_facts(path)} if path else {"file": None}
+    return {**about, "tasks": [], "required": False, **found}
 
 
 def _human_eval(task: str) -> dict[str, Any]:

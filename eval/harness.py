@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from eval.model import Loaded, missing_package
 from eval.plan import Figure
 from eval.scores import Score, Scores
 from eval.suites import Task
@@ -37,6 +38,18 @@ class TaskResult:
     metrics: Metrics
     samples: list[dict[str, Any]]
     scores: Scores
+
+
+def wrap(loaded: Loaded, *, batch_size: int) -> Any:
+    """The harness's own class for transformers, around a model that is in memory already."""
+    try:
+        from lm_eval.models.huggingface import HFLM
+    except ModuleNotFoundError as error:
+        raise missing_package(error.name) from None
+    quiet()
+    return HFLM(
+        pretrained=loaded.model, tokenizer=loaded.tokenizer, max_length=loaded.max_length, batch_size=batch_size
+    )
 
 
 def run(

@@ -6,6 +6,7 @@ results.json is written last. What a score is, and how it is measured, is other 
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import tempfile
@@ -186,7 +187,8 @@ def _run_task(this: _Milestone, task: str | suites.Task, kept: Path) -> dict[str
         if outcome is None:
             return None
         found, metrics, samples = outcome
-        code.write_jsonl(kept.parent.parent / f"samples-{task.name}.jsonl", samples)
+        lines = (json.dumps(sample, default=str) + "\n" for sample in samples)
+        files.write_text(this.folder / f"samples-{task.name}.jsonl", "".join(lines))
     scores.check_finite(found)
     return scores.write_results(
         kept, contract=this.contract, step=this.step, scores=scores.to_json(found), metrics=metrics,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.harness import quiet
-from eval.model import Loaded, missing_package
+from eval.harness import quiet, wrap
+from eval.model import Loaded
 from hlatctl.run.errors import DependencyError
 
 #: The package without which a runner can't be asked for, and how it is had.
@@ -62,18 +62,11 @@ def check(name: str) -> None:
 def make(name: str, request: Request) -> Any:
     """The harness's model of a runner that :func:`check` has passed."""
     quiet()
-    return {"hf": hf, "vllm": _vllm, "neuron": _neuron}[name](request)
+    return {"hf": _hf, "vllm": _vllm, "neuron": _neuron}[name](request)
 
 
-def hf(request: Request) -> Any:
-    """transformers, around the model that is in memory already."""
-    try:
-        from lm_eval.models.huggingface import HFLM
-    except ModuleNotFoundError as error:
-        raise missing_package(error.name) from None
-    loaded = request.loaded()
-    return HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, max_length=loaded.max_length,
-                batch_size=request.batch_size)  # fmt: skip
+def _hf(request: Request) -> Any:
+    return wrap(request.loaded(), batch_size=request.batch_size)
 
 
 def _vllm(request: Request) -> Any:

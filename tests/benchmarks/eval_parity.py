@@ -1,0 +1,118 @@
+"""An evaluation of ours against the ``lm_eval`` command line: the same numbers to the last digit, and both wall times.
+
+Every task of the whole table whose data are here, on a pre-trained model and on a checkpoint that is trained and
+exported for it. lm_eval takes one number of solved examples a command, so it is called once for each; it gets the
+same definitions, pointed at the same files (``--include_path``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from conf.compose import compose
+from conf.load import dump
+from eval import harness, plan
+from hlatctl.run import files
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.runs import list_runs
+
+_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+_TASKS = ("mmlu", "bbh", "math", "bias", "piqa", "hellaswag", "nq_open", "reading")
+_LIMIT = int(os.environ.get("HLATCTL_BENCH_LIMIT", "8"))
+_SEED, _SEQ_LEN, _BATCH_SIZE, _TOKENS = 1234, 512, 16, 1000
+
+Numbers = dict[str, dict[str, float]]
+
+
+def run() -> None:
+    """Print the numbers that differ (none should) and the wall times, for each model."""
+    if not (_DATA / "eval").is_dir():
+        print("skipped: the datasets are not here")
+        return
+    with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
+        root = Path(folder)
+        models = {"stories260K": _DATA / "weights" / "stories260K", "checkpoint": _exported(root / "trained")}
+        for name, model in models.items():
+            _compare(name, model, root / name)
+
+
+def _compare(name: str, model: Path, root: Path) -> None:
+    made = _run_directory(root)
+    ours_s = _timed([sys.executable, "-m", "eval", "--run-dir", str(made.root), "--milestone-tokens", str(_TOKENS),
+                     "--step", "1", "--model", str(model)])  # fmt: skip
+    ours = {path.stem: _plain(files.read_json(path)["metrics"]) for path in made.eval(_TOKENS).glob("tasks/*.json")}
+    theirs, theirs_s = _lm_eval(model, root)
+    differing = [(task, key) for task in ours for key in ours[task] if ours[task][key] != theirs[task].get(key)]
+    count = sum(len(metrics) for metrics in ours.values())
+    print(f"{name}: {len(ours)} tasks, {count} numbers, {_LIMIT} items a task; {len(differing)} differ")
+    for task, key in differing:
+        print(f"  {task} {key}: {ours[task][key]!r}, lm_eval {theirs[task].get(key)!r}")
+    print(f"{name}: python -m eval {ours_s:.1f} s, lm_eval {sum(theirs_s.values()):.1f} s in {len(theirs_s)} commands "
+          f"({', '.join(f'{shots} shots {wall_s:.1f} s' for shots, wall_s in theirs_s.items())}), "
+          f"ratio {ours_s / sum(theirs_s.values()):.2f}")  # fmt: skip
+
+
+def _run_directory(root: Path) -> RunPaths:
+    tasks = f"eval.tasks=[{','.join(_TASKS)}]"
+    config = compose(["eval=hlat", f"eval.data_dir={_DATA / 'eval'}", f"eval.limit={_LIMIT}", tasks, f"seed={_SEED}",
+                      f"train.seq_len={_SEQ_LEN}", f"eval.batch_size={_BATCH_SIZE}"])  # fmt: skip
+    made = RunPaths(root / "run")
+    made.root.mkdir(parents=True)
+    made.config.write_text(dump(config), encoding="utf-8")
+    return made
+
+
+def _lm_eval(model: Path, root: Path) -> tuple[Numbers, dict[int, float]]:
+    """What lm_eval's command line says of every task, and how long each of its commands takes, by shots."""
+    wanted = replace(compose(["eval=hlat"]).eval, data_dir=str(_DATA / "eval"), tasks=list(_TASKS))
+    by_shots: dict[int, list[str]] = defaultdict(list)
+    for task in plan.make(wanted, root).tasks:
+        harness.write_definition(task, root)
+        by_shots[task.shots or 0].append(task.name)
+    numbers: Numbers = {}
+    wall_s: dict[int, float] = {}
+    for shots, tasks in by_shots.items():
+        output = root / f"lm_eval-{shots}"
+        arguments = f"pretrained={model},dtype=float32,max_length={_SEQ_LEN}"
+        wall_s[shots] = _timed([
+            str(Path(sys.executable).with_name("lm_eval")), "run", "--model", "hf", "--model_args", arguments,
+            "--tasks", ",".join(tasks), "--num_fewshot", str(shots), "--limit", str(_LIMIT), "--seed", str(_SEED),
+            "--batch_size", str(_BATCH_SIZE), "--device", "cpu", "--include_path", str(root / "definitions"),
+            "--output_path", str(output),
+        ])  # fmt: skip
+        (results,) = output.rglob("results_*.json")
+        numbers |= {task: _plain(metrics) for task, metrics in json.loads(results.read_text())["results"].items()}
+    return numbers, wall_s
+
+
+def _plain(metrics: dict[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in metrics.items() if "," in key and isinstance(value, int | float)}
+
+
+def _exported(root: Path) -> Path:
+    """A small model, trained for a few steps and exported."""
+    overrides = [f"runs_dir={root}", "train.max_steps=20", f"train.seq_len={_SEQ_LEN}", "eval.enabled=false",
+                 "tracking=none"]  # fmt: skip
+    _timed([sys.executable, "-m", "hlatctl", "train", *overrides])
+    target = root / "exported"
+    (trained,) = list_runs(root)
+    _timed([sys.executable, "-m", "trainer.export", "--run-dir", str(trained.root), "--to", str(target)])
+    return target
+
+
+def _timed(command: list[str]) -> float:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    start = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} failed:\n{done.stderr[-2000:]}")
+    return time.perf_counter() - start
