@@ -15,7 +15,7 @@ import pytest
 from conf.compose import compose
 from conf.load import dump
 from eval import data, plan
-from hlatctl.run.errors import DataError
+from hlatctl.run.errors import DataError, load_error, run_main
 from hlatctl.run.files import sha256_file
 
 _WHOLE = compose(["eval=hlat"]).eval
@@ -141,6 +141,19 @@ def test_without_a_network_nothing_is_made(
     with pytest.raises(DataError, match=message):
         data.mirror(replace(_WHOLE, tasks=["boolq"]), tmp_path / "mirror")
     assert not (tmp_path / "mirror").exists()
+
+
+def test_the_process_leaves_an_error_that_can_be_raised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(dump(compose(["eval=hlat", "eval.tasks=[boolq]"])), encoding="utf-8")
+    monkeypatch.setenv("HLATCTL_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setenv("HLATCTL_ERROR_TOLD", "1")
+    argv = ["--config", str(file), "mirror", "--to", str(tmp_path / "mirror")]
+    assert run_main(lambda: data.main(argv)) == DataError.exit_code
+    assert isinstance(load_error(tmp_path / "error.json"), DataError)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_mirror_of_what_is_all_there_needs_no_network(tiny_data: Path) -> None:
