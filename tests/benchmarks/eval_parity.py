@@ -1,4 +1,4 @@
-"""An evaluation of ours against the ``lm_eval`` command line: the same numbers to the last digit, and both wall times.
+"""An evaluation of ours against the ``lm_eval`` command line: the same prompts and numbers, and both wall times.
 
 Every task of the whole table whose data are here, on a pre-trained model and on a checkpoint that is trained and
 exported for it. lm_eval takes one number of solved examples a command, so it is called once for each; it gets the
@@ -31,6 +31,7 @@ _LIMIT = int(os.environ.get("HLATCTL_BENCH_LIMIT", "8"))
 _SEED, _SEQ_LEN, _BATCH_SIZE, _TOKENS = 1234, 512, 16, 1000
 
 Numbers = dict[str, dict[str, float]]
+Samples = dict[str, list[tuple[str, str, str, str]]]
 
 
 def run() -> None:
@@ -50,10 +51,17 @@ def _compare(name: str, model: Path, root: Path) -> None:
     ours_s = _timed([sys.executable, "-m", "eval", "--run-dir", str(made.root), "--milestone-tokens", str(_TOKENS),
                      "--step", "1", "--model", str(model)])  # fmt: skip
     ours = {path.stem: _plain(files.read_json(path)["metrics"]) for path in made.eval(_TOKENS).glob("tasks/*.json")}
-    theirs, theirs_s = _lm_eval(model, root)
+    asked = {task: _samples(made.eval(_TOKENS) / f"samples-{task}.jsonl") for task in ours}
+    theirs, answered, theirs_s = _lm_eval(model, root)
     differing = [(task, key) for task in ours for key in ours[task] if ours[task][key] != theirs[task].get(key)]
     count = sum(len(metrics) for metrics in ours.values())
     print(f"{name}: {len(ours)} tasks, {count} numbers, {_LIMIT} items a task; {len(differing)} differ")
+    prompts = sum(len(samples) for samples in asked.values())
+    other = [task for task in asked if [s[:3] for s in asked[task]] != [s[:3] for s in answered[task]]]
+    same = sum(mine == its for task in asked for mine, its in zip(asked[task], answered[task], strict=False))
+    print(f"{name}: {prompts} items; prompts and targets differ in {len(other)} tasks; {same} have the same answers")
+    for task in other:
+        print(f"  {task}: other prompts or targets")
     for task, key in differing:
         print(f"  {task} {key}: {ours[task][key]!r}, lm_eval {theirs[task].get(key)!r}")
     print(f"{name}: python -m eval {ours_s:.1f} s, lm_eval {sum(theirs_s.values()):.1f} s in {len(theirs_s)} commands "
@@ -71,14 +79,15 @@ def _run_directory(root: Path) -> RunPaths:
     return made
 
 
-def _lm_eval(model: Path, root: Path) -> tuple[Numbers, dict[int, float]]:
-    """What lm_eval's command line says of every task, and how long each of its commands takes, by shots."""
+def _lm_eval(model: Path, root: Path) -> tuple[Numbers, Samples, dict[int, float]]:
+    """What lm_eval's command line says of every task and item, and how long each of its commands takes, by shots."""
     wanted = replace(compose(["eval=hlat"]).eval, data_dir=str(_DATA / "eval"), tasks=list(_TASKS))
     by_shots: dict[int, list[str]] = defaultdict(list)
     for task in plan.make(wanted, root).tasks:
         harness.write_definition(task, root)
         by_shots[task.shots or 0].append(task.name)
     numbers: Numbers = {}
+    samples: Samples = {}
     wall_s: dict[int, float] = {}
     for shots, tasks in by_shots.items():
         output = root / f"lm_eval-{shots}"
@@ -87,11 +96,24 @@ def _lm_eval(model: Path, root: Path) -> tuple[Numbers, dict[int, float]]:
             str(Path(sys.executable).with_name("lm_eval")), "run", "--model", "hf", "--model_args", arguments,
             "--tasks", ",".join(tasks), "--num_fewshot", str(shots), "--limit", str(_LIMIT), "--seed", str(_SEED),
             "--batch_size", str(_BATCH_SIZE), "--device", "cpu", "--include_path", str(root / "definitions"),
-            "--output_path", str(output),
+            "--output_path", str(output), "--log_samples",
         ])  # fmt: skip
         (results,) = output.rglob("results_*.json")
         numbers |= {task: _plain(metrics) for task, metrics in json.loads(results.read_text())["results"].items()}
-    return numbers, wall_s
+        samples |= {task: _samples(next(output.rglob(f"samples_{task}_2*.jsonl"))) for task in tasks}
+    return numbers, samples, wall_s
+
+
+def _samples(path: Path) -> list[tuple[str, str, str, str]]:
+    """Of each item: hashes of the item, of its prompt and of its target, and the answers as text."""
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records.sort(key=lambda record: (record["filter"], record["doc_id"]))
+    return [(r["doc_hash"], r["prompt_hash"], r["target_hash"], _answers(r["filtered_resps"])) for r in records]
+
+
+def _answers(responses: list[Any]) -> str:
+    """Answers as text; lm_eval writes numbers as text already, and a single answer without its list."""
+    return "".join(character for character in json.dumps(responses) if character not in '[]\\" ').lower()
 
 
 def _plain(metrics: dict[str, Any]) -> dict[str, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -75,12 +77,16 @@ def test_the_process_judges_every_task_of_the_suite(make_run: MakeRun, start_eva
 
 
 def test_a_suite_of_the_harness_tasks_is_scored_with_its_figures_off_the_network(
-    make_run: MakeRun, model_folder: Path, tiny_data: Path
+    make_run: MakeRun, model_folder: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
     groups = compose(["eval=hlat"]).eval.groups
     keys: dict[str, Any] = {"suite": "hlat", "groups": groups, "data_dir": str(tiny_data)}
     run = make_run(**keys, tasks=["commonsense", "nq_open", "crows_pairs_english_age", "mmlu_virology"])
     record = _evaluate(run, model_folder)
+    assert tried == []
+    assert os.environ["HF_DATASETS_OFFLINE"] == "1"
     assert list(record["scores"]) == sorted(record["scores"])
     assert set(record["scores"]) == {
         "piqa", "piqa_acc_norm", "hellaswag", "hellaswag_acc_norm", "winogrande", "arc_easy", "arc_easy_acc_norm",
