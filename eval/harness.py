@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,7 +129,7 @@ def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
     found = group.aggregate(metrics)
     filters = {key.partition(",")[2]: None for key in found if "," in key and "_stderr," not in key}
     names = wanted.metrics or tuple(entry["metric"] for entry in wanted.group.aggregate)
-    counts = found["sample_count"]
+    counts = found.get("sample_count", {})
     return _named_scores(wanted.group.name, names, found, list(filters), lambda key: int(counts[key]))
 
 
@@ -169,7 +169,7 @@ def _seed_all(seed: int) -> None:
 
 def _task_scores(task: Task, loaded: Any, metrics: Metrics, samples: list[dict[str, Any]]) -> Scores:
     """The scores of a task; none of one that is judged elsewhere (metric ``bypass``)."""
-    names = task.metrics or (loaded.config.metric_list[0]["metric"],)
+    names = task.metrics or (_first_metric(loaded, metrics),)
     if names == ("bypass",) or task.judge != "harness":
         return {}
     filters = list(dict.fromkeys(sample["filter"] for sample in samples))
@@ -177,7 +177,17 @@ def _task_scores(task: Task, loaded: Any, metrics: Metrics, samples: list[dict[s
     return _named_scores(task.name, names, metrics, filters, lambda key: counts[key.partition(",")[2]])
 
 
-def _named_scores(title: str, names: Sequence[str], metrics: Metrics, filters: list[str], count: Any) -> Scores:
+def _first_metric(loaded: Any, metrics: Metrics) -> str:
+    """The metric that the definition lists first; the first that there is if it lists none."""
+    if not loaded.config.metric_list:
+        return next(key for key in metrics if "," in key).partition(",")[0]
+    metric = loaded.config.metric_list[0]["metric"]
+    return metric if isinstance(metric, str) else str(metric.__name__)
+
+
+def _named_scores(
+    title: str, names: Sequence[str], metrics: Metrics, filters: list[str], count: Callable[[str], int]
+) -> Scores:
     """The first metric that is there under the plain title, the others with the metric (or its filter) behind it."""
     scores: Scores = {}
     for name in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,10 @@ def ask(wanted: EvalConfig) -> tuple[list[Asked], list[Figure]]:
             figures[label] = _mean(label, group, catalog)
     for one in asked.values():
         _refuse_unsafe(one)
+        listed = [entry["metric"] for entry in one.definition["metric_list"] or []]
+        _refuse_metrics(one.definition.name, one.settings.metrics, listed)
+    for figure in figures.values():
+        _refuse_metrics(figure.group.name, figure.metrics, [entry["metric"] for entry in figure.group.aggregate])
     return list(asked.values()), list(figures.values())
 
 
@@ -179,6 +183,13 @@ def _refuse_unsafe(one: Asked) -> None:
     if one.definition["unsafe_code"] and not one.is_code:
         raise ConfigError(f"eval.tasks: {name} runs generated code inside the harness, unguarded",
                           hint=f"only {_CODE_TASK} is judged in the sandbox")  # fmt: skip
+
+
+def _refuse_metrics(name: str, wanted: Sequence[str], listed: list[str]) -> None:
+    """Refuse metrics of which a definition lists none: better now than when the task has run."""
+    if wanted and listed and not {metric.partition(",")[0] for metric in wanted} & set(listed):
+        raise ConfigError(f"eval.groups: {name} has none of the metrics {', '.join(wanted)}",
+                          hint=f"it has {', '.join(listed)}")  # fmt: skip
 
 
 def _refuse_missing(wanted: EvalConfig, asked: list[Asked]) -> None:

@@ -18,7 +18,7 @@ from hlatctl.run.errors import DependencyError
 
 #: The package without which a runner can't be asked for, and how it is had.
 _PACKAGES = {
-    "vllm": ("vllm", "pip install 'lm-eval[vllm]' in an environment with its CUDA"),
+    "vllm": ("vllm", "pip install 'hlatctl[vllm]' in an environment of its own"),
     "neuron": ("optimum.neuron", "pip install 'optimum[neuronx]' in an environment with the Neuron SDK"),
 }
 

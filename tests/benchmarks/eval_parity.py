@@ -21,6 +21,7 @@ from typing import Any
 from conf.compose import compose
 from conf.load import dump
 from eval import harness, plan
+from eval.suites import Task
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import list_runs
@@ -31,7 +32,7 @@ _LIMIT = int(os.environ.get("HLATCTL_BENCH_LIMIT", "8"))
 _SEED, _SEQ_LEN, _BATCH_SIZE, _TOKENS = 1234, 512, 16, 1000
 
 Numbers = dict[str, dict[str, float]]
-Samples = dict[str, list[tuple[str, str, str, str]]]
+Samples = dict[str, list[tuple[str, str, str]]]
 
 
 def run() -> None:
@@ -52,21 +53,27 @@ def _compare(name: str, model: Path, root: Path) -> None:
                      "--step", "1", "--model", str(model)])  # fmt: skip
     ours = {path.stem: _plain(files.read_json(path)["metrics"]) for path in made.eval(_TOKENS).glob("tasks/*.json")}
     asked = {task: _samples(made.eval(_TOKENS) / f"samples-{task}.jsonl") for task in ours}
-    theirs, answered, theirs_s = _lm_eval(model, root)
-    differing = [(task, key) for task in ours for key in ours[task] if ours[task][key] != theirs[task].get(key)]
-    count = sum(len(metrics) for metrics in ours.values())
-    print(f"{name}: {len(ours)} tasks, {count} numbers, {_LIMIT} items a task; {len(differing)} differ")
-    prompts = sum(len(samples) for samples in asked.values())
-    other = [task for task in asked if [s[:3] for s in asked[task]] != [s[:3] for s in answered[task]]]
-    same = sum(mine == its for task in asked for mine, its in zip(asked[task], answered[task], strict=False))
-    print(f"{name}: {prompts} items; prompts and targets differ in {len(other)} tasks; {same} have the same answers")
-    for task in other:
-        print(f"  {task}: other prompts or targets")
-    for task, key in differing:
-        print(f"  {task} {key}: {ours[task][key]!r}, lm_eval {theirs[task].get(key)!r}")
+    planned = _planned(root)
+    theirs, answered, theirs_s = _lm_eval(model, root, planned)
+    items, numbers = sum(map(len, asked.values())), sum(map(len, ours.values()))
+    print(f"{name}: {len(ours)} tasks, {items} items ({_LIMIT} a task and filter), {numbers} numbers")
+    other = [task for task in asked if asked[task] != answered[task]]
+    print(f"{name}: items, prompts or targets differ in {len(other)} tasks{''.join(f', {task}' for task in other)}")
+    differing = _differing(ours, theirs)
+    print(f"{name}: {len(differing)} numbers differ where lm_eval puts requests of several tasks into one batch")
+    for task in planned:
+        if task.name in {name for name, _ in differing}:
+            theirs |= _ask_lm_eval(model, root, [task.name], task.shots or 0, root / f"alone-{task.name}")
+    print(f"{name}: {len(_differing(ours, theirs))} numbers differ where it is asked for the task alone")
+    for differs, key in _differing(ours, theirs):
+        print(f"  {differs} {key}: {ours[differs][key]!r}, lm_eval {theirs[differs].get(key)!r}")
     print(f"{name}: python -m eval {ours_s:.1f} s, lm_eval {sum(theirs_s.values()):.1f} s in {len(theirs_s)} commands "
           f"({', '.join(f'{shots} shots {wall_s:.1f} s' for shots, wall_s in theirs_s.items())}), "
-          f"ratio {ours_s / sum(theirs_s.values()):.2f}")  # fmt: skip
+          f"ratio {ours_s / sum(theirs_s.values()):.2f}", flush=True)  # fmt: skip
+
+
+def _differing(ours: Numbers, theirs: Numbers) -> list[tuple[str, str]]:
+    return [(task, key) for task in ours for key in ours[task] if ours[task][key] != theirs[task].get(key)]
 
 
 def _run_directory(root: Path) -> RunPaths:
@@ -79,11 +86,10 @@ def _run_directory(root: Path) -> RunPaths:
     return made
 
 
-def _lm_eval(model: Path, root: Path) -> tuple[Numbers, Samples, dict[int, float]]:
+def _lm_eval(model: Path, root: Path, planned: list[Task]) -> tuple[Numbers, Samples, dict[int, float]]:
     """What lm_eval's command line says of every task and item, and how long each of its commands takes, by shots."""
-    wanted = replace(compose(["eval=hlat"]).eval, data_dir=str(_DATA / "eval"), tasks=list(_TASKS))
     by_shots: dict[int, list[str]] = defaultdict(list)
-    for task in plan.make(wanted, root).tasks:
+    for task in planned:
         harness.write_definition(task, root)
         by_shots[task.shots or 0].append(task.name)
     numbers: Numbers = {}
@@ -91,29 +97,34 @@ def _lm_eval(model: Path, root: Path) -> tuple[Numbers, Samples, dict[int, float
     wall_s: dict[int, float] = {}
     for shots, tasks in by_shots.items():
         output = root / f"lm_eval-{shots}"
-        arguments = f"pretrained={model},dtype=float32,max_length={_SEQ_LEN}"
-        wall_s[shots] = _timed([
-            str(Path(sys.executable).with_name("lm_eval")), "run", "--model", "hf", "--model_args", arguments,
-            "--tasks", ",".join(tasks), "--num_fewshot", str(shots), "--limit", str(_LIMIT), "--seed", str(_SEED),
-            "--batch_size", str(_BATCH_SIZE), "--device", "cpu", "--include_path", str(root / "definitions"),
-            "--output_path", str(output), "--log_samples",
-        ])  # fmt: skip
-        (results,) = output.rglob("results_*.json")
-        numbers |= {task: _plain(metrics) for task, metrics in json.loads(results.read_text())["results"].items()}
+        start = time.perf_counter()
+        numbers |= _ask_lm_eval(model, root, tasks, shots, output)
+        wall_s[shots] = time.perf_counter() - start
         samples |= {task: _samples(next(output.rglob(f"samples_{task}_2*.jsonl"))) for task in tasks}
     return numbers, samples, wall_s
 
 
-def _samples(path: Path) -> list[tuple[str, str, str, str]]:
-    """Of each item: hashes of the item, of its prompt and of its target, and the answers as text."""
+def _ask_lm_eval(model: Path, root: Path, tasks: list[str], shots: int, output: Path) -> Numbers:
+    _timed([
+        str(Path(sys.executable).with_name("lm_eval")), "run", "--model", "hf", "--model_args",
+        f"pretrained={model},dtype=float32,max_length={_SEQ_LEN}", "--tasks", ",".join(tasks),
+        "--num_fewshot", str(shots), "--limit", str(_LIMIT), "--seed", str(_SEED), "--batch_size", str(_BATCH_SIZE),
+        "--device", "cpu", "--include_path", str(root / "definitions"), "--output_path", str(output), "--log_samples",
+    ])  # fmt: skip
+    (results,) = output.rglob("results_*.json")
+    return {task: _plain(metrics) for task, metrics in files.read_json(results)["results"].items()}
+
+
+def _planned(root: Path) -> list[Task]:
+    wanted = replace(compose(["eval=hlat"]).eval, data_dir=str(_DATA / "eval"), tasks=list(_TASKS))
+    return plan.make(wanted, root).tasks
+
+
+def _samples(path: Path) -> list[tuple[str, str, str]]:
+    """Hashes of each item, of its prompt and of its target."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     records.sort(key=lambda record: (record["filter"], record["doc_id"]))
-    return [(r["doc_hash"], r["prompt_hash"], r["target_hash"], _answers(r["filtered_resps"])) for r in records]
-
-
-def _answers(responses: list[Any]) -> str:
-    """Answers as text; lm_eval writes numbers as text already, and a single answer without its list."""
-    return "".join(character for character in json.dumps(responses) if character not in '[]\\" ').lower()
+    return [(record["doc_hash"], record["prompt_hash"], record["target_hash"]) for record in records]
 
 
 def _plain(metrics: dict[str, Any]) -> dict[str, float]:

@@ -167,6 +167,15 @@ def test_a_metric_that_the_task_lacks_is_an_error_with_those_it_has(
         harness.run(lm, replace(task, metrics=("f1",)), tmp_path, seed=1)
 
 
+def test_without_metrics_of_a_suite_the_definition_s_first_one_counts(
+    lm: object, tiny_data: Path, tmp_path: Path
+) -> None:
+    for name, metric in (("piqa", "acc"), ("crows_pairs_english", "likelihood_diff")):
+        (task,) = _tasks(tiny_data, tmp_path, name, wanted=EvalConfig())
+        scores = harness.run(lm, task, tmp_path, limit=2, seed=1).scores
+        assert {key: score.metric for key, score in scores.items()} == {name: metric}
+
+
 def test_prompts_fit_a_context_of_512_tokens_of_two_letters(lm: object, tmp_path: Path) -> None:
     for name in ("smoke_mmlu", "smoke_bbh", "smoke_gsm8k"):
         result = harness.run(lm, suites.task("smoke", name), tmp_path, limit=40, seed=1)

@@ -99,6 +99,17 @@ def test_a_task_that_can_not_be_run_is_refused(wanted: EvalConfig, name: str, me
     assert message in str(caught.value)
 
 
+def test_metrics_that_a_task_or_its_group_lacks_are_refused_before_anything_runs() -> None:
+    chain_of_thought = "eval.groups.bbh.tasks=[bbh_cot_fewshot]"
+    with pytest.raises(ConfigError) as caught:
+        plan.ask(compose(["eval=hlat_core", chain_of_thought]).eval)
+    assert str(caught.value) == (
+        "eval.groups: bbh_cot_fewshot_boolean_expressions has none of the metrics acc_norm\nhint: it has exact_match"
+    )
+    asked, _ = plan.ask(compose(["eval=hlat_core", chain_of_thought, "eval.groups.bbh.metrics=[exact_match]"]).eval)
+    assert sum(one.definition.name.startswith("bbh_cot_fewshot_") for one in asked) == 27
+
+
 def test_a_missing_dataset_is_named_with_its_place_and_the_command_that_helps(tiny_data: Path, tmp_path: Path) -> None:
     (tiny_data / "ai2_arc" / "ARC-Easy" / "test.jsonl").unlink()
     (tiny_data / "gsm8k" / "train.jsonl").unlink()
