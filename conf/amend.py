@@ -16,6 +16,7 @@ from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.journal import Event
 
 AMENDED = "amended"
+TRAIN_STARTED = "train_started"
 SKIP_STEPS = "data.skip_steps"
 FINGERPRINT = "data.fingerprint"
 #: More than this is no batch left out but another run.
@@ -48,8 +49,23 @@ def skipped_batches(config: Config, events: Iterable[Event]) -> frozenset[int]:
         config: of the run.
         events: of its journal; those that count, for a look at the past.
     """
-    amended = (e["value"] for e in events if e["kind"] == AMENDED and e.get("key") == SKIP_STEPS)
-    return batch_numbers(config.data.skip_steps).union(*map(batch_numbers, amended))
+    return batch_numbers([*config.data.skip_steps, *amended_skips(events)])
+
+
+def amended_skips(events: Iterable[Event]) -> list[int | str]:
+    """What ``amended`` events leave out, as it stands there, or in the ``train_started`` of an attempt that did so.
+
+    The latter lies in another file: damage to one of the two brings nothing back that was left out.
+    """
+    lists = (
+        event.get("amended_skips", []) if event["kind"] == TRAIN_STARTED else event["value"]
+        for event in events if event["kind"] == TRAIN_STARTED or _amends(event, SKIP_STEPS)
+    )  # fmt: skip
+    return list(dict.fromkeys(entry for entries in lists for entry in entries))
+
+
+def _amends(event: Event, key: str) -> bool:
+    return event["kind"] == AMENDED and event.get("key") == key
 
 
 def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
@@ -69,7 +85,7 @@ def check_same_corpus(stored: str | None, dataset: Mapping[str, Any], events: It
     Raises:
         DataError: the corpus is another, and the newest amendment does not name it.
     """
-    accepted = [e["value"] for e in events if e["kind"] == AMENDED and e.get("key") == FINGERPRINT]
+    accepted = [event["value"] for event in events if _amends(event, FINGERPRINT)]
     if stored in (None, dataset["fingerprint"]) or accepted[-1:] == [dataset["fingerprint"]]:
         return
     raise DataError(

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from conf.schema import Config
+from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 
 _TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -25,17 +26,35 @@ def load(path: Path) -> Config:
     """Read a resolved ``config.yaml``.
 
     Raises:
-        ConfigError: the file is missing, is not YAML, or does not fit the schema.
+        ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the schema.
     """
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text, sealed = files.unseal_lines(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(text)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not readable as YAML ({error})") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", hint="if you have edited it, delete its last line") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds {type(value).__name__}, expected a mapping")
-    return decode(value)
+    try:
+        config = decode(value)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
+    if not sealed:
+        _check_whole(path, text, value)
+    return config
+
+
+def _check_whole(path: Path, text: str, value: dict[str, Any]) -> None:
+    """Refuse a file that was cut off. Only a sealed one may lack keys: those that are newer than it."""
+    missing = sorted(set(flatten(Config())) - set(dotted_keys(value)))
+    if missing:
+        raise ConfigError(f"{path}: lacks {len(missing)} keys, the first: {missing[0]}")
+    if not text.endswith("\n"):
+        raise ConfigError(f"{path}: its last line is cut off")
 
 
 def dump(config: Config) -> str:
@@ -95,7 +114,7 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
         _, item_type = typing.get_args(expected)
         return {str(name): _decode_value(item_type, item, f"{key}.{name}") for name, item in value.items()}
     if expected is int and isinstance(value, str) and key.endswith("tokens"):
-        return _token_count(value, key)
+        return token_count(value, key)
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
@@ -103,8 +122,12 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
     return value
 
 
-def _token_count(text: str, key: str) -> int:
-    """A token count as people write it: ``200B``, ``1.8T``, ``2.5M``."""
+def token_count(text: str, key: str) -> int:
+    """A token count as people write it: ``200B``, ``1.8T``, ``2.5M``.
+
+    Raises:
+        ConfigError: names the key.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT])", text.strip())
     count = Decimal(match.group(1)) * _TOKEN_UNITS[match.group(2)] if match else None
     if count is None or count != int(count):

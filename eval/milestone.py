@@ -220,7 +220,7 @@ def _run_code_task(this: _Milestone, task: suites.Task) -> _Outcome | None:
 
 def _validation_path(run: RunPaths) -> Path:
     try:
-        path = Path(files.read_json(run.dataset)["validation"]["path"])
+        path = Path(files.read_sealed_json(run.dataset)["validation"]["path"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{run.dataset}: names no held-out text ({error!r})") from None
     if not path.is_file():

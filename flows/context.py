@@ -15,6 +15,8 @@ from flows import nodes
 from flows.launch import launcher_for
 from flows.launch.base import Job
 from flows.observer import Observer, SilentObserver
+from flows.signals import Signals
+from hlatctl.run.errors import StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
 from hlatctl.run.state import RunState, apply
@@ -33,6 +35,7 @@ class FlowContext:
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work gives up.
         self.cancelled = threading.Event()
+        self.signals = Signals()
         self._tail = JournalTail(run)
         self._lock = threading.RLock()
         self._journal = JournalWriter(run, FLOW_WRITER)
@@ -46,6 +49,18 @@ class FlowContext:
             self._journal.append(kind, durable=True, **fields)
             self.refresh()
 
+    def require_journal(self) -> None:
+        """Refuse to go on with what must not begin before the journal tells of it.
+
+        Raises:
+            StorageError: the disk has had no room for its newest events.
+        """
+        if self._journal.unwritten:
+            raise StorageError(
+                f"{self._journal.path}: can't be written (the disk is full)",
+                hint=f"free space, then `hlatctl resume {self.run.run_id}`",
+            )
+
     def refresh(self) -> RunState:
         """Fold what all writers have added to the journal."""
         with self._lock:
@@ -54,7 +69,8 @@ class FlowContext:
             return self.state
 
     def watch(self) -> RunState:
-        """Refresh, and show it to the observer."""
+        """Refresh, and show it to the observer; also where a request to end is noticed that has been lost."""
+        self.signals.check()
         state = self.refresh()
         self.observer.update(state, self.config)
         return state

@@ -39,6 +39,7 @@ def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reatt
     deadline = time.monotonic() + timeout_s if timeout_s else float("inf")
     try:
         while not (status := ctx.launcher.status(handle)).ended:
+            ctx.signals.check()
             if ctx.cancelled.is_set() or ctx.refresh().stop_requested:
                 raise StoppedError(f"job {job.name}: cut short because the run stops")
             if time.monotonic() > deadline:

@@ -20,16 +20,16 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conf.load import load
 from conf.schema import Config
 from flows.mirror_run import MirrorRun, hide_credentials
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
-from hlatctl.run.journal import JournalTail
+from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
 
@@ -170,15 +170,24 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
                 raise
             if failures == 0:
                 say(str(error))
+                if isinstance(error, StorageError):
+                    _journal(run, "tracking_lost", what="mlflow", message=f"{error.message}; the run goes on")
             failures += 1
         else:
             if failures:
                 say("MLflow has got everything up to now")
+                _journal(run, "tracking_back", what="mlflow", events=copied)
             failures = 0
             if ended or (not driven and not copied):
                 return
         polls = min(2**failures, _MAX_BACKOFF_POLLS)
         watch.wait(polls * config.tracking.poll_s, until_ended=not failures)
+
+
+def _journal(run: RunPaths, kind: str, **fields: Any) -> None:
+    """An event of the follower's own; where another follower still holds the file, that one has told."""
+    with suppress(RunBusyError), JournalWriter(run, MIRROR_WRITER) as journal:
+        journal.append(kind, **fields)
 
 
 class _Watch:

@@ -16,7 +16,6 @@ from typing import Any
 from conf.schema import Config
 from flows import prefect_env
 from flows.context import FlowContext
-from flows.observer import Observer
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import read_events
 from hlatctl.run.state import RunState
@@ -52,8 +51,8 @@ class _Progress:
     again: after the first failure nothing more is published.
     """
 
-    def __init__(self, inner: Observer) -> None:
-        self._inner = inner
+    def __init__(self, ctx: FlowContext) -> None:
+        self._ctx, self._inner = ctx, ctx.observer
         self._artifact: Any = None
         self._next_s = 0.0
         self._lost = False
@@ -79,7 +78,7 @@ class _Progress:
             if not _is_prefects(error):
                 raise
             self._lost = True
-            self.message(f"Prefect does not answer any more ({type(error).__name__}); the run goes on")
+            _tell_lost(self._ctx, f"Prefect does not answer any more ({type(error).__name__}); the run goes on")
 
     def _show(self, percent: float) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -109,7 +108,7 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline) -> bool:
     except Exception as error:
         if not _is_prefects(error):
             raise
-        ctx.message(f"Prefect failed ({type(error).__name__}: {error}); going on without it")
+        _tell_lost(ctx, f"Prefect failed ({type(error).__name__}: {error}); going on without it")
         return False
     except BaseException as error:
         # Prefect turns SIGTERM into an exception of its own; without Prefect it just ends this process.
@@ -128,10 +127,11 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline) -> Any:
     @flow(name="pretrain", flow_run_name=ctx.run.run_id, persist_result=False, validate_parameters=False)
     def pretrain(run_id: str, experiment: str) -> None:
         ctx.message_sinks.append(get_run_logger().info)
-        watcher = ctx.observer
-        ctx.observer = progress = _Progress(watcher)
+        watcher, progress = ctx.observer, _Progress(ctx)
+        ctx.observer = progress
         try:
-            pipeline(ctx, PrefectCaller())
+            with ctx.signals.kept():  # once more: Prefect has put its own handler of SIGTERM in place
+                pipeline(ctx, PrefectCaller())
         finally:
             ctx.observer = watcher
             ctx.message_sinks.clear()
@@ -139,6 +139,11 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline) -> Any:
             progress.publish(lambda: create_markdown_artifact(summary, key="summary", description=run_id))
 
     return pretrain
+
+
+def _tell_lost(ctx: FlowContext, message: str) -> None:
+    ctx.event("tracking_lost", what="prefect", message=message)
+    ctx.message(message)
 
 
 def _named(name: str, stage: Callable[[], Any]) -> Callable[[], Any]:

@@ -104,7 +104,8 @@ def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
         prefect_env.begin(Path(ctx.config.runs_dir), ctx.message)
         follower = mirror_process.start(ctx)
         try:
-            _run(ctx)
+            with ctx.signals.kept():
+                _run(ctx)
             _finish(ctx, "finished", "")
         except HlatctlError as error:
             stopped = isinstance(error, StoppedError)
@@ -112,11 +113,13 @@ def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
             _report_anyway(ctx)
             raise
         except KeyboardInterrupt:
+            ctx.signals.take()
             message = f"run {run.run_id}: interrupted"
             _finish(ctx, "stopped", message)
             raise StoppedError(message, hint=f"hlatctl resume {run.run_id}") from None
         except SystemExit:
             # The head is told to go (SIGTERM): training lives on, and the journal leaves open how it ends.
+            ctx.signals.take()
             mirror_process.abandon(follower)
             follower = None
             ctx.message(f"this process ends, training goes on; `hlatctl resume {run.run_id}` looks after it again")

@@ -155,7 +155,7 @@ def _read(folder: Path, names: list[str]) -> dict[str, Tensor]:
 
 def _tokenizer(run: RunPaths) -> dict[str, Any]:
     try:
-        tokenizer: dict[str, Any] = files.read_json(run.dataset)["tokenizer"]
+        tokenizer: dict[str, Any] = files.read_sealed_json(run.dataset)["tokenizer"]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{run.dataset}: names no tokenizer ({error})") from None
     if not Path(tokenizer["path"]).is_dir():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.amend import AMENDED, SKIP_STEPS, check_same_corpus
+from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_same_corpus
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
@@ -70,7 +70,7 @@ class Training:
         elif config.train.init_from:
             self.checkpointer.begin_from(Path(config.train.init_from), self.optimizer.tensors())
         self.dataset_fingerprint = str(dataset["fingerprint"])
-        self.loader = _loader(config, run, dataset, backend, restored)
+        self.loader, self.amended_skips = _loader(config, run, dataset, backend, restored)
 
     def run(self) -> int:
         """Train to the last step, or until asked to stop.
@@ -185,9 +185,9 @@ class Training:
 
     def _note_start(self) -> None:
         self._note(
-            "train_started", resumed_from_step=self.step, tokens=self._tokens, world=self.backend.world_size,
+            TRAIN_STARTED, resumed_from_step=self.step, tokens=self._tokens, world=self.backend.world_size,
             device=str(self.backend.device), parameters=count_parameters(self.config.model),
-            peak_flops_per_s=self.backend.peak_flops_per_s(),
+            peak_flops_per_s=self.backend.peak_flops_per_s(), amended_skips=self.amended_skips,
         )  # fmt: skip
 
     def _watch(self, loss: float, grad_norm: float, step_s: float) -> None:
@@ -247,25 +247,29 @@ class _StopRequest:
 
 def _dataset(run: RunPaths) -> dict[str, Any]:
     try:
-        return dict(files.read_json(run.dataset))
+        return files.read_sealed_json(run.dataset)
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})", hint="`python -m trainer.data.prepare`") from None
 
 
-def _loader(config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None) -> Loader:
-    """From where the checkpoint was taken, without what has been left out since; the corpus must be the same.
+def _loader(
+    config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None
+) -> tuple[Loader, list[int | str]]:
+    """From where the checkpoint was taken, without what has been left out since, which is told; the corpus is the same.
 
     The journal may grow while the processes start, so one of them reads it for all.
     """
-    amended = [event for event in read_events(run) if event["kind"] == AMENDED] if backend.rank == 0 else None
-    events = backend.from_rank0(amended)
+    kinds = (AMENDED, TRAIN_STARTED)
+    told = [event for event in read_events(run) if event["kind"] in kinds] if backend.rank == 0 else None
+    events = backend.from_rank0(told)
     state = None
     if last:
         check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
         state = [row for rank in last.ranks for row in rank["loader"]]
-    return Loader.of(
+    loader = Loader.of(
         config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
     )
+    return loader, amended_skips(events)
 
 
 def _not_finite(step: int, loss: float, grad_norm: float) -> TrainingError:

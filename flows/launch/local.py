@@ -71,7 +71,7 @@ class LocalLauncher:
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """SIGTERM to the whole process group, SIGKILL after the grace."""
-        pid = _read_int(_pid_file(handle))
+        pid = self.pid(handle)
         if pid is None:
             return
         _signal_group(pid, signal.SIGTERM)
@@ -82,9 +82,13 @@ class LocalLauncher:
             _signal_group(pid, signal.SIGKILL)
             time.sleep(_POLL_S)
 
+    def pid(self, handle: Handle) -> int | None:
+        """The process of the job's script, and the job's process group; None if it was never started."""
+        return _read_int(_pid_file(handle))
+
     def dump_stacks(self, handle: Handle) -> str:
         """By SIGUSR1 to the processes below the script that catch it."""
-        pid = _read_int(_pid_file(handle))
+        pid = self.pid(handle)
         return processes.ask_for_stacks(processes.descendants(pid) if pid else [])
 
     def oom_kills(self) -> int | None:

@@ -38,6 +38,16 @@ def descendants(pid: int) -> list[int]:
     return sorted(found)
 
 
+def ranks(pid: int) -> dict[int, int]:
+    """The distributed processes below one, by rank: torchrun gives each its ``RANK``, which their children inherit."""
+    found = {}
+    for child in descendants(pid):
+        rank, fields = _variable(child, "RANK"), _stat(child)
+        if rank.isdigit() and fields and not _variable(int(fields[1]), "RANK"):
+            found[int(rank)] = child
+    return dict(sorted(found.items()))
+
+
 def ask_for_stacks(pids: list[int]) -> str:
     """Send SIGUSR1 to the processes that catch it, which print their stacks; what came of it, in one sentence.
 
@@ -63,6 +73,16 @@ def _catches(pid: int, number: int) -> bool:
         return False
     mask = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
+
+
+def _variable(pid: int, name: str) -> str:
+    """An environment variable that a process was started with; empty if it has none, or is gone."""
+    try:
+        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    prefix = f"{name}=".encode()
+    return next((found.removeprefix(prefix).decode() for found in variables if found.startswith(prefix)), "")
 
 
 def _stat(pid: int) -> list[str]:

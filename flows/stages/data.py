@@ -22,10 +22,10 @@ def prepare_data(ctx: FlowContext) -> None:
     description = folder / "dataset.json"
 
     def adopt() -> dict[str, Any]:
-        dataset = files.read_json(description)
+        dataset = files.read_sealed_json(description)
         _refuse_another_corpus(ctx, dataset)
         _tell_of_damage(ctx, dataset)
-        files.write_json(ctx.run.dataset, dataset)
+        files.write_sealed_json(ctx.run.dataset, dataset)
         add_data_fingerprints(ctx, dataset)
         return {name: dataset[name] for name in ("documents", "text_bytes", "fingerprint")}
 

@@ -109,6 +109,7 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Hand
         "attempt_started", attempt=number, handle=handle.to_json(), max_checkpoint_step=ceiling,
         oom_kills=ctx.launcher.oom_kills(), left_out_hosts=list(job.excluded_hosts),
     )  # fmt: skip
+    ctx.require_journal()
     ctx.launcher.submit(plan)
     ctx.message(f"attempt {number}: started")
     return handle
@@ -116,6 +117,7 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Hand
 
 def _attach(ctx: FlowContext, number: int) -> Handle:
     handle = Handle.from_json(ctx.state.attempts[-1].handle)
+    ctx.event("attempt_attached", attempt=number)
     if not ctx.launcher.status(handle).ended:
         ctx.message(f"attempt {number}: still running, re-attached")
     return handle
@@ -141,6 +143,7 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
                 continue
             time.sleep(_POLL_S)
         except KeyboardInterrupt:
+            ctx.signals.take()
             if stopping:
                 ctx.message("stopping now")
                 ctx.launcher.cancel(handle, grace_s=0)
@@ -190,6 +193,7 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> recovery.Decision:
         signature=ending.signature, exit_code=ending.exit_code, step=attempt.last_step, decision=decision.action,
         why=decision.why, max_checkpoint_step=decision.max_checkpoint_step,
     )  # fmt: skip
+    ctx.require_journal()
     ctx.message(_sentence(attempt, ending, decision))
     if decision.skip_batch is not None:
         ctx.event(AMENDED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)

@@ -14,8 +14,10 @@ import typer
 from hlatctl import __version__
 from hlatctl.cli import (
     checkpoint,
+    compare,
     data,
     diff,
+    drill,
     evaluate,
     goodput,
     logs,
@@ -45,7 +47,7 @@ app = typer.Typer(
 
 for _command in (
     train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    goodput.goodput, ui.ui, sync.sync,
+    compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

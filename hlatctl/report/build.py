@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import conf.load
-from hlatctl.report import figures, page, summary
+from hlatctl.report import drill, figures, page, summary
 from hlatctl.report.ledger import ledger
 from hlatctl.report.numbers import numbers
 from hlatctl.run import files
@@ -32,7 +32,7 @@ def build(run: RunPaths) -> Path:
     state.run_id = state.run_id or run.run_id
     found = numbers(state, config)
     drawn = figures.draw(state, config, found, time)
-    html = page.render(found, time, drawn, conf.load.dump(config), _provenance(run))
+    html = page.render(found, time, drill.drill(events), drawn, conf.load.dump(config), _provenance(run))
     record = {**dataclasses.asdict(found), "ledger": dataclasses.asdict(time)}
     try:
         for name, svg in drawn.items():

@@ -9,7 +9,8 @@ from html import escape
 from string import Template
 from typing import Any
 
-from hlatctl.report import ledger
+from hlatctl.report import drill, ledger
+from hlatctl.report.drill import Drill
 from hlatctl.report.figures import TIME
 from hlatctl.report.ledger import Ledger
 from hlatctl.report.numbers import Attempt, Numbers, Stage
@@ -69,18 +70,20 @@ $body
 
 
 def render(
-    found: Numbers, time: Ledger, figures: dict[str, str], config_yaml: str, provenance: dict[str, Any]
+    found: Numbers, time: Ledger, drilled: Drill | None, figures: dict[str, str], config_yaml: str,
+    provenance: dict[str, Any],
 ) -> str:  # fmt: skip
     """The page as HTML text.
 
     Args:
+        drilled: what a fire drill has shown; None for a run that was not drilled.
         figures: SVG text by name, as ``figures.draw`` gives it.
         config_yaml: the run's configuration.
         provenance: the content of ``provenance.json``; empty if there is none.
     """
     sections = [
-        _head(found, time), _training(figures), _scores(found), _time(time, figures), _attempts(found.attempts),
-        _stages(found.stages), _warnings(found), _origin(config_yaml, provenance),
+        _head(found, time), _drill(drilled), _training(figures), _scores(found), _time(time, figures),
+        _attempts(found.attempts), _stages(found.stages), _warnings(found), _origin(config_yaml, provenance),
     ]  # fmt: skip
     return _PAGE.substitute(title=escape(f"{found.run_id} · hlatctl"), body="\n".join(filter(None, sections)))
 
@@ -96,6 +99,13 @@ def _head(found: Numbers, time: Ledger) -> str:
         f"<h1>{escape(found.run_id)}</h1>\n"
         f'<dl class="tiles">{tiles}</dl>'
     )
+
+
+def _drill(drilled: Drill | None) -> str:
+    if drilled is None:
+        return ""
+    outcomes, follows = _table(drill.HEADER, drill.rows(drilled)), _table(("besides", ""), drill.facts(drilled))
+    return f"<h2>Fire drill</h2>\n{outcomes}\n{follows}"
 
 
 def _training(figures: dict[str, str]) -> str:

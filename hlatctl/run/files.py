@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 _BLOCK_BYTES = 1 << 20
+_SEAL = "sha256"
+_SEAL_LINE = "# sha256 of all lines above: "
 
 
 def write_text(path: Path, text: str) -> None:
@@ -36,6 +38,45 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with its own SHA-256, for :func:`read_sealed_json`."""
+    write_json(path, {**value, _SEAL: _sha256_of(value)})
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that says what it said when it was written; one without a seal is taken as it is.
+
+    Raises:
+        OSError, ValueError: it is missing, is no JSON object, or is damaged.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"holds {type(value).__name__}, expected an object")
+    seal = value.pop(_SEAL, None)
+    if seal is not None and seal != _sha256_of(value):
+        raise ValueError("is not as it was written")
+    return value
+
+
+def seal_lines(text: str) -> str:
+    """Text whose lines may be comments (``#``) with its own SHA-256 as the last one, for :func:`unseal_lines`."""
+    return f"{text}{_SEAL_LINE}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def unseal_lines(text: str) -> tuple[str, bool]:
+    """The text before its seal, and whether it has one.
+
+    Raises:
+        ValueError: it is not as it was written.
+    """
+    before, mark, seal = text.rpartition(_SEAL_LINE)
+    if not mark:
+        return text, False
+    if seal.strip() != hashlib.sha256(before.encode()).hexdigest():
+        raise ValueError("is not as it was written")
+    return before, True
+
+
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's content, as hex."""
     digest = hashlib.sha256()
@@ -52,6 +93,10 @@ def fsync_dir(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sha256_of(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def describe_tree(root: Path) -> list[dict[str, Any]]:

@@ -2,16 +2,19 @@
 
 An event is ``{"v", "seq", "time_unix_s", "attempt", "kind", ...}``; ``docs/architecture.md`` lists the kinds and their
 fields. A torn last line (a writer that died in the middle) is legal: readers leave it out, and the next writer of
-that file cuts it off before it appends.
+that file cuts it off before it appends. Each line ends with its own CRC-32 (``crc``), which readers check and drop.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import re
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,15 @@ Event = dict[str, Any]
 
 FLOW_WRITER = "flow"
 OPERATOR_WRITER = "operator"
+MIRROR_WRITER = "mirror"
+DRILL_WRITER = "drill"
 #: What the names of the training processes' writers begin with.
 TRAIN_WRITER = "train-"
 _VERSION = 1
+#: Ends each line, so that a line whose numbers have changed on the disk is no event.
+_CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAX_UNWRITTEN_BYTES = 64 << 20
 
 
 def train_writer(rank: int) -> str:
@@ -40,6 +49,8 @@ def eval_writer(milestone_tokens: int) -> str:
 
 class JournalWriter:
     """Appends events to ``journal/<writer>.jsonl``; holds a lock on it until closed. Threads may share it.
+
+    What a full disk does not take is kept in memory, and written with the first event for which there is room.
 
     Args:
         run: the run directory.
@@ -56,7 +67,7 @@ class JournalWriter:
         self.attempt = attempt
         try:
             run.journal.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a+b")
+            self._file = self.path.open("a+b", buffering=0)
         except OSError as error:
             raise StorageError(f"{self.path}: can't be written ({error.strerror})") from None
         try:
@@ -69,6 +80,8 @@ class JournalWriter:
         self._cut_torn_line()
         self._seq = _last_seq(self.path) + 1
         self._appending = threading.Lock()
+        self.unwritten = b""
+        """What the disk has had no room for."""
 
     def append(self, kind: str, *, durable: bool = False, **fields: Any) -> Event:
         """Append one event and return it.
@@ -77,14 +90,16 @@ class JournalWriter:
             kind: one of the kinds in ``docs/architecture.md``.
             durable: fsync before returning; for events that something else relies on after a power cut.
             fields: JSON values; NaN and infinities are written as strings, which JSON can't hold.
+
+        Raises:
+            StorageError: it can't be written, for another reason than a full disk, or there is too much to be kept.
         """
         with self._appending:
             event: Event = {
                 "v": _VERSION, "seq": self._seq, "time_unix_s": time.time(), "attempt": self.attempt, "kind": kind,
                 **{key: _json_safe(value) for key, value in fields.items()},
             }  # fmt: skip
-            self._file.write(json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            self._write(_with_crc(json.dumps(event, separators=(",", ":"), allow_nan=False).encode()) + b"\n")
             self._seq += 1
         if durable:  # beside the appends of other threads: a slow disk must not hold them up
             os.fsync(self._file.fileno())
@@ -103,6 +118,15 @@ class JournalWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _write(self, line: bytes) -> None:
+        self.unwritten += line
+        try:
+            while self.unwritten:
+                self.unwritten = self.unwritten[self._file.write(self.unwritten) :]
+        except OSError as error:
+            if error.errno not in _FULL or len(self.unwritten) > _MAX_UNWRITTEN_BYTES:
+                raise StorageError(f"{self.path}: can't be written ({error.strerror})") from None
 
     def _cut_torn_line(self) -> None:
         self._file.seek(0)
@@ -159,10 +183,23 @@ def _in_order(events: Iterable[Event]) -> Iterator[tuple[tuple[float, str, int],
         yield (time_unix_s, event["writer"], event["seq"]), event
 
 
+def _with_crc(line: bytes) -> bytes:
+    return line[:-1] + b',"crc":"%08x"}' % zlib.crc32(line)
+
+
+def _without_crc(line: bytes) -> bytes:
+    """The line as it was before ``_with_crc``; nothing of one that has been damaged since."""
+    found = _CRC.search(line)
+    if not found:
+        return line
+    before = line[: found.start()] + b"}"
+    return before if int(found[1], 16) == zlib.crc32(before) else b""
+
+
 def _parse_lines(block: bytes, writer: str) -> Iterator[Event]:
     for line in block.splitlines():
         try:
-            event = json.loads(line)
+            event = json.loads(_without_crc(line))
         except ValueError:
             continue  # a torn or damaged line is no event; what it said is lost, the rest is not
         if _is_event(event):

@@ -55,7 +55,7 @@ def create_run(runs_dir: Path, run_id: str, config_yaml: str) -> RunPaths:
             f"runs_dir={runs_dir}: can't be written ({error.strerror})", hint="choose another with runs_dir="
         ) from None
     try:
-        files.write_text(run.config, config_yaml)
+        files.write_text(run.config, files.seal_lines(config_yaml))
     except BaseException:
         shutil.rmtree(run.root, ignore_errors=True)
         raise

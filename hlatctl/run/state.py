@@ -63,13 +63,18 @@ class AttemptState:
 
 @dataclass
 class MilestoneState:
-    """One milestone: ``due``, ``running``, ``evaluated`` or ``failed``."""
+    """One milestone: ``due``, ``running``, ``evaluated`` or ``failed``.
+
+    Args:
+        contract: what the scores were measured under; empty if the journal does not say.
+    """
 
     milestone_tokens: int
     step: int
     status: str = "due"
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    contract: str = ""
     message: str = ""
 
 
@@ -271,9 +276,10 @@ def _eval(status: str) -> Any:
     def handler(state: RunState, event: Event) -> None:
         _milestone(state, event)
         milestone = state.milestones[int(event["milestone_tokens"])]
+        milestone.scores = dict(event.get("scores", milestone.scores))
         milestone.status = status
-        milestone.scores = event.get("scores", milestone.scores)
         milestone.skipped = event.get("skipped", milestone.skipped)
+        milestone.contract = event.get("contract", milestone.contract)
         milestone.message = event.get("message", "")
 
     return handler
@@ -329,6 +335,7 @@ _HANDLERS = {
     "gradient_spike": _gradient_spike,
     "warning": _warning,
     "alarm": _warning,
+    "tracking_lost": _warning,
     "hang": _hang,
     "straggler": _straggler,
     "stop_requested": _stop_requested,

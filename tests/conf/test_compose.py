@@ -10,6 +10,7 @@ import pytest
 from conf.compose import CONF_DIR, RUNS_DIR_ENV, compose, default_runs_dir, groups, local_processes
 from conf.load import decode, dump, load
 from conf.schema import Config
+from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 
 EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
@@ -131,3 +132,27 @@ def test_values_of_the_right_kind_decode_without_change() -> None:
     assert config.optimizer.lr == 1.0
     assert isinstance(config.optimizer.lr, float)
     assert config.train.max_steps is None
+
+
+def test_a_sealed_configuration_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) -> None:
+    path, text = tmp_path / "config.yaml", dump(Config(seed=11))
+    path.write_text(files.seal_lines(text), encoding="utf-8")
+    assert load(path) == Config(seed=11)
+    path.write_text(files.seal_lines(text).replace("seed: 11", "seed: 17"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.yaml: is not as it was written") as caught:
+        load(path)
+    assert caught.value.hint == "if you have edited it, delete its last line"
+    path.write_text(text.replace("seed: 11", "seed: 17"), encoding="utf-8")
+    assert load(path) == Config(seed=17)
+
+
+def test_a_configuration_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    path, text = tmp_path / "config.yaml", dump(Config())
+    path.write_text(text.rstrip(), encoding="utf-8")
+    with pytest.raises(ConfigError, match="its last line is cut off"):
+        load(path)
+    path.write_text(text[: text.rindex("\n", 0, -1) + 1], encoding="utf-8")
+    with pytest.raises(ConfigError, match="lacks 1 keys, the first: "):
+        load(path)
+    path.write_text(files.seal_lines("seed: 3\n"), encoding="utf-8")
+    assert load(path) == Config(seed=3), "of an earlier version, which did not know the other keys"

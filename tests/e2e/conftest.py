@@ -39,8 +39,8 @@ WORDS = [
 class Cli:
     """`hlatctl` as a person types it, with a runs folder and a corpus of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, prefect_api_url: str = "") -> None:
+        self.folder, self.prefect_api_url = folder, prefect_api_url
         self.runs_dir = folder / "runs"
         corpus = folder / "corpus"
         corpus.mkdir()
@@ -59,7 +59,8 @@ class Cli:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(self.runs_dir), "NO_COLOR": "1"}
+        prefect = {"PREFECT_API_URL": self.prefect_api_url} if self.prefect_api_url else {}
+        return {**os.environ, **prefect, "HLATCTL_RUNS_DIR": os.fspath(self.runs_dir), "NO_COLOR": "1"}
 
     def run(self, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -115,8 +116,8 @@ def wait_for(true: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    return Cli(tmp_path_factory.mktemp("e2e"))
+def cli(tmp_path_factory: pytest.TempPathFactory, prefect_api_url: str) -> Cli:
+    return Cli(tmp_path_factory.mktemp("e2e"), prefect_api_url)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from conf.load import dump
 from conf.schema import Config, SourceConfig
+from flows.launch import processes
 from hlatctl.run import files
 from hlatctl.run.errors import ERROR_FILE_ENV
 from hlatctl.run.journal import read_events
@@ -25,6 +27,9 @@ from hlatctl.run.paths import RunPaths
 ROOT = Path(__file__).parents[2]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 _DOCUMENTS = ("textwrap.py", "bisect.py", "heapq.py", "shlex.py", "queue.py", "sched.py", "stat.py", "cmd.py")
+
+#: For machines that have other things to do besides.
+_FINISH_S = 300.0
 
 MakeConfig = Callable[..., Config]
 MakeRun = Callable[..., RunPaths]
@@ -107,7 +112,8 @@ def make_run(make_config: MakeConfig, dataset: Path) -> MakeRun:
 
     def make(root: Path, **changes: Any) -> RunPaths:
         run = RunPaths(root)
-        files.write_text(run.config, dump(make_config(runs_dir=os.fspath(root.parent), **changes)))
+        text = dump(make_config(runs_dir=os.fspath(root.parent), **changes))
+        files.write_text(run.config, files.seal_lines(text))
         files.write_text(run.dataset, dataset.read_text(encoding="utf-8"))
         return run
 
@@ -132,10 +138,18 @@ def start() -> Start:
 
 @pytest.fixture(scope="session")
 def finish() -> Callable[..., str]:
-    """Wait for a process, check its exit code, and give its output."""
+    """Wait for a process, check its exit code, and give its output; nothing of one that hangs is left."""
 
     def wait(process: subprocess.Popen[str], code: int = 0) -> str:
-        output, _ = process.communicate(timeout=120)
+        try:
+            output, _ = process.communicate(timeout=_FINISH_S)
+        except subprocess.TimeoutExpired:
+            descendants = processes.descendants(process.pid)  # torchrun's are in sessions of their own
+            for pid in (process.pid, *descendants):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise AssertionError(f"not finished after {_FINISH_S:g} s: {output}") from None
         assert process.returncode == code, output
         return output
 

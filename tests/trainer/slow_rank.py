@@ -24,5 +24,5 @@ def slow_down(loader: type[Loader], seconds: float) -> None:
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
-        slow_down(Loader, 0.3)
+        slow_down(Loader, 0.1)
     sys.exit(main(["--run-dir", sys.argv[1], "--attempt", "1"]))

@@ -98,8 +98,8 @@ def test_every_layout_goes_on_from_the_checkpoint_of_every_other(
     train_all: Callable[..., None], events_of: Callable[..., list[dict[str, Any]]],
 ) -> None:  # fmt: skip
     resumed = []
-    for writer in LAYOUTS:
-        for reader in LAYOUTS:
+    for writer in EXCHANGED:
+        for reader in EXCHANGED:
             run = make_layout(tmp_path / writer, reader, max_steps=_SAVED_STEP + 2)
             run.checkpoints.mkdir()
             shutil.copytree(trained[writer].checkpoint(_SAVED_STEP), run.checkpoint(_SAVED_STEP))

@@ -140,7 +140,7 @@ def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, 
 
 def test_empty_corpus_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
     run = make_run(tmp_path / "empty")
-    dataset = files.read_json(run.dataset)
-    files.write_json(run.dataset, {**dataset, "files": []})
+    dataset = files.read_sealed_json(run.dataset)
+    files.write_sealed_json(run.dataset, {**dataset, "files": []})
     with pytest.raises(DataError, match="the prepared corpus has no training documents"):
         train_here(run, 1)

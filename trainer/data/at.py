@@ -100,7 +100,7 @@ def _ranks(folder: Path) -> int:
 
 def _dataset(run: RunPaths) -> dict[str, Any]:
     try:
-        dataset: dict[str, Any] = files.read_json(run.dataset)
+        dataset = files.read_sealed_json(run.dataset)
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})") from None
     return dataset

@@ -94,6 +94,7 @@ class _File:
     """One prepared file, mapped."""
 
     def __init__(self, path: Path, documents: int) -> None:
+        self._path = path
         try:
             self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
             sizes = [self._reader.get_batch(i).num_rows for i in range(self._reader.num_record_batches)]
@@ -109,7 +110,12 @@ class _File:
     def value(self, position: int, column: int) -> Any:
         """One cell."""
         batch = int(np.searchsorted(self._starts, position, side="right")) - 1
-        return self._reader.get_batch(batch).column(column)[position - int(self._starts[batch])].as_py()
+        try:
+            return self._reader.get_batch(batch).column(column)[position - int(self._starts[batch])].as_py()
+        except (UnicodeDecodeError, pa.ArrowException) as error:  # it was whole when it was written
+            raise DataError(
+                f"{self._path}: prepared corpus is missing or damaged (document {position}: {error})", hint=_HINT
+            ) from None
 
 
 class Source:

@@ -87,7 +87,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
         "validation": {**counts["validation"], "path": final("validation.jsonl")},
         "tokenizer": {**vocabulary, "path": final("tokenizer")},
     }  # fmt: skip
-    files.write_json(partial / DATASET, dataset)
+    files.write_sealed_json(partial / DATASET, dataset)
 
 
 def _read(split: Split, source: int, corpus: Corpus, config: Config, partial: Path) -> dict[str, Any]:

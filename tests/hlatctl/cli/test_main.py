@@ -15,8 +15,8 @@ from hlatctl.cli.main import main
 from tests.hlatctl.conftest import MakeRun
 
 COMMANDS = (
-    "train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "goodput", "ui", "sync", "checkpoint",
-    "data", "eval",
+    "train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "compare", "goodput", "drill", "ui",
+    "sync", "checkpoint", "data", "eval",
 )  # fmt: skip
 ROOT = Path(__file__).parents[3]
 
@@ -94,7 +94,7 @@ def test_bad_input_is_told_in_words_and_makes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show", "goodput", "sync"])
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show", "compare", "goodput", "sync"])
 def test_a_run_that_is_not_there_is_told_of(
     command: str, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,9 @@ def test_page_is_the_golden_one(make_run: MakeRun) -> None:
     # The figures are left out: their text depends on matplotlib's version.
     run = make_run()
     text = run.config.read_text(encoding="utf-8")
-    compare("index.html", report_page.render(found_in(run), time_of(run), {}, text, files.read_json(run.provenance)))
+    compare(
+        "index.html", report_page.render(found_in(run), time_of(run), None, {}, text, files.read_json(run.provenance))
+    )
 
 
 def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlatctl.run.errors import RunBusyError
+from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import Event, JournalTail, JournalWriter, number, read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import fold
@@ -55,6 +57,49 @@ def test_a_journal_torn_at_any_byte_loses_only_the_torn_event(
         again = read_events(run)
         assert kinds(again) == [*kinds(left), "resumed"]
         assert [event["seq"] for event in again] == list(range(1, len(again) + 1))
+
+
+class _FullDisk(io.FileIO):
+    """A file on a disk that has so many bytes left."""
+
+    free_bytes = 0
+
+    def write(self, data: Any) -> int:
+        if not self.free_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = super().write(bytes(data[: self.free_bytes]))
+        self.free_bytes -= done
+        return done
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=12))
+def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(room: list[int]) -> None:
+    with TemporaryDirectory() as folder:
+        run = RunPaths(Path(folder) / "r")
+        with JournalWriter(run, "flow") as journal:
+            journal._file.close()
+            disk = journal._file = _FullDisk(journal.path, "a+b")
+            for step, freed in enumerate(room):
+                disk.free_bytes += freed
+                journal.append("step", durable=True, step=step)
+                assert kinds(read_events(run)) == ["step"] * journal.path.read_bytes().count(b"\n")
+            disk.free_bytes = 10**6
+            journal.append("step", step=len(room))
+            assert not journal.unwritten
+        assert [event["step"] for event in read_events(run)] == list(range(len(room) + 1))
+
+
+def test_a_disk_that_fails_in_another_way_is_an_error(tmp_path: Path) -> None:
+    with JournalWriter(RunPaths(tmp_path), "flow") as journal:
+        journal._file.close()
+        journal._file = _Broken(journal.path, "a+b")
+        with pytest.raises(StorageError, match=r"flow\.jsonl: can't be written \(Input/output error\)"):
+            journal.append("step", step=1)
+
+
+class _Broken(io.FileIO):
+    def write(self, data: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
 
 
 @given(st.integers(0, 40))

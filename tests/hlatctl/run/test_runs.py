@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
 from hlatctl.run.runs import create_run, find_run, list_runs, new_run_id
 
@@ -53,7 +54,8 @@ def test_an_id_is_given_once(tmp_path: Path) -> None:
     make(tmp_path, "one")
     with pytest.raises(RunExistsError, match="hlatctl resume one"):
         create_run(tmp_path, "one", "b: 2\n")
-    assert find_run(tmp_path, "one").config.read_text(encoding="utf-8") == "a: 1\n"
+    written = find_run(tmp_path, "one").config.read_text(encoding="utf-8")
+    assert files.unseal_lines(written) == ("a: 1\n", True)
 
 
 def test_new_ids_differ_and_are_accepted(tmp_path: Path) -> None:

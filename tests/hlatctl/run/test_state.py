@@ -105,3 +105,11 @@ def test_an_evaluation_that_will_be_tried_again_is_due() -> None:
     scores = {"validation_loss": {"metric": "loss_nats_per_token", "value": 3.0}}
     done = story.add("eval_finished", milestone_tokens=100, step=10, scores=scores).fold().milestones[100]
     assert (done.status, done.scores, done.message) == ("evaluated", scores, "")
+
+
+def test_a_milestone_keeps_the_contract_of_its_scores_and_survives_damaged_ones() -> None:
+    story = Story().add("eval_finished", milestone_tokens=100, step=10, scores={}, contract="abc")
+    assert story.fold().milestones[100].contract == "abc"
+    state = story.add("eval_finished", milestone_tokens=100, step=10, scores=[1, 2]).fold()
+    assert (state.milestones[100].scores, state.milestones[100].contract) == ({}, "abc")
+    assert state.warnings == ["event test 2 (eval_finished): damaged, left out"]

@@ -1,0 +1,180 @@
+"""One fault after another on a real run, and the comparison with a run that nobody disturbs."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from conf.schema import Config
+from flows import pretrain
+from flows.drill import small_disk
+from flows.drill.arena import Arena, NotRecovered, NotTried
+from flows.drill.faults import FAULTS, Seen
+from flows.drill.tracking import Servers
+from flows.signals import Signals
+from hlatctl.report import build
+from hlatctl.run.errors import ConfigError, LaunchError
+from hlatctl.run.journal import DRILL_WRITER, JournalWriter
+from hlatctl.run.paths import RunPaths
+
+#: Names of the runs in a drill's folder.
+DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
+#: Checkpoints that a small disk holds beyond those that are kept.
+_SMALL_DISK_SPARE = 3
+
+
+@dataclasses.dataclass
+class _Trial:
+    """A fault that was tried, and the steps that its run made until the next one."""
+
+    fault: str
+    arena: Arena
+    first_step: int
+    last_step: int = 0
+    seen: Seen | None = None
+    failure: str = ""
+    skipped: str = ""
+    losses_equal: bool | None = None
+
+
+def new_folder(runs_dir: Path) -> Path:
+    """Where a drill's runs, their cache and their databases go: apart from everything that is not to be broken."""
+    return runs_dir / f"drill-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def exercise(
+    config: Config, folder: Path, faults: Sequence[str], *, argv: list[str], say: Callable[[str], None]
+) -> RunPaths:
+    """Drill a configuration; returns the drilled run, whose journal and report hold the outcome of every fault.
+
+    Args:
+        config: composed; long enough to be stopped rather than to end by itself.
+        folder: a runs folder of the drill's own.
+        faults: names from ``FAULTS``, in any order.
+        argv: the command line, for provenance.
+        say: told what goes on, in sentences.
+
+    Raises:
+        ConfigError: the configuration can't be drilled.
+        HlatctlError: the run did not even begin, or the undisturbed one did not run.
+    """
+    if config.cluster.launcher != "local":
+        raise ConfigError(
+            f"cluster.launcher={config.cluster.launcher}: a drill breaks real processes of this machine",
+            hint="hlatctl drill cluster.launcher=local",
+        )
+    servers = Servers(folder)
+    tracking = dataclasses.replace(config.tracking, mlflow_uri=servers.mlflow_uri)
+    config = dataclasses.replace(config, runs_dir=str(folder), tracking=tracking)
+    run = pretrain.create(config, argv=argv, run_id=DRILLED)
+    with Signals().kept(), ExitStack() as stack:
+        journal = stack.enter_context(JournalWriter(run, DRILL_WRITER))
+        skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
+        wanted = [name for name in FAULTS if name in faults and name not in skipped]
+        if config.tracking.enabled:
+            stack.callback(servers.stop)
+            servers.start()
+        arena = Arena(run, journal)
+        trials = list(_on_one_run(arena, [n for n in wanted if not FAULTS[n].small_disk], servers, say))
+        for name in wanted:
+            if FAULTS[name].small_disk:
+                trials.append(_on_a_small_disk(config, argv, name, arena, journal, servers, say))
+        _compare(_undisturbed(config, argv, journal, max(trial.last_step for trial in trials), say), trials)
+        _journal(journal, trials, skipped)
+    build(run)
+    return run
+
+
+def _on_one_run(arena: Arena, faults: list[str], servers: Servers, say: Callable[[str], None]) -> Iterator[_Trial]:
+    say(f"run {arena.run.run_id} in {arena.run.root}")
+    with _running(arena):
+        for name in faults:
+            yield _try(arena, name, servers, say)
+
+
+def _on_a_small_disk(
+    config: Config, argv: list[str], fault: str, drilled: Arena, journal: JournalWriter, servers: Servers,
+    say: Callable[[str], None],
+) -> _Trial:  # fmt: skip
+    """A run of its own whose checkpoints lie on a disk that holds a few more than it keeps."""
+    sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
+    size_bytes = max(sizes) * (config.checkpoint.keep + _SMALL_DISK_SPARE)
+    arena = Arena(pretrain.create(config, argv=argv, run_id=SMALL_DISK), journal)
+    with _running(arena, inside=small_disk.command(arena.run.checkpoints, size_bytes)):
+        return _try(arena, fault, servers, say)
+
+
+def _undisturbed(
+    config: Config, argv: list[str], journal: JournalWriter, steps: int, say: Callable[[str], None]
+) -> Arena:
+    say(f"the same {steps:,} steps undisturbed, to compare with")
+    arena = Arena(pretrain.create(config, argv=argv, run_id=UNDISTURBED), journal)
+    with _running(arena):
+        arena.wait(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
+    journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
+    return arena
+
+
+@contextmanager
+def _running(arena: Arena, *, inside: Sequence[str] = ()) -> Iterator[None]:
+    try:
+        arena.start(inside=inside)
+        yield
+    finally:
+        arena.stop()
+
+
+def _try(arena: Arena, name: str, servers: Servers, say: Callable[[str], None]) -> _Trial:
+    """One fault; a run that did not recover from it is brought back for the next one as a person would do it."""
+    trial = _Trial(name, arena, arena.state.step)
+    try:
+        arena.under_way()
+        trial.first_step = arena.state.step
+        trial.seen = FAULTS[name].meet(arena, servers)
+        arena.under_way()
+        say(f"{FAULTS[name].title}: {describe(trial.seen)}")
+    except NotTried as error:
+        trial.skipped = str(error)
+    except (NotRecovered, LaunchError) as error:
+        trial.failure = error.message
+        say(f"{FAULTS[name].title}: NOT RECOVERED: {error.message}")
+        arena.revive()
+    trial.last_step = arena.state.step
+    return trial
+
+
+def describe(seen: Seen) -> str:
+    """What was seen, in a few words."""
+    after = "training went on" if seen.recovered_s is None else f"recovered after {seen.recovered_s:.1f} s"
+    lost = f", {seen.lost_steps} steps done again" if seen.lost_steps else ""
+    return f"{seen.detected_as} after {seen.detected_s:.1f} s, {after}{lost}"
+
+
+def _compare(undisturbed: Arena, trials: list[_Trial]) -> None:
+    """Whether every step from a fault to the next one, done again or not, has the undisturbed run's very numbers."""
+    expected = {event["step"]: (event["loss"], event["grad_norm"]) for event in undisturbed.events
+                if event["kind"] == "step"}  # fmt: skip
+    for trial in trials:
+        lost = trial.seen.lost_steps if trial.seen else 0
+        window = range(trial.first_step - lost + 1, trial.last_step + 1)
+        found = [event for event in trial.arena.events if event["kind"] == "step" and event["step"] in window]
+        trial.losses_equal = bool(found) and all(
+            (event["loss"], event["grad_norm"]) == expected[event["step"]] for event in found
+        )
+        if trial.seen and not trial.losses_equal:
+            trial.failure = "its losses are not those of the undisturbed run"
+
+
+def _journal(journal: JournalWriter, trials: list[_Trial], skipped: dict[str, str]) -> None:
+    for trial in trials:
+        seen = dataclasses.asdict(trial.seen) if trial.seen else {}
+        journal.append(
+            "drill_outcome", fault=trial.fault, title=FAULTS[trial.fault].title, failure=trial.failure,
+            skipped=trial.skipped, losses_equal=trial.losses_equal, **seen,
+        )  # fmt: skip
+    for name, why in skipped.items():
+        journal.append("drill_outcome", fault=name, title=FAULTS[name].title, failure="", skipped=why)

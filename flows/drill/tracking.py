@@ -1,0 +1,97 @@
+"""Prefect's and MLflow's servers for a drill: started as `hlatctl ui` starts them, killed, and asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+from flows import prefect_env
+from flows.launch import processes
+from flows.mirror_run import LAST_STEP_TAG
+from hlatctl.run import files
+from hlatctl.run.errors import LaunchError
+from hlatctl.run.paths import RunPaths
+
+_START_TIMEOUT_S = 120.0
+_POLL_S = 0.1
+
+
+class Servers:
+    """The two servers of a runs folder, on free ports of this machine.
+
+    Args:
+        runs_dir: the folder.
+    """
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self._prefect_port, self._mlflow_port = _free_ports()
+        self._ui: subprocess.Popen[bytes] | None = None
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Where MLflow answers while it is up."""
+        return f"http://127.0.0.1:{self._mlflow_port}"
+
+    def start(self) -> None:
+        """Start both, and return when they answer.
+
+        Raises:
+            LaunchError: they do not.
+        """
+        self._runs_dir.mkdir(parents=True, exist_ok=True)
+        log = self._runs_dir / "ui.log"
+        ports = (f"--prefect-port={self._prefect_port}", f"--mlflow-port={self._mlflow_port}")
+        with log.open("ab") as output:
+            self._ui = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not prefect_env.ui_file(self._runs_dir).exists():
+            if self._ui.poll() is not None or time.monotonic() > deadline:
+                raise LaunchError("MLflow's and Prefect's servers do not start", hint=f"see {log}")
+            time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """SIGKILL to both; what started them ends by itself."""
+        if self._ui is None:
+            return
+        for pid in processes.descendants(self._ui.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._ui.wait()
+        self._ui = None
+
+    def stop(self) -> None:
+        """End both."""
+        if self._ui is not None:
+            self._ui.terminate()
+            self._ui.wait()
+            self._ui = None
+
+    def last_step(self, run: RunPaths) -> int:
+        """The newest step of a run that MLflow itself says it has; 0 while it says nothing."""
+        with suppress(OSError, ValueError, KeyError):
+            mlflow_run_id = str(files.read_json(run.mirror)["mlflow_run_id"])
+            url = f"{self.mlflow_uri}/api/2.0/mlflow/runs/get?run_id={mlflow_run_id}"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                tags = json.load(answer)["run"]["data"]["tags"]
+            return int(next(tag["value"] for tag in tags if tag["key"] == LAST_STEP_TAG))
+        return 0
+
+
+def _free_ports() -> tuple[int, int]:
+    """Two ports of loopback that nobody listens on."""
+    with socket.socket() as first, socket.socket() as second:
+        for probe in (first, second):
+            probe.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]

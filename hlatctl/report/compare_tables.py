@@ -1,0 +1,160 @@
+"""A comparison as plain text, Markdown, LaTeX or a JSON value; one table, its sections below one another.
+
+The same lines and notes in every format: a style says how they are escaped and emphasised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from hlatctl.report import compare
+from hlatctl.report.baselines import PERCENT
+from hlatctl.report.compare import Cell, Column, Comparison, Row
+from hlatctl.units import count
+
+_NOTHING = "–"
+_TIE = "≈"
+_MARKS = {compare.OTHER_CONTRACT: "†", compare.NO_CONTRACT: "‡", compare.SIMULATED: "§"}
+_MEANINGS = {
+    compare.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row: not compared",
+    compare.NO_CONTRACT: "nobody knows under which contract it was measured: not compared",
+    compare.SIMULATED: "SIMULATED: nothing was trained; not compared",
+}
+_ANSI = re.compile("\x1b\\[[0-9]*m")
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "±": r"$\pm$", "≈": r"$\approx$", "–": "--", "†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a format writes text.
+
+    Args:
+        escape: plain text so that the format shows it as it is.
+        best: an escaped value so that it stands out; ``best_is`` says how in words.
+        part: stands before the name of a part of a group.
+        align: values stand below one another by spaces.
+    """
+
+    escape: Callable[[str], str]
+    best: Callable[[str], str]
+    best_is: str
+    part: str
+    align: bool = False
+
+
+def text(found: Comparison, *, bold: bool = False) -> str:
+    """Aligned plain text; ``bold`` for a terminal that shows it."""
+    emphasis = "\x1b[1m{}\x1b[0m *" if bold else "{} *"
+    style = _Style(str, lambda cell: emphasis.format(cell), "*", "  ", align=True)
+    header = ["", "SHOTS", "METRIC", *(column.name for column in found.columns)]
+    lines = [header, *_body(found, style)]
+    rows = [line for line in lines if isinstance(line, list)]
+    widths = [max(len(_ANSI.sub("", row[index])) for row in rows) for index in range(len(header))]
+    below = "".join(f"{note}\n" for note in _notes(found, style))
+    return "".join(f"\n{line}\n" if isinstance(line, str) else _aligned(line, widths) for line in lines) + "\n" + below
+
+
+def markdown(found: Comparison) -> str:
+    """A Markdown table and a list of notes."""
+    style = _Style(_escape_markdown, lambda cell: f"**{cell}**", "bold", "&nbsp;&nbsp;")
+    header = ["", "shots", "metric", *(style.escape(column.name) for column in found.columns)]
+    titled = [
+        [f"*{line}*", *[""] * (len(header) - 1)] if isinstance(line, str) else line for line in _body(found, style)
+    ]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in (header, ["---"] * len(header), *titled))
+    return table + "\n" + "".join(f"- {note}\n" for note in _notes(found, style))
+
+
+def latex(found: Comparison) -> str:
+    """A LaTeX table that needs the package booktabs."""
+    style = _Style(_escape_latex, lambda cell: f"\\textbf{{{cell}}}", "bold", "\\quad ")
+    header = ["", "shots", "metric", *(style.escape(column.name) for column in found.columns)]
+    lines = [
+        f"\\midrule\n\\multicolumn{{{len(header)}}}{{l}}{{\\textit{{{line}}}}} \\\\\n" if isinstance(line, str)
+        else f"{' & '.join(line)} \\\\\n"
+        for line in (header, *_body(found, style))
+    ]  # fmt: skip
+    notes = "".join(f"\n\\par {note}" for note in _notes(found, style))
+    return (
+        "% \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
+        f"\\begin{{tabular}}{{lrl{'r' * len(found.columns)}}}\n\\toprule\n{''.join(lines)}\\bottomrule\n"
+        f"\\end{{tabular}}\n{{\\footnotesize{notes}\n\\par}}\n\\end{{table}}\n"
+    )
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """The comparison as a JSON value, version 1 of its form."""
+    return {"v": 1, **dataclasses.asdict(found)}
+
+
+def _body(found: Comparison, style: _Style) -> Iterator[str | list[str]]:
+    """What stands below the header: a section's title as text, a row as its cells; all escaped."""
+    yield ["tokens", "", "", *(count(column.tokens) for column in found.columns)]
+    yield ["contract", "", "", *(_contract(column) for column in found.columns)]
+    for title, rows in groupby(found.rows, key=lambda row: (row.section, row.unit)):
+        yield style.escape(title[0] + (", percent" if title[1] == PERCENT else ""))
+        named = ""
+        for row in rows:
+            label = style.part + style.escape(row.part) if row.part else style.escape(row.group)
+            shots = "" if row.shots is None else str(row.shots)
+            cells = (_figure(row, cell, style) for cell in row.cells)
+            yield ["" if label == named else label, shots, style.escape(row.metric), *cells]
+            named = label
+
+
+def _figure(row: Row, cell: Cell | None, style: _Style) -> str:
+    if cell is None:
+        return style.escape(_NOTHING.rjust(6) if style.align else _NOTHING)
+    digits = 2 if row.unit == PERCENT else 3
+    value = f"{cell.value:{6 if style.align else 0}.{digits}f}"
+    shown = style.escape(value if cell.stderr is None else f"{value} ± {cell.stderr:.{digits}f}")
+    if cell.standing == compare.BEST:
+        shown = style.best(shown)
+    mark = _TIE if cell.standing == compare.TIE else _MARKS.get(cell.remark, "")
+    return f"{shown} {style.escape(mark)}" if mark else shown
+
+
+def _contract(column: Column) -> str:
+    if column.kind == compare.BASELINE:
+        return "published"
+    if column.simulated:
+        return "simulated"
+    return "several" if len(column.contracts) > 1 else "".join(column.contracts)[:8] or "unknown"
+
+
+def _notes(found: Comparison, style: _Style) -> list[str]:
+    cells = [cell for row in found.rows for cell in row.cells if cell]
+    notes = []
+    if any(cell.standing for cell in cells):
+        notes.append(
+            f"{style.best_is}: best of its row; ≈: can't be told from the best, the difference is within "
+            f"{compare.Z_95:.2f} of its standard errors (one that is not given counts as 0)"
+        )
+    notes += [
+        f"{mark}: {_MEANINGS[remark]}" for remark, mark in _MARKS.items() if any(c.remark == remark for c in cells)
+    ]
+    sources = dict.fromkeys(column.source for column in found.columns if column.source)
+    notes += [f"published: {source}; measured elsewhere, under no contract of ours" for source in sources]
+    return [style.escape(note) for note in [*notes, *found.notes]]
+
+
+def _aligned(cells: list[str], widths: list[int]) -> str:
+    padded = (cell + " " * (width - len(_ANSI.sub("", cell))) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip() + "\n"
+
+
+def _escape_markdown(plain: str) -> str:
+    return re.sub(r"([\\|*_`<\[])", r"\\\1", plain.replace("\n", " "))
+
+
+def _escape_latex(plain: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in plain)

@@ -1,0 +1,78 @@
+"""The fire drill: every fault on a real run, each recovered from with the very losses of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.drill.faults import FAULTS
+from tests.e2e.conftest import Cli
+
+#: What each fault is detected as; None: not by a restart of training.
+RESTARTED = {
+    "kill_process": "killed", "stop_process": "hang", "preempt": "preempted", "bad_data": "data error",
+    "flip_bytes": "checkpoint rejected (shard-",
+    "cut_manifest": "checkpoint rejected (",
+}  # fmt: skip
+WENT_ON = {
+    "slow_process": "straggler (rank 1)", "trackers_down": "mlflow", "kill_head": "interrupted",
+    "fill_disk": "disk full",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """With no Prefect but the drill's own, which is to be killed."""
+    return Cli(tmp_path_factory.mktemp("drill"))
+
+
+@pytest.fixture(scope="module")
+def drilled(alone: Cli) -> dict[str, Any]:
+    tiny = [override for override in alone.overrides if not override.startswith(("train.max_steps", "tracking"))]
+    result = alone.run("drill", "--json", *tiny, "train.tokens=1T", "checkpoint.every_steps=40", timeout_s=600)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_run_recovers_from_every_fault_with_the_losses_of_an_undisturbed_one(drilled: dict[str, Any]) -> None:
+    outcomes = {outcome["fault"]: outcome for outcome in drilled["outcomes"]}
+    assert set(outcomes) == set(FAULTS)
+    if shutil.which("bwrap") is None:
+        assert outcomes.pop("fill_disk")["skipped"] == "needs bubblewrap (apt-get install bubblewrap)"
+    for fault, outcome in outcomes.items():
+        assert (outcome["failure"], outcome["skipped"], outcome["losses_equal"]) == ("", "", True), fault
+        assert outcome["detected_as"].startswith({**RESTARTED, **WENT_ON}[fault]), fault
+        assert (outcome["lost_steps"] > 0) <= (fault in RESTARTED), fault
+    assert outcomes["preempt"]["lost_steps"] == 0, "it was asked to write a checkpoint, and had the time"
+    assert "manifest.json: unreadable manifest" in outcomes["cut_manifest"]["detected_as"]
+    assert outcomes["flip_bytes"]["lost_steps"] > 40, "the checkpoint before the newest one"
+    assert drilled["killed_to_step_s"] > 0
+    assert drilled["cold_start_s"] > 0
+
+
+def test_the_report_has_the_table_and_the_hung_attempt_the_stacks(drilled: dict[str, Any]) -> None:
+    run = Path(drilled["run"])
+    page = (run / "report" / "index.html").read_text(encoding="utf-8")
+    assert "<h2>Fire drill</h2>" in page
+    assert all(fault.title in page for fault in FAULTS.values())
+    assert any("(most recent call first)" in log.read_text() for log in run.glob("logs/attempt-*/train.log"))
+
+
+def test_a_drill_leaves_nothing_behind_but_its_folder(alone: Cli, drilled: dict[str, Any]) -> None:
+    folder = Path(drilled["run"]).parent
+    assert list(alone.runs_dir.iterdir()) == [folder], "no run of its own, and nothing held against this host"
+    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if os.fsencode(folder) in _read(path)]
+    assert not left, "processes"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""

@@ -1,0 +1,200 @@
+"""What `compare` prints, in all its formats, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hlatctl.cli.main import main
+from hlatctl.run import files
+from hlatctl.run.journal import JournalWriter
+from tests.hlatctl.conftest import MakeRun
+from tests.hlatctl.scored_runs import CONTRACT, OTHER, hlat_scores, score, scored_run
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
+#: Set to write the golden files anew; look at the difference before it is committed.
+UPDATE_ENV = "HLATCTL_UPDATE_GOLDEN"
+Compare = Callable[..., str]
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    """Runs: two that can be compared, one under another contract, one that is simulated."""
+    folder = tmp_path / "runs"
+    scored_run(folder, "base_1", hlat_scores())
+    lacking = {name: kept for name, kept in hlat_scores(0.006).items() if name != "arc_easy"}
+    scored_run(folder, "longer-2", lacking)
+    scored_run(folder, "other-3", hlat_scores(0.1), contract=OTHER)
+    scored_run(folder, "mock-4", {"mmlu": score("acc", 0.9, 0.001, 14_042)}, simulated=True)
+    return folder
+
+
+@pytest.fixture
+def compare(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Runs `compare`, which must succeed, and gives its stdout."""
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(runs_dir))
+
+    def call(*argv: str) -> str:
+        code = main(["compare", *argv])
+        captured = capsys.readouterr()
+        assert (code, captured.err) == (0, "")
+        return captured.out
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [("text", "table.txt"), ("markdown", "table.md"), ("json", "table.json"), ("latex", "table.tex")],
+)
+def test_every_format_is_the_golden_one(compare: Compare, output: str, name: str) -> None:
+    text = compare("base_1", "longer-2", "other-3", "mock-4", "--baselines", "hlat", "--format", output)
+    if os.environ.get(UPDATE_ENV):
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_the_example_in_the_documents_is_what_is_printed() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    section = text[text.index("## Comparing runs") : text.index("## Exit codes")]
+    shown = [line for line in section.splitlines() if line.startswith(("| ", "- "))]
+    printed = (GOLDEN / "table.md").read_text(encoding="utf-8").splitlines()
+    assert len(shown) > 10
+    assert [line for line in shown if line not in printed] == []
+
+
+def test_latex_is_balanced_and_every_row_has_every_column(compare: Compare) -> None:
+    text = compare("base_1", "other-3", "mock-4", "--baselines", "hlat", "--format", "latex")
+    bare = re.sub(r"\\[{}&%$#_]", "", text)
+    depths = [bare[:end].count("{") - bare[:end].count("}") for end in range(len(bare) + 1)]
+    assert (min(depths), depths[-1]) == (0, 0)
+    assert bare.count("$") % 2 == 0
+    assert "_" not in bare
+    begun, ended = re.findall(r"\\begin\{(\w+)}", text), re.findall(r"\\end\{(\w+)}", text)
+    assert (begun, ended) == (["table", "tabular"], ["tabular", "table"])
+    (columns,) = re.findall(r"\\begin\{tabular}\{([lr]+)}", text)
+    rows = [line for line in bare.splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
+    assert {row.count("&") for row in rows} == {len(columns) - 1} == {3 + 3 + 5 - 1}
+    assert r"base\_1" in text
+    assert bare.isascii()
+
+
+def test_json_has_a_stable_form(compare: Compare) -> None:
+    record = json.loads(compare("base_1", "--baselines", "hlat", "--format", "json"))
+    assert list(record) == ["v", "columns", "rows", "notes"]
+    assert record["v"] == 1
+    columns = ["name", "kind", "tokens", "step", "contracts", "simulated", "source"]
+    rows = ["id", "section", "group", "part", "shots", "metric", "unit", "best", "cells"]
+    assert all(list(column) == columns for column in record["columns"])
+    assert all(list(row) == rows and len(row["cells"]) == 6 for row in record["rows"])
+    cells = [cell for row in record["rows"] for cell in row["cells"] if cell]
+    assert all(list(cell) == ["value", "stderr", "n", "contract", "standing", "remark"] for cell in cells)
+    mine, hlat = next(row for row in record["rows"] if row["id"] == "mmlu")["cells"][:2]
+    assert (mine["value"], mine["stderr"]) == pytest.approx((41.3, 0.41))
+    assert (mine["n"], mine["contract"], mine["standing"], mine["remark"]) == (14_042, CONTRACT, "", "")
+    assert (hlat["value"], hlat["stderr"], hlat["remark"]) == (41.318, 3.602, "published")
+
+
+def test_a_milestone_is_named_by_its_tokens(compare: Compare) -> None:
+    for tokens in ("200B", "200000000000", "0.2T"):
+        (cell,) = json.loads(compare("base_1", "--at", tokens, "--format", "json"))["rows"][0]["cells"]
+        assert cell["value"] == 25.0
+    newest = json.loads(compare("base_1", "--format", "json"))
+    assert newest["columns"][0]["tokens"] == 400_000_000_000
+
+
+def test_a_milestone_may_be_named_as_it_is_printed(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    make_run()
+    argv = ["compare", "example", "--at", "2.51M", "--format", "json", "--runs-dir", os.fspath(tmp_path / "runs")]
+    assert main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["columns"][0]["tokens"] == 306 * 8192
+
+
+def test_a_run_of_the_smoke_suite_is_shown_too(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    make_run()
+    assert main(["compare", "latest", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^smoke_mmlu +acc +32\.50 ± 6\.84", text, re.MULTILINE)
+    assert "nobody knows under which contract it was measured" in text
+
+
+def test_the_contract_is_the_journal_s_before_that_of_the_results_file(runs_dir: Path, compare: Compare) -> None:
+    run = scored_run(runs_dir, "told-5", {})
+    scores = {"boolq": score("acc", 0.7, 0.008, 3_270), "sciq": score("acc", 0.9, 0.009, 10, contract=CONTRACT)}
+    with JournalWriter(run, "eval-400000000000") as journal:
+        journal.append("eval_finished", milestone_tokens=400_000_000_000, step=95_368, scores=scores, contract=OTHER)
+    (column,) = json.loads(compare("told-5", "--format", "json"))["columns"]
+    assert column["contracts"] == [CONTRACT, OTHER]
+
+
+def test_a_results_file_that_holds_other_scores_says_nothing_of_the_contract(runs_dir: Path, compare: Compare) -> None:
+    path = runs_dir / "base_1" / "evals" / "tokens-400000000000" / "results.json"
+    files.write_json(path, {**files.read_json(path), "scores": {}})
+    (column,) = json.loads(compare("base_1", "--format", "json"))["columns"]
+    assert column["contracts"] == []
+
+
+def test_bold_is_for_terminals_that_want_it(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = compare("base_1", "longer-2")
+    assert "\x1b" not in plain
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = compare("base_1", "longer-2")
+    assert "\x1b[1m" in shown
+    assert re.sub("\x1b\\[[0-9]*m", "", shown) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert compare("base_1", "longer-2") == plain
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "error"),
+    [
+        (["nope"], 13, "error: nope: no run of that name in {runs}\nhint: `hlatctl runs` lists them\n"),
+        (["base_1", "base"], 10, "error: RUN=base: base_1 is named twice\nhint: name every run once\n"),
+        (["base_1", "--baselines", "hlta"], 10,
+         "error: --baselines=hlta: no such set of published figures\nhint: did you mean hlat?\n"),
+        (["base_1", "--baselines", "rows"], 10,
+         "error: --baselines=rows: no such set of published figures\nhint: there are: hlat\n"),
+        (["base_1", "--at", "300B"], 10,
+         "error: --at=300B: base_1 has no evaluated milestone of 300,000,000,000 tokens\n"
+         "hint: nearest: 200B (200000000000), 400B (400000000000)\n"),
+        (["base_1", "--at", "600B"], 10,
+         "error: --at=600B: base_1 has no evaluated milestone of 600,000,000,000 tokens, it is due\n"
+         "hint: nearest: 200B (200000000000), 400B (400000000000)\n"),
+        (["base_1", "--at", "soon"], 10,
+         "error: --at='soon': is no token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n"),
+        ([], 2, "Usage: hlatctl compare"),
+        (["base_1", "--format", "html"], 2, "Usage: hlatctl compare"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told_in_words(
+    runs_dir: Path, argv: list[str], code: int, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *argv, "--runs-dir", os.fspath(runs_dir)]) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(error.format(runs=runs_dir))
+    assert captured.out == ""
+
+
+def test_a_run_without_an_evaluated_milestone_is_told_of(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(until="stages")
+    argv = ["compare", "example", "--runs-dir", os.fspath(tmp_path / "runs")]
+    hint = "hint: `hlatctl status example` tells how it stands\n"
+    assert main(argv) == 21
+    assert capsys.readouterr().err == f"error: example: has no evaluated milestone\n{hint}"
+    with JournalWriter(run, "flow") as journal:
+        journal.append("milestone", milestone_tokens=833_333, tokens=835_584, step=102)
+        journal.append("eval_failed", milestone_tokens=833_333, step=102, message="no", final=True)
+    assert main(argv) == 21
+    assert capsys.readouterr().err == f"error: example: has no evaluated milestone (833.3K failed)\n{hint}"

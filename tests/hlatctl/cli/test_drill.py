@@ -1,0 +1,40 @@
+"""What `drill` refuses before anything is made, and its exit code. Real drills are in tests/e2e."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hlatctl.cli.drill import show
+from hlatctl.cli.main import main
+from hlatctl.run.errors import TrainingError
+from hlatctl.run.journal import DRILL_WRITER, JournalWriter
+from hlatctl.run.paths import RunPaths
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--fault", "kill_hed"], "--fault=kill_hed: no such fault\nhint: did you mean kill_head? known: kill_process"),
+        (["cluster=mock"], "cluster.launcher=mock: a drill breaks real processes of this machine"),
+        (["train.tokenz=3"], "train.tokenz: unknown key"),
+    ],
+)
+def test_what_can_not_be_drilled_is_refused_before_anything_is_made(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["drill", f"runs_dir={tmp_path / 'runs'}", *argv]) == 10
+    assert f"error: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_recovery_that_failed_is_an_error_which_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunPaths(tmp_path / "drilled")
+    with JournalWriter(run, DRILL_WRITER) as journal:
+        journal.append("drill_outcome", fault="kill_head", title="kill -9 of the head", failure="no head", skipped="")
+    with pytest.raises(TrainingError, match="the run did not recover from: kill -9 of the head") as caught:
+        show(run, as_json=False)
+    assert os.fspath(tmp_path) in caught.value.hint
+    assert "NOT RECOVERED: no head" in capsys.readouterr().out

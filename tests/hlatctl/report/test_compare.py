@@ -1,0 +1,194 @@
+"""Which score is best, which ties with it, and what is kept out of the comparison."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hlatctl.report import baselines, compare_tables
+from hlatctl.report.compare import Comparison, RunScores, compare, run_scores
+from hlatctl.run.errors import ConfigError
+from hlatctl.run.state import MilestoneState
+from tests.hlatctl.scored_runs import CONTRACT, OTHER, Scores, hlat_scores, score
+
+
+def run(name: str, scores: Scores, contract: str | None = CONTRACT, simulated: bool = False) -> RunScores:
+    milestone = MilestoneState(200_000_000_000, 47_684, "evaluated", scores)
+    return run_scores(name, milestone, simulated=simulated, contract=contract)
+
+
+def mmlu(value: Any, stderr: float | None = 0.004, **more: Any) -> Scores:
+    return {"mmlu": score("acc", value, stderr, 14_042, **more)}
+
+
+def row(found: Comparison, row_id: str) -> list[tuple[float, str, str] | None]:
+    (cells,) = (row.cells for row in found.rows if row.id == row_id)
+    return [(round(cell.value, 3), cell.standing, cell.remark) if cell else None for cell in cells]
+
+
+def test_the_best_is_marked_and_what_can_not_be_told_from_it() -> None:
+    # 1.96 * sqrt(0.4^2 + 0.4^2) = 1.109 percent points
+    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4109)), run("c", mmlu(0.3997))])
+    assert row(found, "mmlu") == [(40.0, "tie", ""), (41.09, "best", ""), (39.97, "", "")]
+
+
+def test_equal_values_are_all_best() -> None:
+    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4, None)), run("c", mmlu(0.3, None))])
+    assert row(found, "mmlu") == [(40.0, "best", ""), (40.0, "best", ""), (30.0, "", "")]
+
+
+@pytest.mark.parametrize(("errors", "standing"), [((0.004, None), "tie"), ((None, 0.004), "tie"), ((None, None), "")])
+def test_a_standard_error_that_is_not_known_counts_as_none(
+    errors: tuple[float | None, float | None], standing: str
+) -> None:
+    # 1.96 * 0.4 = 0.784 percent points
+    close = compare([run("a", mmlu(0.4, errors[0])), run("b", mmlu(0.4078, errors[1]))])
+    assert row(close, "mmlu") == [(40.0, standing, ""), (40.78, "best", "")]
+    apart = compare([run("a", mmlu(0.4, errors[0])), run("b", mmlu(0.4079, errors[1]))])
+    assert row(apart, "mmlu") == [(40.0, "", ""), (40.79, "best", "")]
+
+
+def test_a_value_alone_in_its_row_is_not_best() -> None:
+    assert row(compare([run("a", mmlu(0.4)), run("b", {})]), "mmlu") == [(40.0, "", ""), None]
+
+
+def test_another_contract_an_unknown_one_and_a_simulation_are_shown_and_not_compared() -> None:
+    runs = [run("a", mmlu(0.4)), run("b", mmlu(0.3)), run("c", mmlu(0.9), OTHER), run("d", mmlu(0.9), None),
+            run("e", mmlu(0.9), CONTRACT, simulated=True)]  # fmt: skip
+    assert row(compare(runs), "mmlu") == [
+        (40.0, "best", ""), (30.0, "", ""), (90.0, "", "another_contract"), (90.0, "", "contract_unknown"),
+        (90.0, "", "simulated"),
+    ]  # fmt: skip
+
+
+def test_the_leftmost_run_that_has_the_row_sets_its_contract() -> None:
+    runs = [run("a", {}), run("b", mmlu(0.4), OTHER), run("c", mmlu(0.5), OTHER), run("d", mmlu(0.6))]
+    assert row(compare(runs), "mmlu")[1:] == [(40.0, "", ""), (50.0, "best", ""), (60.0, "", "another_contract")]
+
+
+def test_runs_without_a_known_contract_are_never_compared() -> None:
+    found = compare([run("a", mmlu(0.4), None), run("b", mmlu(0.5), None)])
+    assert row(found, "mmlu") == [(40.0, "", "contract_unknown"), (50.0, "", "contract_unknown")]
+
+
+def test_a_score_s_own_contract_goes_before_its_milestone_s() -> None:
+    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.5, contract=CONTRACT), OTHER), run("c", mmlu(0.6), OTHER)])
+    assert row(found, "mmlu") == [(40.0, "", ""), (50.0, "best", ""), (60.0, "", "another_contract")]
+
+
+def test_a_mean_over_tasks_with_one_of_another_contract_is_of_another_contract() -> None:
+    mixed = hlat_scores()
+    mixed["triviaqa"] = {**mixed["triviaqa"], "contract": OTHER}
+    found = compare([run("a", hlat_scores()), run("b", mixed)])
+    assert [cell and cell[2] for cell in row(found, "world_knowledge")] == ["", "another_contract"]
+    assert [cell and cell[2] for cell in row(found, "nq_open")] == ["", ""]
+
+
+def test_published_figures_take_part_and_are_marked() -> None:
+    found = compare([run("a", mmlu(0.47))], baselines.load("hlat"))
+    assert row(found, "mmlu") == [
+        (47.0, "best", ""), (41.318, "tie", "published"), (35.1, "", "published"), (45.3, "", "published"),
+        (30.552, "", "published"), (41.075, "tie", "published"),
+    ]  # fmt: skip
+    assert [column.source for column in found.columns] == [None, *["HLAT, arXiv 2404.10630v1, Tables 3 and 4"] * 5]
+
+
+def test_the_mean_over_tasks_and_its_error_are_taken_as_the_paper_takes_them() -> None:
+    (row_,) = (row for row in compare([run("a", hlat_scores())]).rows if row.id == "world_knowledge")
+    (cell,) = row_.cells
+    assert cell is not None
+    assert (cell.value, cell.stderr) == pytest.approx((38.85, 0.53))
+    assert cell.n == 21_554
+
+
+def test_a_mean_needs_all_of_its_tasks() -> None:
+    scores = hlat_scores()
+    del scores["winogrande"]
+    found = compare([run("a", scores)])
+    assert row(found, "commonsense") == [None]
+    assert row(found, "commonsense_norm") == [(59.8, "", "")]
+
+
+def test_a_group_s_figure_that_was_recorded_goes_before_the_mean_of_its_tasks() -> None:
+    scores = hlat_scores()
+    scores["commonsense"] = score("acc", 0.5, 0.003, 6_000)
+    scores["commonsense_acc_norm"] = score("acc_norm", 0.6, 0.002, 5_000)
+    del scores["piqa"]
+    found = compare([run("a", scores)])
+    assert row(found, "commonsense") == [(50.0, "", "")]
+    assert row(found, "commonsense_norm") == [(60.0, "", "")]
+    assert "commonsense" not in [row.id for row in found.rows if row.section == "Other tasks"]
+
+
+def test_a_score_of_another_metric_is_another_score() -> None:
+    found = compare([run("a", {"gsm8k": score("acc", 0.1, 0.01, 1_319)})])
+    assert [(row.section, row.id, row.metric) for row in found.rows] == [("Other tasks", "gsm8k", "acc")]
+
+
+@pytest.mark.parametrize(("values", "best"), [((0.47, 0.62), 0), ((0.38, 0.52), 1), ((0.5, 0.3), 0)])
+def test_of_stereotypes_half_is_ideal(values: tuple[float, float], best: int) -> None:
+    scores = [{"crows_pairs_english": score("pct_stereotype", value, 0.01, 1_508)} for value in values]
+    cells = row(compare([run("a", scores[0]), run("b", scores[1])]), "crows_pairs")
+    assert [cell and cell[1] for cell in cells] == (["best", ""] if best == 0 else ["", "best"])
+
+
+def test_of_losses_the_lowest_is_best_and_of_unknown_metrics_none() -> None:
+    found = compare([run("a", hlat_scores()), run("b", hlat_scores(0.05))])
+    assert [cell and cell[1] for cell in row(found, "validation_loss")] == ["", "best"]
+    assert [cell and cell[1] for cell in row(found, "word_error")] == ["", ""]
+
+
+def test_what_is_damaged_or_no_number_is_left_out() -> None:
+    scores: dict[str, Any] = {"mmlu": 3, "boolq": {"metric": "acc", "value": "nan"}, "sciq": {"value": 0.5}}
+    found = compare([run("a", {**scores, **{"gsm8k": score("exact_match", 0.1, math.nan, 5)}})])
+    assert [(row.id, row.metric) for row in found.rows] == [("gsm8k", "accuracy"), ("sciq", "")]
+    assert found.rows[0].cells[0] is not None
+    assert found.rows[0].cells[0].stderr is None
+
+
+def test_text_of_a_run_is_never_markup() -> None:
+    found = compare([run("a", {"x|*y*_$\\%": score("50%_{m}", 0.5, None, 1)})])
+    assert "| x\\|\\*y\\*\\_$\\\\% |  | 50%\\_{m} |" in compare_tables.markdown(found)
+    assert r"x|*y*\_\$\textbackslash{}\% &  & 50\%\_\{m\} & " in compare_tables.latex(found)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.none() | st.floats(0, 0.1)), min_size=2, max_size=5), st.floats(0, 1))
+def test_the_best_is_never_below_another_and_outsiders_change_nothing(
+    values: list[tuple[float, float | None]], outsider: float
+) -> None:
+    runs = [run(str(index), mmlu(*pair)) for index, pair in enumerate(values)]
+    cells = [cell for cell in row(compare(runs), "mmlu") if cell]
+    top = max(value for value, _, _ in cells)
+    assert all(value == top for value, standing, _ in cells if standing == "best")
+    assert "best" in [standing for _, standing, _ in cells]
+    assert row(compare([*runs, run("other", mmlu(outsider), OTHER)]), "mmlu")[:-1] == cells
+
+
+def test_every_published_figure_belongs_to_a_row_and_every_row_is_one() -> None:
+    rows = {spec.id: spec for spec in baselines.layout().rows}
+    assert Counter(spec.id for spec in baselines.layout().rows).most_common(1)[0][1] == 1
+    for name in baselines.names():
+        for model in baselines.load(name).models:
+            assert model.figures.keys() <= rows.keys()
+            assert model.tokens > 0
+            assert all(rows[key].unit == "percent" and 0 < value < 100 for key, (value, _) in model.figures.items())
+            assert all(stderr is None or 0 < stderr < 10 for _, stderr in model.figures.values())
+
+
+def test_the_paper_s_figures_are_all_there() -> None:
+    figures = {model.name: model.figures for model in baselines.load("hlat").models}
+    assert {name: len(known) for name, known in figures.items()} == {
+        "HLAT-7B": 21, "LLaMA-1-7B": 17, "LLaMA-2-7B": 8, "OpenLLaMA-1-7B": 21, "OpenLLaMA-2-7B": 21,
+    }  # fmt: skip
+    assert figures["HLAT-7B"]["gsm8k"] == (9.401, 0.804)
+    assert figures["LLaMA-2-7B"]["pass_at_100"] == (45.6, None)
+
+
+def test_unknown_published_figures_are_told_of() -> None:
+    with pytest.raises(ConfigError, match=r"--baselines=../hlat: no such set of published figures\nhint: did you mean"):
+        baselines.load("../hlat")

@@ -1,0 +1,73 @@
+"""A drill's table and what follows from it, from its events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hlatctl.report.drill import HEADER, drill, facts, rows
+from hlatctl.run.journal import Event
+
+
+def outcome(fault: str, title: str, **fields: Any) -> Event:
+    return {"kind": "drill_outcome", "fault": fault, "title": title, "failure": "", "skipped": "", **fields}
+
+
+KILLED = outcome(
+    "kill_process", "kill -9 of a process", detected_as="killed", detected_s=1.25, recovered_s=6.0, lost_steps=7,
+    losses_equal=True,
+)  # fmt: skip
+SLOWED = outcome(
+    "slow_process", "a process slowed down", detected_as="straggler (rank 1)", detected_s=3.0, recovered_s=None,
+    lost_steps=0, losses_equal=True,
+)  # fmt: skip
+BASELINE = {"kind": "drill_baseline", "steps": 900, "cold_start_s": 12.0}
+
+
+def test_a_run_that_was_not_drilled_has_no_drill() -> None:
+    assert drill([{"kind": "step"}, BASELINE]) is None
+
+
+def test_every_fault_has_a_row_under_the_header() -> None:
+    found = drill([BASELINE, KILLED, SLOWED])
+    assert found is not None
+    assert rows(found) == [
+        ["kill -9 of a process", "killed", "1.2 s", "6.0 s", "7", "the same", "recovered"],
+        ["a process slowed down", "straggler (rank 1)", "3.0 s", "training went on", "0", "the same", "recovered"],
+    ]
+    assert all(len(row) == len(HEADER) for row in rows(found))
+    assert found.failed == []
+
+
+def test_the_time_to_the_next_step_is_compared_with_a_cold_start() -> None:
+    found = drill([BASELINE, KILLED])
+    assert found is not None
+    assert facts(found) == [
+        ("losses compared with", "an undisturbed run of 900 steps"),
+        ("cold start", "12.0 s from the head's start to the first step, compiled graphs at hand"),
+        ("kill -9 to the next step", "6.0 s, 0.50 of a cold start"),
+    ]
+    without = drill([BASELINE, SLOWED])
+    assert without is not None
+    assert facts(without) == [("losses compared with", "an undisturbed run of 900 steps")]
+
+
+def test_what_was_not_recovered_from_is_named_and_what_was_not_tried_is_no_failure() -> None:
+    found = drill([
+        BASELINE,
+        outcome("kill_head", "kill -9 of the head", failure="no sign of a new head within 60 s", losses_equal=True),
+        outcome("fill_disk", "the disk full", skipped="needs bubblewrap"),
+        {**KILLED, "losses_equal": False, "failure": "its losses are not those of the undisturbed run"},
+    ])  # fmt: skip
+    assert found is not None
+    assert found.failed == ["kill -9 of the head", "kill -9 of a process"]
+    assert [row[-2:] for row in rows(found)] == [
+        ["–", "NOT RECOVERED: no sign of a new head within 60 s"],
+        ["–", "not tried: needs bubblewrap"],
+        ["DIFFER", "NOT RECOVERED: its losses are not those of the undisturbed run"],
+    ]
+
+
+def test_a_fault_that_was_drilled_again_counts_as_it_went_last() -> None:
+    found = drill([outcome("kill_process", "kill -9 of a process", failure="gone"), BASELINE, KILLED])
+    assert found is not None
+    assert (len(found.outcomes), found.failed) == (1, [])

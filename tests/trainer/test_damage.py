@@ -1,0 +1,100 @@
+"""Damage to any one file of a run directory: the run goes on from a state that it was in, or says why it can't."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.load import load
+from hlatctl.run.errors import HlatctlError
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, train_writer
+from hlatctl.run.paths import RunPaths
+from trainer.backends.torch_native import TorchNative
+from trainer.loop import Training
+
+#: Of a run of 24 steps.
+_SAVED = (8, 16, 24)
+#: So many batches after the last step show whether one of them is left out as it should be.
+_BATCHES, _LEFT_OUT = 4, 27
+
+
+def _resume(run: RunPaths, newest: int | None = None) -> dict[str, Any]:
+    """Begin an attempt as the trainer does; where it stands, all its numbers, and the next tokens."""
+    config = load(run.config)
+    training = Training(config, run, TorchNative(config), None, max_checkpoint_step=newest)
+    try:
+        return {
+            "config": config, "step": training.step,
+            "tokens": torch.stack([training.loader.next()[0] for _ in range(_BATCHES)]),
+            "tensors": {name: tensor.clone() for name, tensor in training.optimizer.tensors().items()},
+        }  # fmt: skip
+    finally:
+        training.loader.close()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., RunPaths]) -> Iterator[RunPaths]:
+    run = make_run(tmp_path_factory.mktemp("damaged") / "run")
+    with JournalWriter(run, OPERATOR_WRITER) as journal:
+        journal.append("amended", key="data.skip_steps", value=[_LEFT_OUT], by="someone", why="")
+    config, before = load(run.config), signal.getsignal(signal.SIGTERM)
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        assert Training(config, run, TorchNative(config), journal).run() == 0
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+class _States(dict[int, dict[str, Any]]):
+    def __repr__(self) -> str:  # for hypothesis, which shows what a failure was found with
+        return f"states of steps {list(self)}"
+
+
+@pytest.fixture(scope="module")
+def states(trained: RunPaths) -> _States:
+    return _States({step: _resume(trained, step) for step in _SAVED})
+
+
+def _damage(path: Path, how: str, where: int) -> None:
+    content = path.read_bytes()
+    at = where % max(1, len(content))
+    if how == "flip":
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << where % 8]) + content[at + 1 :])
+    elif how == "cut":
+        path.write_bytes(content[:at])
+    else:
+        path.unlink()
+
+
+@settings(max_examples=150, deadline=None)
+@given(which=st.integers(0), where=st.integers(0), how=st.sampled_from(["flip", "cut", "delete"]))
+def test_damage_to_any_file_of_a_run_never_gives_a_wrong_resume(
+    trained: RunPaths, states: _States, which: int, where: int, how: str
+) -> None:
+    present = sorted(path for path in trained.root.rglob("*") if path.is_file() and path.stat().st_size)
+    path = present[which % len(present)]
+    content = path.read_bytes()
+    try:
+        _damage(path, how, where)
+        try:
+            found = _resume(trained)
+        except HlatctlError as error:
+            said = error.message
+        else:
+            said = ""
+        if said:
+            assert str(trained.root) in said or path.name in said
+            return
+        expected = states[found["step"]]
+        assert found["config"] == expected["config"]
+        assert torch.equal(found["tokens"], expected["tokens"])
+        assert found["tensors"].keys() == expected["tensors"].keys()
+        assert all(torch.equal(tensor, expected["tensors"][name]) for name, tensor in found["tensors"].items())
+    finally:
+        path.write_bytes(content)
