@@ -91,6 +91,7 @@ def _resolve_paths(config: Config) -> Config:
             sources=[dataclasses.replace(s, path=absolute(s.path) or "") for s in config.data.sources],
         ),
         tokenizer=dataclasses.replace(config.tokenizer, path=absolute(config.tokenizer.path)),
+        eval=dataclasses.replace(config.eval, data_dir=absolute(config.eval.data_dir)),
         train=dataclasses.replace(config.train, init_from=absolute(config.train.init_from)),
         cluster=dataclasses.replace(config.cluster, worker_cache_dir=absolute(config.cluster.worker_cache_dir) or ""),
     )

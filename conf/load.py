@@ -108,6 +108,11 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
             raise _type_error(key, value, "a list")
         (item_type,) = typing.get_args(expected)
         return [_decode_value(item_type, item, f"{key}[{index}]") for index, item in enumerate(value)]
+    if typing.get_origin(expected) is dict:
+        if not isinstance(value, dict):
+            raise _type_error(key, value, "a group of keys")
+        _, item_type = typing.get_args(expected)
+        return {str(name): _decode_value(item_type, item, f"{key}.{name}") for name, item in value.items()}
     if expected is int and isinstance(value, str) and key.endswith("tokens"):
         return token_count(value, key)
     if expected is float and isinstance(value, int) and not isinstance(value, bool):

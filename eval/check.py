@@ -1,25 +1,30 @@
-"""``python -m eval.check --config FILE``: whether the tasks that a configuration names exist, before anything runs.
+"""``python -m eval.check --config FILE``: whether a suite can be run, before anything is: its names, data and packages.
 
-Quick: reads package data, imports no harness.
+A built-in suite is checked without the harness; any other asks it for its definitions, which takes some seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from conf.load import load
-from eval import suites
+from eval import plan, runners
 from hlatctl.run.errors import run_main
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check the suite and the tasks; 0 if they are there."""
+    """Check the suite, its tasks and their files; 0 if all is there."""
     parser = argparse.ArgumentParser(prog="eval.check", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     config = load(parser.parse_args(argv).config)
-    suites.check(config.eval.suite, config.eval.tasks)
+    runners.check(config.eval.runner)
+    with tempfile.TemporaryDirectory(prefix="hlatctl-eval-check-") as scratch:
+        made = plan.make(config.eval, Path(scratch))
+    for note in made.notes:
+        print(note, file=sys.stderr)
     return 0
 
 

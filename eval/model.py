@@ -24,12 +24,16 @@ class Loaded:
     max_length: int
 
 
-def go_offline(scratch: Path) -> None:
-    """Keep Hugging Face's packages off the network and out of the home folder; they read this when first imported."""
-    os.environ.update(
-        HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=str(scratch / "huggingface"), TQDM_DISABLE="1",
-        TOKENIZERS_PARALLELISM="false",
-    )  # fmt: skip
+def settle_environment(scratch: Path, *, offline: bool) -> None:
+    """What Hugging Face's packages read when they are first imported: no bars, no threads, and where they may look.
+
+    Args:
+        scratch: where they keep their caches, if offline.
+        offline: stay off the network and out of the home folder; else datasets may come from the hub.
+    """
+    os.environ.update(TQDM_DISABLE="1", TOKENIZERS_PARALLELISM="false")
+    if offline:
+        os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=str(scratch / "huggingface"))
 
 
 def check_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,14 @@ def to_json(scores: Scores) -> dict[str, dict[str, Any]]:
     return {name: asdict(score) for name, score in scores.items()}
 
 
-def contract(settings: dict[str, Any], item_files: Iterable[Path]) -> str:
+def contract(settings: dict[str, Any], item_files: Mapping[str, Path]) -> str:
     """SHA-256 of what is measured and how.
 
     Args:
         settings: suite, versions and every setting that changes a score; JSON values.
-        item_files: files whose content is what the model is asked.
+        item_files: files whose content is what the model is asked, by what they are.
     """
-    items = {path.name: files.sha256_file(path) for path in item_files}
+    items = {name: files.sha256_file(path) for name, path in item_files.items()}
     text = json.dumps({"settings": settings, "items": items}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

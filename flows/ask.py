@@ -11,16 +11,17 @@ from pathlib import Path
 import conf.load
 import hlatctl
 from conf.schema import Config
-from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, load_error
+from hlatctl.run.errors import ERROR_FILE_ENV, ERROR_TOLD_ENV, LaunchError, load_error
 
 
-def ask(module: str, *argv: str, timeout_s: float | None = None) -> str:
+def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
     """Run ``python -m module argv`` and give what it prints.
 
     Args:
         module: such as ``trainer.data.check``.
         argv: its arguments.
         timeout_s: of the whole; none: as long as it takes.
+        show_talk: what it says on stderr goes to ours while it works.
 
     Raises:
         HlatctlError: the error that it left behind.
@@ -31,23 +32,25 @@ def ask(module: str, *argv: str, timeout_s: float | None = None) -> str:
     search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory(prefix="hlatctl-ask-") as folder:
         error_file = Path(folder) / "error.json"
+        told = {ERROR_TOLD_ENV: "1"} if show_talk else {}
         try:
             result = subprocess.run(
                 [sys.executable, "-P", "-m", module, *argv],
-                env={**os.environ, ERROR_FILE_ENV: os.fspath(error_file), "PYTHONPATH": search_path},
-                capture_output=True, text=True, timeout=timeout_s, check=False,
+                env={**os.environ, ERROR_FILE_ENV: os.fspath(error_file), "PYTHONPATH": search_path, **told},
+                stdout=subprocess.PIPE, stderr=None if show_talk else subprocess.PIPE, text=True, timeout=timeout_s,
+                check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise LaunchError(f"{module}: no answer after {timeout_s:g} s") from None
         if result.returncode:
-            last_line = (result.stderr.strip().splitlines() or ["no output"])[-1]
+            last_line = ((result.stderr or "").strip().splitlines() or ["no output"])[-1]
             raise load_error(error_file) or LaunchError(f"{module}: failed ({last_line})")
     return result.stdout
 
 
-def ask_about(module: str, config: Config, *argv: str, timeout_s: float | None = None) -> str:
+def ask_about(module: str, config: Config, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
     """The same, with a configuration in a file that ``--config`` names."""
     with tempfile.TemporaryDirectory(prefix="hlatctl-ask-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(conf.load.dump(config), encoding="utf-8")
-        return ask(module, "--config", os.fspath(file), *argv, timeout_s=timeout_s)
+        return ask(module, "--config", os.fspath(file), *argv, timeout_s=timeout_s, show_talk=show_talk)

@@ -1,39 +1,47 @@
-"""The built-in suites: which tasks each holds and where their items lie. Reads package data; knows no harness.
+"""The built-in items: which tasks they make up and where they lie. Reads package data; knows no harness.
 
-A suite is a folder here. A task is ``<task>.yaml`` (a definition for lm-evaluation-harness) and ``<task>.jsonl`` (its
-items, the split ``test``) in it; ``metadata.judge: human_eval`` in the definition marks a task whose answers are
-programs. Every suite also holds the task ``validation``, the run's own held-out text.
+A built-in suite is a folder here. A task is ``<task>.yaml`` (a definition for lm-evaluation-harness) and
+``<task>.jsonl`` (its items, the split ``test``) in it; ``metadata.judge: human_eval`` in the definition marks a task
+whose answers are programs. Other suites are lists of the harness's own tasks in ``conf/eval`` (see ``eval.plan``).
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib.resources
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-from hlatctl.run.errors import ConfigError
 
 VALIDATION = "validation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task of a suite.
+    """One task, ready to be run.
 
     Args:
         definition: YAML file in the format of lm-evaluation-harness.
-        items: JSON Lines.
+        config: the definition as the harness shall read it, mostly ``include`` and what is different here.
+        files: the items by split, JSON Lines, the evaluated split first; none: the definition's own dataset.
         judge: ``harness``, or ``human_eval`` for tasks whose answers are programs.
+        shots: solved examples before each question; None: as the definition says.
+        metrics: the harness's metrics to report, the first under the task's name; none: the definition's first.
     """
 
     name: str
     definition: Path
-    items: Path
-    judge: str
+    config: dict[str, Any]
+    files: dict[str, Path] = field(default_factory=dict)
+    judge: str = "harness"
+    shots: int | None = None
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def items(self) -> Path:
+        """The file of the evaluated split."""
+        return next(iter(self.files.values()))
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -50,33 +58,14 @@ def known() -> dict[str, list[str]]:
     return {folder.name: [VALIDATION, *sorted(p.stem for p in folder.glob("*.yaml"))] for folder in folders}
 
 
-def check(suite: str, tasks: list[str]) -> list[str]:
-    """The names of the tasks to run, in the suite's order; no names means all.
-
-    Raises:
-        ConfigError: unknown suite or task; the hint has the nearest name.
-    """
-    suites = known()
-    if suite not in suites:
-        raise ConfigError(f"eval.suite={suite}: unknown suite", hint=_nearest(suite, list(suites)))
-    for name in tasks:
-        if name not in suites[suite]:
-            raise ConfigError(f"eval.tasks: {name} is no task of suite {suite}", hint=_nearest(name, suites[suite]))
-    return [name for name in suites[suite] if not tasks or name in tasks]
-
-
 def task(suite: str, name: str) -> Task:
-    """One task of a suite, by a name that :func:`check` has passed."""
+    """One task of a built-in suite."""
     definition = _root() / suite / f"{name}.yaml"
     metadata: dict[str, Any] = yaml.load(definition.read_text(encoding="utf-8"), Loader=_PlainLoader)["metadata"]
-    items = definition.with_suffix(".jsonl")
-    return Task(name=name, definition=definition, items=items, judge=metadata.get("judge", "harness"))
+    config = {"include": str(definition), "task": name}
+    return Task(name=name, definition=definition, config=config, files={"test": definition.with_suffix(".jsonl")},
+                judge=metadata.get("judge", "harness"))  # fmt: skip
 
 
 def _root() -> Path:
     return Path(str(importlib.resources.files(__name__)))
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"

@@ -35,7 +35,8 @@ def check(config: Config, *, begun: bool = False) -> None:
 
     Raises:
         ConfigError: a rule is broken, the suite has no task of that name, or the initial weights are another model's.
-        DataError: the corpus or the tokenizer is missing, empty or unreadable.
+        DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
+        DependencyError: a package of the suite or of its runner is missing.
         CheckpointError: the initial weights are incomplete.
     """
     conf.validate.validate(config)
@@ -43,5 +44,5 @@ def check(config: Config, *, begun: bool = False) -> None:
         check_initial_weights(config, checksums=False)
     if config.data.inputs or config.tokenizer.path:
         ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
-    if config.eval.enabled and config.eval.tasks:
+    if config.eval.enabled and (config.eval.tasks or config.eval.groups or config.eval.runner != "hf"):
         ask_about("eval.check", config, timeout_s=_TIMEOUT_S)

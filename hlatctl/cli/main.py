@@ -18,6 +18,7 @@ from hlatctl.cli import (
     data,
     diff,
     drill,
+    evaluate,
     goodput,
     logs,
     plan,
@@ -29,7 +30,7 @@ from hlatctl.cli import (
     sync,
     train,
     ui,
-)  # fmt: skip
+)
 from hlatctl.run.errors import HlatctlError
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -51,6 +52,7 @@ for _command in (
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(data.app, name="data")
+app.add_typer(evaluate.app, name="eval")
 
 
 def _print_version(wanted: bool) -> None:

@@ -32,6 +32,8 @@ from pathlib import Path
 
 #: Environment variable that tells a launched process where to leave its error for the process that launched it.
 ERROR_FILE_ENV = "HLATCTL_ERROR_FILE"
+#: Set where the launching process shares its stderr and tells the error there itself.
+ERROR_TOLD_ENV = "HLATCTL_ERROR_TOLD"
 
 
 class HlatctlError(Exception):
@@ -152,7 +154,8 @@ def run_main(main: Callable[[], int]) -> int:
     try:
         return main()
     except HlatctlError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if not os.environ.get(ERROR_TOLD_ENV):
+            print(f"error: {error}", file=sys.stderr)
         target = os.environ.get(ERROR_FILE_ENV)
         if target:
             dump_error(error, Path(target))

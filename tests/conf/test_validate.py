@@ -69,6 +69,24 @@ def test_the_defaults_are_valid() -> None:
         ({"optimizer__lr": float("nan")}, "optimizer.lr=nan: must be a finite number"),
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
         ({"backend__name": "tpu"}, "backend.name=tpu: not known\nhint: use one of: "),
+        ({"eval__runner": "tgi"}, "eval.runner=tgi: not known\nhint: use one of: hf, vllm, neuron"),
+        (
+            {"eval__suite": "mine"},
+            "eval.suite=mine: is not built in and lists no eval.groups\n"
+            "hint: eval=smoke, eval=hlat_core and eval=hlat are there",
+        ),
+        (
+            {"eval__groups": {"math": {"tasks": []}}},
+            "eval.groups.math.tasks=[]: must name a task\nhint: ~eval.groups.math leaves the group out",
+        ),
+        (
+            {"eval__groups": {"math": {"tasks": ["gsm8k"], "shots": -1}}},
+            "eval.groups.math.shots=-1: must be 0 or greater",
+        ),
+        (
+            {"eval__groups": {"math": {"tasks": ["gsm8k"], "judge": "me"}}},
+            "eval.groups.math.judge=me: must be one of harness, human_eval",
+        ),
         (
             {"tokenizer__train_vocab_size": 9000},
             "tokenizer.train_vocab_size=9000: does not fit model.vocab_size=8192\n"

@@ -15,8 +15,9 @@ import pytest
 
 from conf.load import dump
 from conf.schema import Config, EvalConfig, TrainConfig
-from eval import model
+from eval import model, runners
 from hlatctl.run.paths import RunPaths
+from tests.eval import tiny_data as tiny
 
 REPO = Path(__file__).resolve().parents[2]
 _SENTENCES = (
@@ -78,6 +79,19 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(model_folder: Path) -> model.Loaded:
     """The tiny model in memory."""
     return model.load(model_folder, seq_len=256, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def lm(model_folder: Path, loaded: model.Loaded) -> Any:
+    """The harness's model around it."""
+    return runners.make("hf", runners.Request(folder=model_folder, loaded=lambda: loaded, max_length=256, batch_size=4,
+                                              seed=1234))  # fmt: skip
+
+
+@pytest.fixture
+def tiny_data(tmp_path: Path) -> Path:
+    """A data folder with a few items of each dataset of the whole table."""
+    return tiny.write(tmp_path / "data")
 
 
 @pytest.fixture

@@ -1,48 +1,179 @@
-"""The harness's numbers come out as the harness makes them."""
+"""The harness's numbers come out as the harness makes them, for a task of each kind, from files and off the network."""
 
 from __future__ import annotations
 
 import json
+import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from eval import harness, suites
-from eval.model import Loaded
+from conf.compose import compose
+from conf.schema import EvalConfig
+from eval import harness, plan, suites
+from eval.suites import Task
+from hlatctl.run.errors import ConfigError, EvaluationError
+
+_WHOLE = compose(["eval=hlat"]).eval
+#: The harness's own default, 256 tokens, would leave no room for a prompt in the tiny model's context.
+_GENERATION = {"max_gen_toks": 64}
+_REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval"
+needs_real_data = pytest.mark.skipif(not _REAL.is_dir(), reason="the datasets are not here")
 
 
-@pytest.fixture
-def lm(loaded: Loaded) -> object:
-    return harness.wrap(loaded, batch_size=4)
+def _tasks(data_dir: Path, scratch: Path, *names: str, wanted: EvalConfig = _WHOLE) -> list[Task]:
+    return plan.make(replace(wanted, data_dir=str(data_dir), tasks=list(names)), scratch).tasks
 
 
-@pytest.mark.parametrize("name", ["smoke_mmlu", "smoke_gsm8k"])
-def test_the_numbers_are_those_of_simple_evaluate(lm: object, model_folder: Path, tmp_path: Path, name: str) -> None:
-    """The same task, called as the harness's own users call it, on a model that it loads itself."""
+def _simple_evaluate(
+    model_folder: Path, folder: Path, definition: dict[str, Any], *, shots: int | None, limit: int | None
+) -> dict[str, Any]:
+    """The same task as the harness's own users call it, on a model that it loads itself."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    ours = harness.run(lm, suites.task("smoke", name), tmp_path, limit=12, seed=1234)
-    folder = tmp_path / "direct"
     folder.mkdir()
-    task = suites.task("smoke", name)
-    definition = yaml.safe_load(task.definition.read_text(encoding="utf-8"))
-    definition |= {"task": "direct", "dataset_kwargs": {"data_files": {"test": str(task.items)},
-                                                        "cache_dir": str(tmp_path / "cache")}}  # fmt: skip
-    (folder / "direct.yaml").write_text(yaml.safe_dump(definition), encoding="utf-8")
-    direct = simple_evaluate(
-        model="hf", model_args={"pretrained": str(model_folder), "dtype": "float32"}, tasks=["direct"], limit=12,
+    (folder / "direct.yaml").write_text(yaml.safe_dump({**definition, "task": "direct"}), encoding="utf-8")
+    result: dict[str, Any] = simple_evaluate(
+        model="hf", model_args={"pretrained": str(model_folder), "dtype": "float32"}, tasks=["direct"],
         task_manager=TaskManager(include_path=str(folder), include_defaults=False), device="cpu", batch_size=4,
+        num_fewshot=shots, limit=limit, gen_kwargs=dict(_GENERATION), random_seed=7, numpy_random_seed=7,
+        torch_random_seed=7, fewshot_random_seed=7,
     )  # fmt: skip
+    return result
+
+
+def _assert_same(ours: harness.TaskResult, direct: dict[str, Any]) -> None:
     expected = direct["results"]["direct"]
-    numbers = [key for key, value in expected.items() if isinstance(value, float)]
+    numbers = {key: value for key, value in expected.items() if isinstance(value, float)}
     assert len(numbers) >= 2
-    assert {key: ours.metrics[key] for key in numbers} == {key: expected[key] for key in numbers}
+    assert {key: ours.metrics[key] for key in numbers} == numbers
     for mine, theirs in zip(ours.samples, direct["samples"]["direct"], strict=True):
-        assert mine["arguments"] == theirs["arguments"]
-    score = ours.scores[name]
-    assert (score.value, score.n) == (expected[numbers[0]], 12)
+        assert (mine["arguments"], mine["filtered_resps"]) == (theirs["arguments"], theirs["filtered_resps"])
+
+
+@pytest.mark.parametrize(
+    ("name", "splits", "shots"),
+    [
+        ("mmlu_anatomy", {"test": "mmlu/anatomy/test", "dev": "mmlu/anatomy/dev"}, 5),
+        ("gsm8k", {"test": "gsm8k/test", "train": "gsm8k/train"}, 2),
+        ("crows_pairs_english_gender", {"test": "crows_pairs/test"}, 0),
+    ],
+)
+def test_the_numbers_are_those_of_the_harness_itself(
+    lm: object, model_folder: Path, tiny_data: Path, tmp_path: Path, name: str, splits: dict[str, str], shots: int
+) -> None:
+    """Multiple choice, generation and pairs; the stock definition pointed at the files by hand."""
+    (task,) = _tasks(tiny_data, tmp_path, name)
+    ours = harness.run(lm, replace(task, shots=shots), tmp_path, limit=3, seed=7, generation=_GENERATION)
+    files = {split: str(tiny_data / f"{file}.jsonl") for split, file in splits.items()}
+    by_hand = {"include": str(task.definition), "dataset_path": "json", "dataset_name": None,
+               "dataset_kwargs": {"data_files": files, "cache_dir": str(tmp_path / "cache")}}  # fmt: skip
+    direct = _simple_evaluate(model_folder, tmp_path / "direct", by_hand, shots=shots, limit=3)
+    _assert_same(ours, direct)
+    assert next(iter(ours.scores.values())).n == 3
+
+
+def test_the_numbers_of_a_built_in_task_are_too(lm: object, model_folder: Path, tmp_path: Path) -> None:
+    task = suites.task("smoke", "smoke_mmlu")
+    ours = harness.run(lm, task, tmp_path, limit=12, seed=7)
+    definition = yaml.safe_load(task.definition.read_text(encoding="utf-8"))
+    definition |= {"dataset_kwargs": {"data_files": {"test": str(task.items)}, "cache_dir": str(tmp_path / "cache")}}
+    _assert_same(ours, _simple_evaluate(model_folder, tmp_path / "direct", definition, shots=None, limit=12))
+
+
+def test_a_tiny_file_is_enough_for_every_task_of_the_table(lm: object, tiny_data: Path, tmp_path: Path) -> None:
+    names = ["mmlu_virology", "leaderboard_bbh_navigate", "gsm8k", "commonsense", "world_knowledge", "reading",
+             "truthfulness"]  # fmt: skip
+    found = {task.name: harness.run(lm, task, tmp_path, seed=1).scores for task in _tasks(tiny_data, tmp_path, *names)}
+    sizes = {name: scores[name].n for name, scores in found.items()}
+    assert sizes == {
+        "mmlu_virology": 3, "leaderboard_bbh_navigate": 3, "gsm8k": 4, "piqa": 2, "hellaswag": 3, "winogrande": 2,
+        "arc_easy": 2, "arc_challenge": 1, "openbookqa": 2, "nq_open": 8, "triviaqa": 3, "boolq": 2,
+        "truthfulqa_mc1": 2, "truthfulqa_mc2": 2,
+    }  # fmt: skip
+    assert list(found["hellaswag"]) == ["hellaswag", "hellaswag_acc_norm"]
+    assert list(found["gsm8k"]) == ["gsm8k", "gsm8k_flexible_extract"]
+    assert list(found["winogrande"]) == ["winogrande"]
+
+
+def test_a_category_of_crows_pairs_holds_its_own_pairs_only(lm: object, tiny_data: Path, tmp_path: Path) -> None:
+    tasks = _tasks(tiny_data, tmp_path, "crows_pairs_english", "crows_pairs_english_age")
+    whole, age = (harness.run(lm, task, tmp_path, seed=1) for task in tasks)
+    assert whole.scores["crows_pairs_english"].n == 27
+    assert {sample["doc"]["bias_type"] for sample in age.samples} == {"age"}
+    assert age.scores["crows_pairs_english_age"].metric == "pct_stereotype"
+
+
+def test_a_question_is_never_among_its_own_solved_examples(lm: object, tiny_data: Path, tmp_path: Path) -> None:
+    (task,) = _tasks(tiny_data, tmp_path, "nq_open")
+    samples = harness.run(lm, task, tmp_path, seed=1).samples
+    for sample in samples:
+        prompt, question = sample["arguments"][0][0], f"Q: {sample['doc']['question']}?"
+        assert (prompt.count("\nQ: "), prompt.count(question)) == (6, 1)
+
+
+def test_groups_are_the_harness_own_figures(model_folder: Path, lm: object, tiny_data: Path, tmp_path: Path) -> None:
+    """Weighted by items for MMLU; the plain mean for a group of the suite."""
+    made = plan.make(replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense"]), tmp_path)
+    metrics = {"a": {"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 100},
+               "b": {"acc,none": 0.2, "acc_stderr,none": 0.2, "sample_len": 50}}  # fmt: skip
+
+    def figure(*, weighted: bool) -> Any:
+        aggregate = [{"metric": "acc", "weight_by_size": weighted}]
+        group = replace(made.figures[0].group, name="both", tasks=("a", "b"), aggregate=aggregate)
+        return harness.figure(plan.Figure(group=group, metrics=("acc", "acc_norm")), metrics)["both"]
+
+    weighted, plain = figure(weighted=True), figure(weighted=False)
+    assert (weighted.value, weighted.n) == (pytest.approx((0.5 * 100 + 0.2 * 50) / 150), 150)
+    assert plain.value == pytest.approx(0.35)
+    assert plain.stderr == pytest.approx(math.hypot(0.1, 0.2) / 2)
+    results = {task.name: harness.run(lm, task, tmp_path, seed=1).metrics for task in made.tasks}
+    scores = harness.figure(made.figures[0], results)
+    accuracies = [metrics["acc,none"] for metrics in results.values()]
+    assert scores["commonsense"].value == pytest.approx(sum(accuracies) / 6)
+    normalised = [metrics["acc_norm,none"] for metrics in results.values() if "acc_norm,none" in metrics]
+    assert len(normalised) == 5
+    assert scores["commonsense_acc_norm"].value == pytest.approx(sum(normalised) / 5)
+
+
+def test_more_tokens_than_the_context_holds_are_not_asked_for(lm: object, tmp_path: Path) -> None:
+    """The definition of HumanEval asks for 1,024 tokens; this model's context is 256."""
+    (task,) = plan.make(EvalConfig(tasks=["humaneval"]), tmp_path).tasks
+    result = harness.run(lm, task, tmp_path, limit=1, seed=1)
+    assert result.samples[0]["arguments"][0][1]["max_gen_toks"] == 128
+    assert result.scores == {}
+
+
+def test_items_that_are_not_the_task_s_are_an_error_that_names_the_file(
+    lm: object, tiny_data: Path, tmp_path: Path
+) -> None:
+    path = tiny_data / "piqa" / "validation.jsonl"
+    path.write_text('{"question": "no goal here", "label": 0}\n', encoding="utf-8")
+    (task,) = _tasks(tiny_data, tmp_path, "piqa")
+    with pytest.raises(EvaluationError, match=r"piqa: can't be made from .*piqa/validation\.jsonl \("):
+        harness.run(lm, task, tmp_path, seed=1)
+
+
+def test_a_metric_that_the_task_lacks_is_an_error_with_those_it_has(
+    lm: object, tiny_data: Path, tmp_path: Path
+) -> None:
+    (task,) = _tasks(tiny_data, tmp_path, "winogrande")
+    with pytest.raises(ConfigError, match=r"winogrande has none of the metrics f1\nhint: it has acc,none"):
+        harness.run(lm, replace(task, metrics=("f1",)), tmp_path, seed=1)
+
+
+def test_without_metrics_of_a_suite_the_definition_s_first_one_counts(
+    lm: object, tiny_data: Path, tmp_path: Path
+) -> None:
+    for name, metric in (("piqa", "acc"), ("crows_pairs_english", "likelihood_diff")):
+        (task,) = _tasks(tiny_data, tmp_path, name, wanted=EvalConfig())
+        scores = harness.run(lm, task, tmp_path, limit=2, seed=1).scores
+        assert {key: score.metric for key, score in scores.items()} == {name: metric}
 
 
 def test_prompts_fit_a_context_of_512_tokens_of_two_letters(lm: object, tmp_path: Path) -> None:
@@ -69,14 +200,10 @@ def test_a_task_of_one_item_has_no_standard_error(lm: object, tmp_path: Path) ->
     assert (score.n, score.stderr) == (1, None)
 
 
-def test_the_items_answers_are_right_by_the_harness_own_metric(lm: object, tmp_path: Path) -> None:
+def test_the_items_answers_are_right_by_the_harness_own_metric(tmp_path: Path) -> None:
     """A model that answered each question of arithmetic with its own solution would score 1."""
-    from lm_eval.tasks import TaskManager
-
     task = suites.task("smoke", "smoke_gsm8k")
-    loaded_task = TaskManager(include_defaults=False).load([str(harness._definition(task, tmp_path))])["tasks"][
-        "smoke_gsm8k"
-    ]
+    loaded_task = harness.load(task, tmp_path, shots=None, seed=1)["tasks"]["smoke_gsm8k"]
     for line in task.items.read_text(encoding="utf-8").splitlines():
         item = json.loads(line)
         assert loaded_task.process_results(item, [item["answer"].split("#### ")[1]]) == {"exact_match": 1.0}
@@ -84,11 +211,36 @@ def test_the_items_answers_are_right_by_the_harness_own_metric(lm: object, tmp_p
 
 
 def test_nothing_is_written_outside_of_the_scratch_folder(
-    lm: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lm: object, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    harness.run(lm, suites.task("smoke", "smoke_bbh"), tmp_path, limit=2, seed=1)
+    before = sorted(tiny_data.rglob("*"))
+    (task,) = _tasks(tiny_data, tmp_path, "hellaswag")
+    harness.run(lm, task, tmp_path, limit=2, seed=1)
     assert list(home.iterdir()) == []
+    assert sorted(tiny_data.rglob("*")) == before
     assert (tmp_path / "datasets").is_dir()
+
+
+@needs_real_data
+@pytest.mark.parametrize(
+    ("name", "items"),
+    [("gsm8k", 1319), ("piqa", 1838), ("nq_open", 3610), ("boolq", 3270), ("hellaswag", 10_042),
+     ("crows_pairs_english", 1508), ("mmlu_anatomy", 135), ("bbh_cot_fewshot_word_sorting", 250)],
+)  # fmt: skip
+def test_the_real_datasets_are_loaded_whole(name: str, items: int, tmp_path: Path) -> None:
+    (task,) = _tasks(_REAL, tmp_path, name)
+    loaded = harness.load(task, tmp_path, shots=task.shots, seed=1)["tasks"][name]
+    assert len(loaded.eval_docs) == items
+    shutil.rmtree(tmp_path / "datasets")
+
+
+@needs_real_data
+def test_the_real_items_run(lm: object, tmp_path: Path) -> None:
+    tasks = _tasks(
+        _REAL, tmp_path, "mmlu_anatomy", "leaderboard_bbh_navigate", "crows_pairs_english", "piqa", "nq_open"
+    )
+    for task in tasks:
+        assert harness.run(lm, task, tmp_path, limit=2, seed=1).scores[task.name].n == 2, task.name

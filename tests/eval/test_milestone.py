@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf.compose import compose
 from eval import milestone, sandbox
 from hlatctl.run import journal
 from hlatctl.run.errors import ConfigError, DataError, DependencyError, EvaluationError, load_error
@@ -71,6 +74,47 @@ def test_the_process_judges_every_task_of_the_suite(make_run: MakeRun, start_eva
     assert events[-1]["scores"] == record["scores"]
     state = fold(events).milestones[1000]
     assert (state.status, state.step, state.scores) == ("evaluated", 5, record["scores"])
+
+
+def test_a_suite_of_the_harness_tasks_is_scored_with_its_figures_off_the_network(
+    make_run: MakeRun, model_folder: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: tried.append(address))
+    groups = compose(["eval=hlat"]).eval.groups
+    keys: dict[str, Any] = {"suite": "hlat", "groups": groups, "data_dir": str(tiny_data)}
+    run = make_run(**keys, tasks=["commonsense", "nq_open", "crows_pairs_english_age", "mmlu_virology"])
+    record = _evaluate(run, model_folder)
+    assert tried == []
+    assert os.environ["HF_DATASETS_OFFLINE"] == "1"
+    assert list(record["scores"]) == sorted(record["scores"])
+    assert set(record["scores"]) == {
+        "piqa", "piqa_acc_norm", "hellaswag", "hellaswag_acc_norm", "winogrande", "arc_easy", "arc_easy_acc_norm",
+        "arc_challenge", "arc_challenge_acc_norm", "openbookqa", "openbookqa_acc_norm", "commonsense",
+        "commonsense_acc_norm", "nq_open", "crows_pairs_english_age", "crows_pairs_english_age_likelihood_diff",
+        "mmlu_virology",
+    }  # fmt: skip
+    assert set(record["scores"]["commonsense"]) == {"metric", "value", "stderr", "n"}
+    assert record["notes"] == ["nq_open: nq_open/train.jsonl is not there; its solved examples come from validation"]
+    told = [e["task"] for e in journal.read_events(run) if e["kind"] == "eval_task_finished"]
+    assert told == ["piqa", "hellaswag", "winogrande", "arc_easy", "arc_challenge", "openbookqa", "nq_open",
+                    "crows_pairs_english_age", "mmlu_virology"]  # fmt: skip
+    assert journal.read_events(run)[-1]["scores"] == record["scores"]
+    samples = (run.eval(1000) / "samples-piqa.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {"doc", "arguments"}.isdisjoint(json.loads(samples[0]))
+    again = make_run(**keys, tasks=["commonsense"])
+    with (tiny_data / "piqa" / "validation.jsonl").open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert _evaluate(again, model_folder)["contract"] != record["contract"]
+
+
+def test_a_missing_dataset_is_refused_before_anything_is_written(make_run: MakeRun, model_folder: Path) -> None:
+    groups = compose(["eval=hlat"]).eval.groups
+    run = make_run(suite="hlat", groups=groups, data_dir="/nowhere", tasks=["reading"])
+    with pytest.raises(DataError, match=r"eval\.data_dir=/nowhere: suite hlat, task boolq needs the split validation"):
+        _evaluate(run, model_folder)
+    assert not run.evals.exists()
+    assert not run.journal.exists()
 
 
 def test_a_second_call_changes_nothing(make_run: MakeRun, model_folder: Path, tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ def test_a_score_that_is_no_number_is_refused() -> None:
 def test_the_contract_changes_with_settings_and_items_and_with_nothing_else(tmp_path: Path) -> None:
     items = tmp_path / "items.jsonl"
     items.write_text("one", encoding="utf-8")
-    first = scores.contract({"limit": 1, "suite": "smoke"}, [items])
-    assert scores.contract({"suite": "smoke", "limit": 1}, [items]) == first
-    assert scores.contract({"limit": 2, "suite": "smoke"}, [items]) != first
+    first = scores.contract({"limit": 1, "suite": "smoke"}, {"items": items})
+    assert scores.contract({"suite": "smoke", "limit": 1}, {"items": items}) == first
+    assert scores.contract({"limit": 2, "suite": "smoke"}, {"items": items}) != first
     items.write_text("two", encoding="utf-8")
-    assert scores.contract({"limit": 1, "suite": "smoke"}, [items]) != first
+    assert scores.contract({"limit": 1, "suite": "smoke"}, {"items": items}) != first
 
 
 def test_results_are_read_back_only_for_their_step_and_contract(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from eval import suites
-from hlatctl.run.errors import ConfigError
 
 
 def test_the_smoke_suite_has_a_task_of_each_kind() -> None:
@@ -20,28 +19,6 @@ def test_listing_the_tasks_needs_no_heavy_package() -> None:
     program = "import sys; from eval import suites; suites.known(); print({'torch', 'lm_eval'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-def test_tasks_run_in_the_order_of_the_suite() -> None:
-    assert suites.check("smoke", ["smoke_mmlu", "validation"]) == ["validation", "smoke_mmlu"]
-    assert suites.check("smoke", []) == suites.known()["smoke"]
-
-
-def test_an_unknown_suite_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError) as caught:
-        suites.check("smok", [])
-    assert str(caught.value) == "eval.suite=smok: unknown suite\nhint: did you mean smoke?"
-
-
-def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError) as caught:
-        suites.check("smoke", ["smoke_mmul"])
-    assert str(caught.value) == ("eval.tasks: smoke_mmul is no task of suite smoke\nhint: did you mean smoke_mmlu?")
-
-
-def test_a_name_like_no_other_is_answered_with_all_names() -> None:
-    with pytest.raises(ConfigError, match="hint: known: smoke"):
-        suites.check("qqqq", [])
 
 
 @pytest.mark.parametrize("name", suites.known()["smoke"][1:])

@@ -1,0 +1,236 @@
+"""The task definitions that lm-evaluation-harness brings: found by name, groups expanded; no model, no data.
+
+The harness knows some 14,000 definitions and takes long to read them all. Here the names are searched as text, and the
+harness's own TaskManager reads the folders in which they occur; how a definition is to be understood is left to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import importlib.util
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eval.model import missing_package
+from hlatctl.run.errors import ConfigError
+
+_NAME = re.compile(r"""^["']?(?:task|group)["']?:[ \t]*["']?([^\s"'\[{#]+)""", re.MULTILINE)
+_INCLUDE = re.compile(r"""^["']?include["']?:[ \t]*["']?([^\s"']+)""", re.MULTILINE)
+#: Keys with which a group names a member; every other key changes the member's definition.
+_MEMBER_KEYS = {"task", "group", "task_alias", "group_alias"}
+#: Keys of a group's file that are about the group; every other key changes its tasks' definitions.
+_GROUP_KEYS = _MEMBER_KEYS | {"aggregate_metric_list", "metadata", "tag", "include", "task_list"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """One task as the harness defines it.
+
+    Args:
+        path: its YAML file.
+        config: the file with what it includes; functions are named, not imported.
+        changes: keys that a group replaces in it.
+    """
+
+    name: str
+    path: Path
+    config: dict[str, Any]
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: str) -> Any:
+        """A key of the definition as changed; None if it has none."""
+        return self.changes.get(key, self.config.get(key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A group of tasks of which the harness makes one figure: its name, its tasks and its `aggregate_metric_list`."""
+
+    name: str
+    tasks: tuple[str, ...]
+    aggregate: list[dict[str, Any]]
+
+
+class Catalog:
+    """The definitions that some names lead to.
+
+    Args:
+        names: of tasks, groups or tags.
+
+    Raises:
+        ConfigError: the harness has no such name; the hint has the nearest.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Find the names' folders and let the harness read them, until no group's member is missing."""
+        asked = list(dict.fromkeys(names))
+        for name in asked:
+            if not is_known(name):
+                raise unknown_task(name)
+        folders: set[Path] = set()
+        reached = asked
+        while more := {folder for name in reached for folder in _folders(name)} - folders:
+            folders |= more
+            self._index = _read(folders)
+            seen: set[str] = set()
+            reached = [name for start in asked for name in self._reachable(start, seen)]
+        for name in reached:
+            if name not in self._index:
+                raise unknown_task(name)
+
+    def tasks(self, name: str) -> list[Definition]:
+        """The tasks that a task's, group's or tag's name stands for, in the harness's order.
+
+        Raises:
+            ConfigError: a group changes its tasks in a way that can't be repeated here.
+        """
+        return list(self._tasks(name, {}))
+
+    def groups(self, name: str) -> list[Group]:
+        """The group of this name and those inside it, inner ones first; only those that make a figure."""
+        if not self._is_group(name):
+            return []
+        config = self._index[name].cfg
+        inner = [group for child, _ in self._members(name) for group in self.groups(child)]
+        aggregate = config.get("aggregate_metric_list") or []
+        if isinstance(aggregate, dict):
+            aggregate = [aggregate]
+        own = Group(name=name, tasks=tuple(task.name for task in self.tasks(name)), aggregate=aggregate)
+        return [*inner, own] if aggregate else inner
+
+    def _members(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A group's members, with the keys that it changes in each; a group written out inside gets its own name."""
+        members = self._index[name].cfg.get("task") or []
+        for member in [members] if isinstance(members, str) else members:
+            if isinstance(member, str):
+                yield member, {}
+                continue
+            inner = str(member.get("group") or member["task"])
+            if "group" in member and inner not in self._index and inner not in _defined():
+                inner = f"{name}::{inner}"
+                self._index[inner] = dataclasses.replace(self._index[name], name=inner, cfg=member)
+                yield inner, {}
+            else:
+                yield inner, {key: value for key, value in member.items() if key not in _MEMBER_KEYS}
+
+    def _is_group(self, name: str) -> bool:
+        return name in self._index and self._index[name].kind.name == "GROUP"
+
+    def _reachable(self, name: str, seen: set[str]) -> Iterator[str]:
+        if name in seen:
+            return
+        seen.add(name)
+        yield name
+        if self._is_group(name):
+            for child, _ in self._members(name):
+                yield from self._reachable(child, seen)
+
+    def _tasks(self, name: str, changes: dict[str, Any]) -> Iterator[Definition]:
+        entry = self._index[name]
+        match entry.kind.name:
+            case "GROUP":
+                of_group = {key: value for key, value in entry.cfg.items() if key not in _GROUP_KEYS}
+                for child, of_child in self._members(name):
+                    yield from self._tasks(child, {**of_group, **changes, **of_child})
+            case "TAG":
+                for task in sorted(entry.tags):
+                    yield from self._tasks(task, changes)
+            case _:
+                _refuse_functions(name, changes)
+                yield Definition(name=name, path=Path(entry.yaml_path), config=entry.cfg, changes=changes)
+
+
+def is_known(name: str) -> bool:
+    """Whether a name occurs in the harness's definitions at all."""
+    return bool(_folders(name))
+
+
+def unknown_task(name: str, *, suite: str = "", also: Iterable[str] = ()) -> ConfigError:
+    """The error for a name that is no task, with the nearest one of the suite or of the harness."""
+    of_suite = f"of suite {suite}, nor " if suite else ""
+    known = [*also, *sorted(_defined())]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else "`lm_eval ls tasks` lists what the harness knows"
+    return ConfigError(f"eval.tasks: {name} is no task or group {of_suite}of lm-evaluation-harness", hint=hint)
+
+
+def _refuse_functions(name: str, changes: dict[str, Any]) -> None:
+    functions = [key for key, value in changes.items() if isinstance(value, str) and value.startswith(f"{_root()}/")]
+    if functions:
+        raise ConfigError(
+            f"eval.tasks: {name} is changed by its group with code ({functions[0]}), which is not supported",
+            hint=f"name {name} itself",
+        )
+
+
+def _read(folders: set[Path]) -> dict[str, Any]:
+    """The harness's index of some folders, made as it makes that of all: one after another, in the order of paths.
+
+    Its TaskManager would do, but for tags that occur in several of the folders it keeps the last folder's tasks only.
+    """
+    try:
+        from lm_eval.tasks._index import TaskIndex
+        from lm_eval.tasks._yaml_loader import load_yaml
+    except ModuleNotFoundError as error:
+        raise missing_package(error.name) from None
+    # It warns of names that are given twice; the first counts.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    index: dict[str, Any] = {}
+    for path in sorted(_texts(), key=Path.as_posix):
+        if path.suffix == ".yaml" and path.parent in folders:
+            try:
+                TaskIndex.process_cfg(load_yaml(path, resolve_func=False), path, index)
+            except ValueError:  # as the harness does: a file that is neither task nor group is a part of others
+                continue
+    return index
+
+
+@functools.cache
+def _folders(name: str) -> set[Path]:
+    """The folders of the files that define a name; if none does, it may be a tag: those of the files that bear it."""
+    if name in _defined():
+        return _defined()[name]
+    word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+    bearers = {path for path, text in _texts().items() if name in text and word.search(text)}
+    # A file hands its tag on to those that include it, wherever they lie.
+    templates = {path.name for path in bearers}
+    heirs = {path for path, included in _includes().items() if included & templates}
+    return {path.parent for path in bearers | heirs}
+
+
+@functools.cache
+def _includes() -> dict[Path, set[str]]:
+    """For each file the names, without folder, of those that it includes."""
+    return {path: {Path(name).name for name in _INCLUDE.findall(text)} for path, text in _texts().items()}
+
+
+@functools.cache
+def _defined() -> dict[str, set[Path]]:
+    """Every task's and group's name, with the folders of the files that define it."""
+    folders: dict[str, set[Path]] = defaultdict(set)
+    for path, text in _texts().items():
+        for name in _NAME.findall(text):
+            folders[name].add(path.parent)
+    return dict(folders)
+
+
+@functools.cache
+def _texts() -> dict[Path, str]:
+    """Every YAML file of the harness's tasks, templates included."""
+    files = sorted(path for path in _root().rglob("*") if path.suffix in (".yaml", "") and path.is_file())
+    return {path: path.read_text(encoding="utf-8") for path in files}
+
+
+@functools.cache
+def _root() -> Path:
+    found = importlib.util.find_spec("lm_eval")
+    if found is None or found.origin is None:
+        raise missing_package("lm-eval")
+    return Path(found.origin).parent / "tasks"

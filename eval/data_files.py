@@ -1,0 +1,130 @@
+"""Which dataset files a task needs, and where they lie in ``eval.data_dir``.
+
+The layout is ``<dataset>/<config>/<split>.jsonl``, JSON Lines with the hub's field names; the dataset is the last part
+of its name on the hub. Shorter forms are found too, where they can mean one thing only. Reads no dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.catalog import Definition
+from hlatctl.run.errors import ConfigError
+
+#: Datasets that lie under a name of their own: the whole of a hub's dataset and config.
+_FOLDERS = {("aps/super_glue", "boolq"): "boolq", ("jannalu/crows_pairs_multilingual", "english"): "crows_pairs"}
+#: Configs that say no more than that there is but one.
+_ONLY_CONFIGS = (None, "default", "main")
+_SPLIT_KEYS = ("training_split", "validation_split", "test_split")
+#: Loaders of the `datasets` package: a definition that names one brings its own files.
+_LOADERS = ("json", "csv", "parquet", "text", "arrow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One split of a dataset on the hub.
+
+    Args:
+        places: where it may lie below the data folder; the first is where a mirror puts it.
+    """
+
+    dataset: str
+    config: str | None
+    split: str
+    places: tuple[str, ...]
+
+    def find(self, data_dir: Path) -> Path | None:
+        """Its file, if it is there."""
+        return next((data_dir / place for place in self.places if (data_dir / place).is_file()), None)
+
+    @property
+    def title(self) -> str:
+        """The dataset and its config as one name."""
+        return f"{self.dataset}/{self.config}" if self.config else self.dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """The splits that one task reads.
+
+    Args:
+        evaluated: holds the questions.
+        shots_from: holds the solved examples; None if there are none, or the definition writes them out.
+        shots_named: the definition names that split itself, so that no other may take its place.
+    """
+
+    evaluated: Split
+    shots_from: Split | None
+    shots_named: bool
+
+
+def shot_count(definition: Definition, wanted: int | None) -> int:
+    """Solved examples before each question, by the rule of the harness's command line: a definition's 0 stays."""
+    own = definition["num_fewshot"]
+    return int(own or 0) if own == 0 or wanted is None else wanted
+
+
+def needs(definition: Definition, shots: int) -> Needs:
+    """What a task reads.
+
+    Raises:
+        ConfigError: its data can't be files: it is made by code, or the definition names no split.
+    """
+    dataset = definition["dataset_path"]
+    if definition["custom_dataset"] or definition["class"] or not dataset or dataset in _LOADERS:
+        raise ConfigError(f"eval.tasks: {definition.name} makes its dataset itself, so eval.data_dir can't hold it",
+                          hint="set eval.data_dir=null for it, with a network")  # fmt: skip
+    evaluated = definition["test_split"] or definition["validation_split"]
+    if not evaluated:
+        raise ConfigError(f"eval.tasks: {definition.name} names no split to evaluate")
+    named, shots_from = _shots_split(definition) if shots else (False, None)
+    config = definition["dataset_name"]
+    single = len({definition[key] for key in _SPLIT_KEYS} - {None} | ({shots_from} - {None})) == 1
+
+    def split(name: str) -> Split:
+        return Split(dataset=dataset, config=config, split=name, places=_places(dataset, config, name, single=single))
+
+    return Needs(evaluated=split(evaluated), shots_from=split(shots_from) if shots_from else None, shots_named=named)
+
+
+def point_at(definition: Definition, needed: Needs, files: dict[str, Path]) -> dict[str, Any]:
+    """The keys that make a definition read files and nothing else.
+
+    A split that is not among the files is taken out. Where the split of the solved examples is missing, they come from
+    the evaluated one; the harness then leaves out the question itself.
+    """
+    keys: dict[str, Any] = {"dataset_path": "json", "dataset_name": None}
+    evaluated = needed.evaluated.split
+    keys |= {key: None for key in _SPLIT_KEYS if definition[key] is not None and definition[key] not in files}
+    if definition["fewshot_split"] is not None and definition["fewshot_split"] not in files:
+        keys["fewshot_split"] = None
+    of_shots = definition["fewshot_config"]
+    if isinstance(of_shots, dict) and of_shots.get("split") not in (None, *files):
+        keys["fewshot_config"] = {key: value for key, value in of_shots.items() if key != "split"}
+    if needed.shots_from and needed.shots_from.split not in files:
+        keys |= dict.fromkeys(_SPLIT_KEYS) | {"test_split": evaluated, "fewshot_split": evaluated}
+    return keys
+
+
+def _shots_split(definition: Definition) -> tuple[bool, str | None]:
+    """Whether the definition itself names the split of the solved examples, and that split by the harness's rule."""
+    of_shots = definition["fewshot_config"] or {}
+    if named := of_shots.get("split") or definition["fewshot_split"]:
+        return True, named
+    if of_shots.get("samples"):
+        return False, None
+    return False, next((definition[key] for key in _SPLIT_KEYS if definition[key]), None)
+
+
+def _places(dataset: str, config: str | None, split: str, *, single: bool) -> tuple[str, ...]:
+    if folder := _FOLDERS.get((dataset, config or "")):
+        return (f"{folder}/{split}.jsonl",)
+    name = dataset.rsplit("/", maxsplit=1)[-1]
+    places = [f"{name}/{config}/{split}.jsonl"] if config else []
+    if config in _ONLY_CONFIGS:
+        places.append(f"{name}/{split}.jsonl")
+    elif single:
+        places.append(f"{name}/{config}.jsonl")
+    return tuple(places)

@@ -1,0 +1,90 @@
+"""Datasets from the Hugging Face hub into ``eval.data_dir``'s layout: whole files, each there or not at all.
+
+What is fetched is what the `datasets` package gives for a name, a config and a split, as JSON Lines; a file that is
+there is not fetched again, so an interrupted mirror is simply started once more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval.model import missing_package
+from hlatctl.run import files
+from hlatctl.run.errors import DataError, StorageError
+
+if TYPE_CHECKING:
+    from eval.data_files import Split
+
+_HUB = "https://huggingface.co"
+_TIMEOUT_S = 20.0
+_ELSEWHERE = "run it where there is a network and bring the folder here, then set eval.data_dir to it"
+
+
+def mirror(splits: list[Split], to: Path) -> None:
+    """Fetch some splits.
+
+    Args:
+        splits: what is not there yet.
+        to: the data folder.
+
+    Raises:
+        DataError: there is no network (nothing is made then), or a dataset can't be had.
+        StorageError: the folder can't be written.
+    """
+    if not splits:
+        return
+    _check_network()
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".hub-", dir=to) as cache:
+            for number, split in enumerate(splits, start=1):
+                target = to / split.places[0]
+                print(f"[{number}/{len(splits)}] {split.title} {split.split} -> {target}", file=sys.stderr, flush=True)
+                _fetch(split, target, Path(cache))
+    except OSError as error:
+        raise StorageError(f"--to={to}: {error.strerror or error}") from None
+
+
+def _check_network() -> None:
+    hub = os.environ.get("HF_ENDPOINT", _HUB)
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise DataError("HF_HUB_OFFLINE is set, so nothing can be fetched", hint="unset HF_HUB_OFFLINE")
+    if not hub.startswith(("http://", "https://")):
+        raise DataError(f"HF_ENDPOINT={hub}: is no web address")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=_TIMEOUT_S):
+            return
+    except urllib.error.HTTPError:
+        return  # it answers, and that is all that is asked here
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(f"{hub}: can't be reached ({reason}), so nothing is fetched", hint=_ELSEWHERE) from None
+
+
+def _fetch(split: Split, target: Path, cache: Path) -> None:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise missing_package(error.name) from None
+    try:
+        rows = datasets.load_dataset(split.dataset, split.config, split=split.split, cache_dir=str(cache))
+    except Exception as error:  # the hub's client and the readers of its formats raise of their own kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{split.title}: split {split.split} can't be fetched ({reason})",
+                        hint="start the mirror again: what is there is kept") from error  # fmt: skip
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        rows.to_json(str(temporary), force_ascii=False)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        files.fsync_dir(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)

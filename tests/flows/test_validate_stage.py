@@ -1,0 +1,27 @@
+"""Which rooms the validate stage asks before anything is made."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.compose import compose
+from flows.stages import validate
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        ([], []),
+        (["eval.tasks=[smoke_mmlu]"], ["eval.check"]),
+        (["eval=hlat"], ["eval.check"]),
+        (["eval.runner=vllm"], ["eval.check"]),
+        (["eval=hlat", "eval.enabled=false"], []),
+    ],
+)
+def test_the_evaluator_is_asked_wherever_a_suite_may_lack_something(
+    overrides: list[str], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(validate, "ask_about", lambda module, config, timeout_s: calls.append(module))
+    validate.check(compose(overrides))
+    assert calls == asked

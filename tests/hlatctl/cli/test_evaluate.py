@@ -1,0 +1,94 @@
+"""What `hlatctl eval data` prints, and what it asks the evaluator's room."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema import Config
+from hlatctl.cli.main import main
+
+
+def _record(dataset: str, config: str | None, split: str, task: str, **facts: Any) -> dict[str, Any]:
+    place = "/".join(filter(None, [dataset.split("/")[1], config, f"{split}.jsonl"]))
+    return {"dataset": dataset, "config": config, "split": split, "expected": place, "tasks": [task], "required": True,
+            "file": None, **facts}  # fmt: skip
+
+
+_THERE = {"file": "/data/mmlu/anatomy/test.jsonl", "rows": 1350, "bytes": 2048, "sha256": "ab" * 32}
+_FOUND: dict[str, Any] = {
+    "suite": "hlat",
+    "data_dir": "/data",
+    "datasets": [
+        _record("cais/mmlu", "anatomy", "test", "mmlu_anatomy", **_THERE),
+        _record("cais/mmlu", "virology", "test", "mmlu_virology"),
+        _record("google/nq_open", None, "train", "nq_open", required=False),
+        _record("baber/piqa", None, "validation", "piqa", **_THERE),
+    ],
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What the evaluator's process is asked, which answers with a status in which something is missing."""
+    calls: list[tuple[str, ...]] = []
+
+    def ask_about(module: str, config: Config, *argv: str, show_talk: bool) -> str:
+        assert show_talk
+        calls.append((module, config.eval.suite, str(config.eval.data_dir), *argv))
+        return json.dumps(_FOUND)
+
+    monkeypatch.setattr("flows.ask.ask_about", ask_about)
+    return calls
+
+
+def test_the_status_is_a_table_of_datasets_and_names_what_is_missing(
+    asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "data", "status", "eval=hlat", "eval.data_dir=/data"]) == 0
+    captured = capsys.readouterr()
+    lines = [line.split() for line in captured.out.splitlines()]
+    assert lines == [
+        ["DATASET", "SPLIT", "FILES", "ROWS", "SIZE", "SHA256", "TASKS"],
+        ["cais/mmlu", "test", "1", "of", "2", "1,350", "2", "KiB", "abababababab", "mmlu_anatomy,", "mmlu_virology"],
+        ["google/nq_open", "train", "0", "of", "1", "(optional)", "–", "–", "–", "nq_open"],
+        ["baber/piqa", "validation", "1", "1,350", "2", "KiB", "abababababab", "piqa"],
+    ]
+    assert captured.err == (
+        "missing: /data/mmlu/virology/test.jsonl, for mmlu_virology\n"
+        "with a network: hlatctl eval data mirror --to /data eval=hlat\n"
+    )
+    assert asked == [("eval.data", "hlat", "/data", "status")]
+
+
+def test_the_status_as_json_is_every_file(asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "data", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == _FOUND
+    assert asked == [("eval.data", "hlat", "None", "status")], "the whole table if no suite is named"
+
+
+def test_the_mirror_is_asked_for_the_suite_that_is_named(
+    asked: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "data", "mirror", "--to", "here", "eval=hlat_core"]) == 0
+    assert asked == [("eval.data", "hlat_core", "None", "mirror", "--to", os.fspath(tmp_path / "here"))]
+
+
+def test_an_error_of_the_process_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """The real process, whose stderr is ours."""
+    assert main(["eval", "data", "status", "eval=smoke", "eval.tasks=[smoke_mmul]"]) == 10
+    assert capfd.readouterr() == (
+        "",
+        "error: eval.tasks: smoke_mmul is no task or group of suite smoke, nor of lm-evaluation-harness\n"
+        "hint: did you mean smoke_mmlu?\n",
+    )
+
+
+def test_the_built_in_suite_needs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "data", "status", "eval=smoke"]) == 0
+    assert capfd.readouterr() == ("", "suite smoke needs no dataset: its items are built in\n")
