@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.load import decode, flatten
-from conf.schema import Config
+from conf.schema import CodeConfig, Config, EvalConfig
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError
 
@@ -39,6 +39,33 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+def override_eval(config: Config, overrides: Sequence[str]) -> Config:
+    """A run's configuration with another evaluation.
+
+    Args:
+        config: the run's.
+        overrides: of ``eval`` and what is below it. ``eval=SUITE`` takes the place of the run's own suite; what
+            else the run says of its evaluations (where the data lie, batches, limits) stays.
+
+    Raises:
+        ConfigError: as :func:`compose`; or another key than those.
+    """
+    keys = [override.lstrip("+~").split("=")[0] for override in overrides]
+    for key in keys:
+        if key != "eval" and not key.startswith("eval."):
+            raise ConfigError(f"{key}: is settled by the run, whose evaluation may change eval.* only",
+                              hint="such as eval=hlat_core, eval.limit=100, eval.tasks=[piqa]")  # fmt: skip
+    if "eval" in keys:
+        code = dataclasses.replace(config.eval.code, samples_per_problem=CodeConfig().samples_per_problem)
+        config = dataclasses.replace(
+            config, eval=dataclasses.replace(config.eval, suite=EvalConfig().suite, groups={}, tasks=[], code=code)
+        )
+    added = [f"+{override}" if override.startswith("eval=") else override for override in overrides]
+    changed = _resolve_paths(decode(_compose_plain(added, of_run=config)))
+    validate(changed)
+    return changed
+
+
 def groups() -> dict[str, list[str]]:
     """The configuration groups and their options."""
     folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and any(p.glob("*.yaml")))
@@ -50,7 +77,8 @@ def default_runs_dir() -> Path:
     return Path(os.environ.get(RUNS_DIR_ENV) or "runs").expanduser().absolute()
 
 
-def _compose_plain(overrides: list[str]) -> dict[str, Any]:
+def _compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[str, Any]:
+    """Plain values: of the YAML files, or of a run's configuration, which then takes their place."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
@@ -58,11 +86,13 @@ def _compose_plain(overrides: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    ConfigStore.instance().store(name="schema", node=dataclasses.asdict(Config()), provider="conf.schema")
+    store = ConfigStore.instance()
+    store.store(name="schema", node=dataclasses.asdict(of_run or Config()), provider="conf.schema")
+    store.store(name="of_run", node={"defaults": ["schema", "_self_"]}, provider="conf.compose")
     OmegaConf.register_new_resolver("local_processes", local_processes, replace=True)
     try:
         with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
-            composed = hydra_compose("config", overrides=overrides)
+            composed = hydra_compose("of_run" if of_run else "config", overrides=overrides)
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra on `model=null`
         raise explain(error, overrides) from None

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from conf.load import load
 from hlatctl.run.errors import RunNotFoundError, run_main
 from hlatctl.run.paths import RunPaths
 
@@ -16,12 +17,14 @@ def main() -> int:
     run = RunPaths(options.run_dir.absolute())
     if not run.config.is_file():
         raise RunNotFoundError(f"--run-dir={run.root}: is no run directory, it has no config.yaml")
-    from eval.milestone import evaluate
+    from eval.milestone import Subject, evaluate
 
-    evaluate(
-        run, milestone_tokens=options.milestone_tokens, step=options.step, model_folder=options.model.absolute(),
-        try_number=options.try_number,
+    subject = Subject(
+        run=run, milestone_tokens=options.milestone_tokens, step=options.step, model_folder=options.model.absolute(),
+        weights=options.weights, from_elsewhere=options.from_elsewhere,
     )  # fmt: skip
+    config = load(options.config) if options.config else None
+    evaluate(subject, config=config, new_contract=options.new_contract, try_number=options.try_number)
     return 0
 
 
@@ -31,6 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--milestone-tokens", type=int, required=True, help="tokens that the milestone is named after")
     parser.add_argument("--step", type=int, required=True, help="optimizer step of the checkpoint")
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder with weights and tokenizer")
+    parser.add_argument("--weights", default="", help="names the weights, such as a manifest's checksum")
+    parser.add_argument("--config", type=Path, help="configuration, in place of the run's own")
+    parser.add_argument("--new-contract", action="store_true", help="measure under another contract than before")
+    parser.add_argument("--from-elsewhere", action="store_true", help="the model is no run's: no held-out text")
     parser.add_argument("--try", dest="try_number", type=int, default=1, help="number of this try, from 1")
     return parser
 

@@ -6,6 +6,8 @@ line sets them (``--seed N --num_fewshot K``), so that both give the same number
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import random
 import re
@@ -27,6 +29,8 @@ from hlatctl.run.errors import ConfigError, EvaluationError
 _BOOTSTRAP_ITERS = 100_000
 #: Tokens that the harness generates where a definition does not say how many.
 _DEFAULT_GENERATED_TOKENS = 256
+#: Items whose requests stand for a task's prompts in its contract.
+_RENDERED_ITEMS = 2
 
 Metrics = dict[str, Any]
 
@@ -90,6 +94,24 @@ def run(
     plain = {key: value if isinstance(value, str | int) else float(value) for key, value in metrics.items()
              if isinstance(value, str | int | float)}  # fmt: skip
     return TaskResult(plain, samples, _task_scores(task, loaded, plain, samples))
+
+
+def render(task: Task, scratch: Path, *, seed: int) -> dict[str, Any]:
+    """What the harness will ask: its first requests as a hash, and what else of the task decides a score; JSON values.
+
+    Raises:
+        EvaluationError: the task can't be made from its data.
+    """
+    loaded = load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name]
+    loaded.build_all_requests(limit=_RENDERED_ITEMS)
+    first = [[request.request_type, *request.args] for request in loaded.instances]
+    text = json.dumps(first, sort_keys=True, default=str)
+    generates = loaded.config.output_type == "generate_until"
+    return {
+        "version": str(loaded.VERSION), "shots": int(loaded.get_config("num_fewshot") or 0),
+        "items": len(loaded.eval_docs), "prompts": hashlib.sha256(text.encode()).hexdigest(),
+        "generation": json.loads(json.dumps(loaded.config.generation_kwargs, default=str)) if generates else None,
+    }  # fmt: skip
 
 
 def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run.errors import DependencyError, EvaluationError
+from hlatctl.run.model_folder import lacking
 
+#: Number format that a model is judged in, whatever its weights are stored in.
+DTYPE = "float32"
 _EXPORT_HINT = "python -m trainer.export --run-dir RUN --step N --to DIR makes such a folder"
 
 
@@ -44,11 +47,8 @@ def check_folder(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise EvaluationError(f"--model={folder}: no such folder", hint=_EXPORT_HINT)
-    needed = {"config.json": "config.json", "tokenizer_config.json": "tokenizer_config.json",
-              "*.safetensors": "safetensors weights"}  # fmt: skip
-    for pattern, what in needed.items():
-        if not any(folder.glob(pattern)):
-            raise EvaluationError(f"--model={folder}: is no Hugging Face model, it has no {what}", hint=_EXPORT_HINT)
+    if what := lacking(folder):
+        raise EvaluationError(f"--model={folder}: is no Hugging Face model, it has no {what}", hint=_EXPORT_HINT)
 
 
 def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
@@ -72,7 +72,7 @@ def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=getattr(torch, DTYPE)
         )
     except Exception as error:  # transformers and safetensors raise whatever a damaged file leads them to
         raise EvaluationError(f"--model={folder}: can't be loaded ({_first_line(error)})", hint=_EXPORT_HINT) from error

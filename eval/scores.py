@@ -1,15 +1,8 @@
-"""Scores as records, the contract under which scores can be compared, and the files that hold them.
-
-A contract hash covers what was measured and how (suite, items, versions, settings), never the model: two checkpoints
-with the same contract can be compared, and a saved score with another contract is measured again.
-"""
+"""Scores as records, and the files that hold them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +10,7 @@ from typing import Any
 from hlatctl.run import files
 from hlatctl.run.errors import EvaluationError
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +51,28 @@ def to_json(scores: Scores) -> dict[str, dict[str, Any]]:
     return {name: asdict(score) for name, score in scores.items()}
 
 
-def contract(settings: dict[str, Any], item_files: Mapping[str, Path]) -> str:
-    """SHA-256 of what is measured and how.
-
-    Args:
-        settings: suite, versions and every setting that changes a score; JSON values.
-        item_files: files whose content is what the model is asked, by what they are.
-    """
-    items = {name: files.sha256_file(path) for name, path in item_files.items()}
-    text = json.dumps({"settings": settings, "items": items}, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+class DamagedResultsError(ValueError):
+    """A results file that is there and can't be read, or is not as it was written."""
 
 
-def write_results(path: Path, *, contract: str, step: int, **fields: Any) -> dict[str, Any]:
-    """Write a results file, whole or not at all, and return what it holds."""
-    record = {"v": _VERSION, "contract": contract, "step": step, **fields}
-    files.write_json(path, record)
+def write_results(path: Path, *, kept_as: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Write a results file with its own checksum, whole or not at all, and return what it holds."""
+    record = {"v": _VERSION, **kept_as, **fields}
+    files.write_sealed_json(path, record)
     return record
 
 
-def read_results(path: Path, *, contract: str, step: int) -> dict[str, Any] | None:
-    """A results file that was written for this step under this contract; None if there is no such file."""
+def read_results(path: Path, *, kept_as: dict[str, Any]) -> dict[str, Any] | None:
+    """A results file that was written for just this (step, weights, contract); None if there is none.
+
+    Raises:
+        DamagedResultsError: it is not as it was written.
+    """
     try:
-        record = files.read_json(path)
-        return record if (record["v"], record["contract"], record["step"]) == (_VERSION, contract, step) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        record = files.read_sealed_json(path)
+        wanted = {"v": _VERSION, **kept_as}
+        return record if {key: record.get(key) for key in wanted} == wanted else None
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise DamagedResultsError(f"{path}: can't be used ({error})") from None

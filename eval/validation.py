@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.schema import Config
 from eval.model import Loaded
 from eval.scores import Score, Scores
-from hlatctl.run.errors import DataError
+from eval.suites import VALIDATION
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +35,26 @@ class HeldOut:
 
     ids: list[int]
     text_bytes: int
+
+
+def held_out(run: RunPaths, config: Config, *, from_elsewhere: bool) -> Path | None:
+    """The run's held-out text; None for a model from elsewhere, which has none.
+
+    Raises:
+        ConfigError: it was asked for by name, and there is none.
+        DataError: it is missing.
+    """
+    if from_elsewhere:
+        if VALIDATION in config.eval.tasks:
+            raise ConfigError("eval.tasks: validation is a run's own held-out text, and this model is no run's")
+        return None
+    try:
+        path = Path(files.read_sealed_json(run.dataset)["validation"]["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{run.dataset}: names no held-out text ({error!r})") from None
+    if not path.is_file():
+        raise DataError(f"{run.dataset}: validation.path={path}: no such file")
+    return path
 
 
 def evaluate(loaded: Loaded, path: Path, *, max_tokens: int) -> Scores:

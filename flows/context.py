@@ -23,11 +23,23 @@ from hlatctl.run.state import RunState, apply
 
 
 class FlowContext:
-    """One flow's surroundings. Its journal and its state may be used from several threads."""
+    """One flow's surroundings. Its journal and its state may be used from several threads.
 
-    def __init__(self, run: RunPaths, observer: Observer | None = None) -> None:
+    Args:
+        run: the run directory.
+        observer: whoever watches.
+        config: in place of the run's own.
+        writer: of the journal; a flow beside the one that drives the run has its own.
+        heeds_stop: a request to stop the run ends this flow's jobs.
+    """
+
+    def __init__(
+        self, run: RunPaths, observer: Observer | None = None, *, config: Config | None = None,
+        writer: str = FLOW_WRITER, heeds_stop: bool = True,
+    ) -> None:  # fmt: skip
         self.run = run
-        self.config = conf.load.load(run.config)
+        self.config = config or conf.load.load(run.config)
+        self.heeds_stop = heeds_stop
         self.launcher = launcher_for(self.config)
         self.observer = observer or SilentObserver()
         self.state = RunState()
@@ -38,7 +50,7 @@ class FlowContext:
         self.signals = Signals()
         self._tail = JournalTail(run)
         self._lock = threading.RLock()
-        self._journal = JournalWriter(run, FLOW_WRITER)
+        self._journal = JournalWriter(run, writer)
         self.refresh()
 
     def event(self, kind: str, *, attempt: int | None = None, **fields: Any) -> None:

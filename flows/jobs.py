@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -39,8 +40,9 @@ def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reatt
     deadline = time.monotonic() + timeout_s if timeout_s else float("inf")
     try:
         while not (status := ctx.launcher.status(handle)).ended:
-            ctx.signals.check()
-            if ctx.cancelled.is_set() or ctx.refresh().stop_requested:
+            # Beside the thread that drives the flow nobody is shown anything.
+            state = ctx.watch() if threading.current_thread() is threading.main_thread() else ctx.refresh()
+            if ctx.cancelled.is_set() or (state.stop_requested and ctx.heeds_stop):
                 raise StoppedError(f"job {job.name}: cut short because the run stops")
             if time.monotonic() > deadline:
                 raise LaunchError(f"job {job.name}: not finished after {timeout_s:g} s", hint=f"see {job.log}")

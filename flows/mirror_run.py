@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from conf.load import flatten
 from conf.schema import Config
-from hlatctl.run import files
+from hlatctl.run import contract, files
 from hlatctl.run.journal import Event, JournalTail
 from hlatctl.run.paths import RunPaths
 
@@ -84,14 +84,21 @@ def step_rows(event: Event) -> list[Row]:
     return rows
 
 
-def eval_rows(event: Event) -> list[Row]:
-    """The rows of one ``eval_finished`` event, by step and by milestone tokens."""
+def eval_rows(event: Event, own_contract: str = "") -> list[Row]:
+    """The rows of one ``eval_finished`` event, by step and by milestone tokens.
+
+    Args:
+        event: the event.
+        own_contract: of the run; what was measured under another one gets metrics of its own.
+    """
+    contract = str(event.get("contract", ""))
+    other = f"_contract_{contract[:8]}" if own_contract and contract != own_contract else ""
     time_ms = int(event["time_unix_s"] * 1000)
     rows: list[Row] = []
     for task, score in event.get("scores", {}).items():
         name, value = re.sub(r"[^\w./ -]", "_", task), float(score["value"])
-        rows.append((f"eval/{name}", value, time_ms, int(event["step"])))
-        rows.append((f"by_tokens/eval_{name}", value, time_ms, int(event["milestone_tokens"])))
+        rows.append((f"eval{other}/{name}", value, time_ms, int(event["step"])))
+        rows.append((f"by_tokens/eval{other}_{name}", value, time_ms, int(event["milestone_tokens"])))
     return rows
 
 
@@ -200,8 +207,9 @@ class MirrorRun:
         all_steps = sum(1 for event in events if event["kind"] == "step")
         steps = list(self._new_steps(events))
         evals = [event for event in events if event["kind"] == "eval_finished"]
+        own = contract.own(self._run) if evals else ""
         groups = [[Metric(*row) for row in step_rows(event)] for event in steps]
-        groups += [[Metric(*row)] for event in evals for row in eval_rows(event)]
+        groups += [[Metric(*row)] for event in evals for row in eval_rows(event, own)]
         for batch in _batches(groups, _MAX_METRICS_PER_BATCH):
             self._log_metrics(batch)
         return len(events) - all_steps + len(steps)
@@ -252,7 +260,7 @@ class MirrorRun:
 
     def _artifacts(self) -> list[Path]:
         run = self._run
-        found = [run.config, run.provenance, *run.evals.glob("*/results.json")]
+        found = [run.config, run.provenance, *run.evals.rglob("results.json")]
         found += [path for path in run.report.rglob("*") if not path.name.startswith(".")]
         return [path for path in found if path.is_file()]
 

@@ -89,7 +89,7 @@ class _Progress:
             update_progress_artifact(self._artifact, progress=percent)
 
 
-def run_under_prefect(ctx: FlowContext, pipeline: Pipeline) -> bool:
+def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = "pretrain") -> bool:
     """Run the pipeline as a Prefect flow.
 
     Returns:
@@ -101,7 +101,7 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline) -> bool:
     """
     try:
         prefect_env.configure(Path(ctx.config.runs_dir), ctx.message)
-        flow = _make_flow(ctx, pipeline)
+        flow = _make_flow(ctx, pipeline, name)
         flow(run_id=ctx.run.run_id, experiment=ctx.config.experiment_name)
     except HlatctlError:
         raise
@@ -118,14 +118,14 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline) -> bool:
     return True
 
 
-def _make_flow(ctx: FlowContext, pipeline: Pipeline) -> Any:
+def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str) -> Any:
     from prefect import flow, get_run_logger
     from prefect.artifacts import create_markdown_artifact
 
     from hlatctl.report import summary_markdown
 
-    @flow(name="pretrain", flow_run_name=ctx.run.run_id, persist_result=False, validate_parameters=False)
-    def pretrain(run_id: str, experiment: str) -> None:
+    @flow(name=name, flow_run_name=ctx.run.run_id, persist_result=False, validate_parameters=False)
+    def run_flow(run_id: str, experiment: str) -> None:
         ctx.message_sinks.append(get_run_logger().info)
         watcher, progress = ctx.observer, _Progress(ctx)
         ctx.observer = progress
@@ -138,7 +138,7 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline) -> Any:
             summary = summary_markdown(read_events(ctx.run), ctx.config)
             progress.publish(lambda: create_markdown_artifact(summary, key="summary", description=run_id))
 
-    return pretrain
+    return run_flow
 
 
 def _tell_lost(ctx: FlowContext, message: str) -> None:

@@ -151,8 +151,10 @@ def pipeline(ctx: FlowContext, caller: Caller) -> None:
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
     """Train to the last step while milestones are evaluated; returns each milestone's status."""
     pending: list[Future[Any]] = []
+    handed: set[int] = set()
 
     def on_milestone(milestone_tokens: int) -> None:
+        handed.add(milestone_tokens)
         stage = partial(evaluate_milestone, ctx, milestone_tokens)
         pending.append(caller.submit(f"evaluate {milestone_tokens:,} tokens", stage))
 
@@ -163,6 +165,8 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, on_milestone))
             time.sleep(decision.wait_s)
         announce_milestones(ctx, on_milestone)
+        for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since
+            on_milestone(announced_by_others)
         if not all(future.done() for future in pending):
             ctx.message("training is finished; waiting for the last evaluation")
         while not all(future.done() for future in pending):

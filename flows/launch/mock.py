@@ -185,11 +185,13 @@ def _play_eval(run: RunPaths, config: Config, job: Job) -> int:
         common: dict[str, Any] = {"milestone_tokens": milestone_tokens, "step": step}
         tried: dict[str, Any] = {"try": int(_argument(job, "--try"))}
         journal.append("eval_started", **common, **tried, suite=config.eval.suite)
-        files.write_json(run.eval(milestone_tokens) / "results.json", {
+        weights = _argument(job, "--weights")
+        files.write_sealed_json(run.eval(milestone_tokens) / "results.json", {
             "v": 1, **common, "suite": config.eval.suite, "simulated": True, "versions": {}, "contract": "simulated",
+            "weights": weights,
             "scores": scores, "skipped": {}, "wall_s": 0.0,
         })  # fmt: skip
-        journal.append("eval_finished", **common, scores=scores, skipped={}, wall_s=0.0)
+        journal.append("eval_finished", **common, scores=scores, skipped={}, wall_s=0.0, contract="simulated")
     return 0
 
 

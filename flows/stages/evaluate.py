@@ -4,29 +4,53 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
+import conf.load
 from flows.context import FlowContext
 from flows.jobs import run_job
+from flows.launch.base import Job
+from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError, StoppedError
+from hlatctl.run.lease import head_pid
+from hlatctl.run.manifest import read_manifest
+from hlatctl.run.model_folder import fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a person has asked for, where it is not the run itself that evaluates its milestone.
+
+    Args:
+        contract: that the evaluation is made under.
+        new_contract: it may be another one than the run has had.
+        model: a Hugging Face folder from elsewhere; None: the milestone's checkpoint.
+    """
+
+    contract: str
+    new_contract: bool = False
+    model: Path | None = None
 
 
 def due_milestones(ctx: FlowContext) -> list[int]:
     """Milestones (tokens) that have been announced and not been evaluated; a resumed run tries failed ones again."""
-    state = ctx.refresh()
-    return sorted(m.milestone_tokens for m in state.milestones.values() if m.status != "evaluated")
+    state, own = ctx.refresh(), set(ctx.config.milestones.values())
+    found = [m.milestone_tokens for m in state.milestones.values() if m.status != "evaluated"]
+    return sorted(tokens for tokens in found if tokens in own)
 
 
-def evaluate_milestone(ctx: FlowContext, milestone_tokens: int) -> str:
+def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | None = None) -> str:
     """Judge a milestone's checkpoint, trying again after a failure; never raises what would stop training.
 
     Returns:
-        The milestone's status: ``evaluated``, or ``failed``, or ``running`` if the run stops meanwhile.
+        ``evaluated``, or ``failed``, or another status of the milestone if the run stops meanwhile.
     """
     tries = 1 + ctx.config.eval.max_retries
     for number in range(1, tries + 1):
         try:
-            _evaluate_once(ctx, milestone_tokens, number)
-            break
+            _evaluate_once(ctx, milestone_tokens, number, asked)
+            return "evaluated"
         except StoppedError:
             break
         except HlatctlError as error:
@@ -34,22 +58,58 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int) -> str:
             final = number == tries
             ctx.event("eval_failed", milestone_tokens=milestone_tokens, step=step, message=error.message, final=final)
             again = "given up" if final else "trying again"
-            ctx.message(f"evaluation at {milestone_tokens:,} tokens failed, {again}: {error.message}")
+            ctx.message(f"{title(milestone_tokens)} failed, {again}: {error.message}")
+            if final:
+                return "failed"
     return ctx.refresh().milestones[milestone_tokens].status
 
 
-def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int) -> None:
-    folder = ctx.run.eval(milestone_tokens)
-    model = folder / "model"
+def weights_of(ctx: FlowContext, milestone_tokens: int, asked: Asked | None = None) -> str:
+    """What names the weights: the checkpoint's manifest, or the model's files.
+
+    Raises:
+        CheckpointError: the checkpoint is gone.
+    """
+    if asked and asked.model:
+        return fingerprint(asked.model)
+    return read_manifest(ctx.run.checkpoint(ctx.state.milestones[milestone_tokens].step)).sha256
+
+
+def title(milestone_tokens: int) -> str:
+    """How messages call an evaluation; a model from elsewhere has no tokens."""
+    return f"evaluation at {milestone_tokens:,} tokens" if milestone_tokens else "evaluation"
+
+
+def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: Asked | None) -> None:
+    weights = weights_of(ctx, milestone_tokens, asked)
+    # Whoever evaluates the same milestone besides has files of its own; the lease says who works.
+    own = f"-{asked.contract[:8]}" if asked else ""
+    model = asked.model if asked and asked.model else ctx.run.eval(milestone_tokens) / f"model{own}"
     run_dir, step = os.fspath(ctx.run.root), str(ctx.state.milestones[milestone_tokens].step)
-    ctx.message(f"evaluation at {milestone_tokens:,} tokens: started")
+    ctx.message(f"{title(milestone_tokens)}: started")
     if not (model / "config.json").is_file():
         export = ("-m", "trainer.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(model))
-        run_job(ctx, ctx.job_beside_training(f"export-{milestone_tokens}", *export))
-    judge = ("-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step)
-    job = ctx.job_beside_training(f"eval-{milestone_tokens}", *judge, "--model", os.fspath(model), "--try", str(number))
-    run_job(ctx, job, reattach=True)
-    shutil.rmtree(model, ignore_errors=True)
-    scores = ctx.refresh().milestones[milestone_tokens].scores
+        run_job(ctx, _job(ctx, f"export-{milestone_tokens}{own}", *export))
+    judge = ("-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step,
+             "--model", os.fspath(model), "--weights", weights, "--try", str(number))  # fmt: skip
+    name = f"eval-{milestone_tokens}{own}"
+    run_job(ctx, _job(ctx, name, *judge, *(_asked_words(ctx, name, asked) if asked else ())), reattach=True)
+    if not (asked and asked.model):
+        shutil.rmtree(model, ignore_errors=True)
+    milestone = ctx.refresh().milestones[milestone_tokens]
+    judged = milestone.judgements.get(asked.contract) if asked else None
+    scores = judged.scores if judged else milestone.scores
     shown = ", ".join(f"{name} {score['value']:.3f}" for name, score in scores.items())
-    ctx.message(f"evaluation at {milestone_tokens:,} tokens: {shown}")
+    ctx.message(f"{title(milestone_tokens)}: {shown}")
+
+
+def _job(ctx: FlowContext, name: str, *argv: str) -> Job:
+    """A job that yields to training where there is any."""
+    return ctx.job_beside_training(name, *argv) if ctx.heeds_stop or head_pid(ctx.run) else ctx.job(name, *argv)
+
+
+def _asked_words(ctx: FlowContext, name: str, asked: Asked) -> tuple[str, ...]:
+    config = ctx.run.launch(0) / f"{name}.yaml"
+    files.write_text(config, conf.load.dump(ctx.config))
+    flags = (("--new-contract", asked.new_contract), ("--from-elsewhere", asked.model is not None))
+    return ("--config", os.fspath(config), *(flag for flag, wanted in flags if wanted))

@@ -73,6 +73,17 @@ def runs_folder(runs_dir: Path | None) -> Path:
     return runs_dir.expanduser().absolute() if runs_dir else default_runs_dir()
 
 
+def tokens_of(text: str, option: str) -> int:
+    """A number of tokens as people write it, ``200B`` or ``1000``, of an option.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from conf.load import token_count
+
+    return int(text) if text.isascii() and text.isdigit() else token_count(text, option)
+
+
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
     """The run that a person means."""
     return runs.find_run(runs_folder(runs_dir), name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, read_state
+from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, tokens_of
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.paths import RunPaths
@@ -58,7 +58,7 @@ def compare(
     from hlatctl.report.compare import compare as compared
 
     known = published.load(baselines) if baselines is not None else None
-    tokens = _tokens(at) if at is not None else None
+    tokens = tokens_of(at, "--at") if at is not None else None
     _print(compared([_scores(run, tokens) for run in _find(runs, runs_dir)], known), output)
 
 
@@ -74,12 +74,6 @@ def _print(found: Comparison, output: Format) -> None:
     else:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         typer.echo(compare_tables.text(found, bold=bold), nl=False)
-
-
-def _tokens(text: str) -> int:
-    from conf.load import token_count
-
-    return int(text) if text.isascii() and text.isdigit() else token_count(text, "--at")
 
 
 def _find(names: Iterable[str], runs_dir: Path | None) -> list[RunPaths]:

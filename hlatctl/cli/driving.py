@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hlatctl.cli.common import look, say
+from hlatctl.cli.common import look, read_state, say
 from hlatctl.cli.progress import observer_for
 from hlatctl.cli.summary import end_lines
 from hlatctl.run.errors import HlatctlError
@@ -19,6 +19,11 @@ def drive(run: RunPaths) -> None:
     """
     from flows import pretrain
 
+    if read_state(run).evaluates:
+        from hlatctl.cli.evaluate import judge
+
+        judge(run)
+        return
     say(f"run {run.run_id} in {run.root}")
     try:
         with observer_for(sys.stderr) as observer:

@@ -1,6 +1,6 @@
-"""`hlatctl eval data`: the datasets of an evaluation suite, told and fetched.
+"""`hlatctl eval`: judge what is there already; `hlatctl eval data`: the datasets of a suite, told and fetched.
 
-The harness and the datasets package are not imported here: a process of the evaluator's room answers (``flows.ask``).
+The harness and the datasets package are not imported here: processes of the evaluator's room do the work.
 """
 
 from __future__ import annotations
@@ -8,21 +8,105 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from hlatctl.cli.common import Json, Overrides, columns, print_json, say
+from hlatctl.cli.common import Json, Overrides, RunsDir, columns, print_json, read_state, runs_folder, say, tokens_of
+from hlatctl.run.paths import RunPaths
 from hlatctl.units import size
 
 #: The suite that holds all others, asked about where no other is named.
 _WHOLE_TABLE = "eval=hlat"
 _HEADER = ["DATASET", "SPLIT", "FILES", "ROWS", "SIZE", "SHA256", "TASKS"]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Evaluation: the datasets that its suites need.")
+#: The command that `hlatctl eval TARGET` means; never typed.
+_TARGET = "target"
+
+
+class _TargetOrCommand(TyperGroup):
+    """Takes what is no command of the group for a target."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the target's own command before it."""
+        takes_all = args and args[0] not in (*self.commands, "--help")
+        return super().parse_args(ctx, [_TARGET, *args] if takes_all else args)
+
+
+app = typer.Typer(
+    cls=_TargetOrCommand, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="TARGET [OVERRIDES]...",
+    help="Judge a run's milestones, a checkpoint, or a Hugging Face folder.",
+    epilog="TARGET is a run (all its unevaluated milestones, or --at TOKENS), a checkpoint's folder, or a Hugging Face "
+    "folder; `hlatctl eval target --help` has the options. `hlatctl eval data` is about the suites' datasets.",
+)  # fmt: skip
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List a suite's datasets, and fetch them.")
 app.add_typer(data, name="data")
+
+
+@app.command(_TARGET)
+def evaluate(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A run, a checkpoint's folder, or a Hugging Face folder.")
+    ],
+    overrides: Overrides = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TOKENS", help="Only this milestone of a run, such as 200B.", show_default=False),
+    ] = None,
+    new_contract: Annotated[
+        bool, typer.Option("--new-contract", help="Measure otherwise than before; kept apart, never compared.")
+    ] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Judge what is not judged yet. Prints the results' files; what is done is kept, whatever happens.
+
+    A run has the configuration it was made with, of which OVERRIDES may change eval.* (such as eval=hlat_core
+    eval.data_dir=DIR). What a run was first evaluated under is frozen: whatever differs is refused.
+    """
+    from flows import targets
+
+    tokens = tokens_of(at, "--at") if at is not None else None
+    found = targets.find(target, runs_folder(runs_dir))
+    targets.refuse_at(found, tokens)
+    if isinstance(found, targets.FolderTarget):
+        run = _create(found.folder, overrides, runs_dir)
+        step, overrides = None, None
+    else:
+        run, step = found.run, found.step
+    judge(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract)
+
+
+def judge(
+    run: RunPaths, *, overrides: list[str] | None = None, at: int | None = None, step: int | None = None,
+    new_contract: bool = False,
+) -> None:  # fmt: skip
+    """Evaluate a run that is there, tell how it goes, and print the results' files."""
+    import conf.load
+    from conf.compose import override_eval
+    from flows import evaluate as flow
+    from hlatctl.cli.eval_progress import LiveEvaluationObserver, PlainEvaluationObserver
+    from hlatctl.cli.progress import observer_for
+
+    config = conf.load.load(run.config)
+    if overrides:
+        config = override_eval(config, overrides)
+    request = flow.of_run(run, config, read_state(run), at=at, step=step, new_contract=new_contract)
+    say(f"run {run.run_id} in {run.root}")
+    with observer_for(sys.stderr, live=LiveEvaluationObserver, plain=PlainEvaluationObserver) as observer:
+        folders = flow.drive(request, observer)
+    for folder in folders:
+        typer.echo(folder / "results.json")
+
+
+def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) -> RunPaths:
+    from conf.compose import compose
+    from flows import evaluate as flow
+
+    where = [f"runs_dir={runs_folder(runs_dir)}"] if runs_dir else []
+    return flow.create(compose([*(overrides or []), *where]), folder, argv=sys.argv)
 
 
 @data.command("status")

@@ -23,10 +23,17 @@ _PLAIN_EVERY_S = 10.0
 
 
 @contextmanager
-def observer_for(stream: TextIO) -> Iterator[Observer]:
-    """An observer that suits a stream: live on a terminal, plain lines elsewhere."""
+def observer_for(
+    stream: TextIO, *, live: type[LiveObserver] | None = None, plain: type[PlainObserver] | None = None
+) -> Iterator[Observer]:
+    """An observer that suits a stream: live on a terminal, plain lines elsewhere.
+
+    Args:
+        stream: where it writes.
+        live, plain: other kinds than those for training.
+    """
     if not stream.isatty():
-        yield PlainObserver(stream)
+        yield (plain or PlainObserver)(stream)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -37,7 +44,7 @@ def observer_for(stream: TextIO) -> Iterator[Observer]:
         console=Console(file=stream), transient=True, redirect_stdout=False,
     )  # fmt: skip
     with progress:
-        yield LiveObserver(progress)
+        yield (live or LiveObserver)(progress)
 
 
 class LiveObserver:

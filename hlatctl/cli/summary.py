@@ -7,7 +7,7 @@ from typing import Any
 
 from hlatctl.cli.common import RunView
 from hlatctl.run.journal import number
-from hlatctl.run.state import RunState
+from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, utc
 
 #: Steps over which speed is averaged.
@@ -49,17 +49,38 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "created", utc(state.created_unix_s)
     if not view.ended and running_stages(state):
         yield "stage", ", ".join(running_stages(state))
-    yield from _training_rows(view)
+    if state.evaluates:
+        yield "model", state.evaluates
+    else:
+        yield from _training_rows(view)
     yield from _attempt_rows(state)
     for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens):
-        yield (
-            f"at {count(milestone.milestone_tokens)}",
-            milestone.message or _scores(milestone.scores) or milestone.status,
-        )
+        at = f"at {count(milestone.milestone_tokens)}" if milestone.milestone_tokens else "scores"
+        yield at, milestone.message or _scores(milestone.scores) or milestone.status
+        for judged in milestone.others:
+            yield f"{at}, contract {judged.contract[:8]}", _scores(judged.scores)
+        if milestone.progress:
+            yield f"{at}, now", evaluation_line(milestone)
     for warning in state.warnings:
         yield "warning", warning
     if (view.run.report / "index.html").is_file():
         yield "report", str(view.run.report / "index.html")
+
+
+def evaluation_line(milestone: MilestoneState) -> str:
+    """How far an evaluation is: its task, the requests that are answered, and the time that the rest will take."""
+    progress = milestone.progress
+    if progress is None:
+        return milestone.status
+    nth = min(len(progress.finished) + 1, len(progress.tasks))
+    parts = [f"{progress.task or 'between two tasks'} (task {nth} of {len(progress.tasks)})"]
+    if progress.total:
+        parts.append(f"{progress.done:,} of {progress.total:,} requests")
+    answered = progress.done - (progress.done_before or 0)
+    took_s = progress.updated_unix_s - progress.task_started_unix_s
+    if answered > 0 and took_s > 0:
+        parts.append(f"{duration(took_s / answered * (progress.total - progress.done))} left of it")
+    return " · ".join(parts)
 
 
 def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:

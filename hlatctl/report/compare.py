@@ -47,17 +47,20 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class RunScores:
-    """The scores of one run's milestone, by name."""
+    """The scores of one run's milestone, by name; ``contract`` is of those that do not name their own."""
 
     run_id: str
     tokens: int
     step: int
     simulated: bool
     scores: dict[str, Measured]
+    contract: str | None = None
 
     @property
     def contracts(self) -> list[str]:
-        """What the scores were measured under, as far as it is known."""
+        """What the scores were measured under, as far as it is known; the held-out text's own is left out."""
+        if self.contract and any(score.contract == self.contract for score in self.scores.values()):
+            return [self.contract]
         return sorted({score.contract for score in self.scores.values() if score.contract})
 
 
@@ -133,7 +136,12 @@ def run_scores(run_id: str, milestone: MilestoneState, *, simulated: bool, contr
         if not math.isnan(value):
             found[str(name)] = _measured(record, value, contract)
     return RunScores(
-        run_id=run_id, tokens=milestone.milestone_tokens, step=milestone.step, simulated=simulated, scores=found
+        run_id=run_id,
+        tokens=milestone.milestone_tokens,
+        step=milestone.step,
+        simulated=simulated,
+        scores=found,
+        contract=contract,
     )
 
 

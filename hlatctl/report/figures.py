@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
 from hlatctl.report.ledger import Ledger, label
-from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, finite_or_nan, smooth, steps_of, thin
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, steps_of, thin
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.state import RunState
 from hlatctl.units import count
@@ -131,8 +131,8 @@ def _loss(axes: Axes, series: Series, found: Numbers) -> None:
     axes.plot(
         series.tokens, series.values["smooth_loss"], color=_INK, label=f"training, mean of {LOSS_WINDOW_STEPS} steps"
     )
-    scores = [(m.tokens, m.score("validation_loss")) for m in found.milestones]
-    scored = [(tokens, score.value) for tokens, score in scores if score and score.value is not None]
+    scores = comparable(found.milestones, "validation_loss")  # those under another contract stay in the table
+    scored = [(milestone.tokens, score.value) for milestone, score in scores if score.value is not None]
     if scored:
         axes.plot(
             *zip(*scored, strict=True), "o", color=_MARK, markersize=5, clip_on=False, label="validation, at milestones"

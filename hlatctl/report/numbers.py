@@ -11,7 +11,7 @@ from typing import Any
 from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
 from hlatctl.run.journal import Event
-from hlatctl.run.state import RunState
+from hlatctl.run.state import Judgement, RunState
 
 #: Steps over which the loss of "now" is averaged: one batch's loss says little.
 LOSS_WINDOW_STEPS = 20
@@ -19,18 +19,25 @@ LOSS_WINDOW_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One metric of one task at one milestone; ``stderr`` is None where the task has none."""
+    """One metric of one task at one milestone; ``stderr`` is None where the task has none.
+
+    ``contract`` is what it was measured under: scores under different ones can't be compared.
+    """
 
     task: str
     metric: str
     value: float | None
     stderr: float | None
     n: int | None
+    contract: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Milestone:
-    """One milestone and its scores."""
+    """One milestone and its scores under one contract; under another one it is another of these.
+
+    ``is_own`` is false where the contract is not that of the run's first evaluation.
+    """
 
     tokens: int
     step: int
@@ -38,6 +45,8 @@ class Milestone:
     scores: list[Score]
     skipped: dict[str, str]
     message: str
+    contract: str
+    is_own: bool
 
     def score(self, task: str) -> Score | None:
         """The score of a task, if it has one."""
@@ -80,6 +89,7 @@ class Numbers:
         tokens_per_s: median over the steps.
         data_wait_fraction: share of the steps' time spent waiting for data.
         wall_s: from the run's creation to its newest event.
+        evaluates: the model from elsewhere that the run does nothing but evaluate; empty for a training run.
     """
 
     run_id: str
@@ -105,6 +115,7 @@ class Numbers:
     stages: list[Stage]
     warnings: list[str]
     message: str
+    evaluates: str
 
 
 def numbers(state: RunState, config: Config) -> Numbers:
@@ -140,6 +151,7 @@ def numbers(state: RunState, config: Config) -> Numbers:
         ],
         warnings=state.warnings,
         message=state.message,
+        evaluates=state.evaluates,
     )
 
 
@@ -198,26 +210,39 @@ def _status(state: RunState, config: Config) -> str:
 
 
 def _milestones(state: RunState) -> list[Milestone]:
-    return [
-        Milestone(
-            tokens=found.milestone_tokens, step=found.step, status=found.status, skipped=dict(found.skipped),
-            message=found.message, scores=[_score(task, score) for task, score in sorted(found.scores.items())],
-        )
-        for _, found in sorted(state.milestones.items())
-    ]  # fmt: skip
+    rows = []
+    for _, found in sorted(state.milestones.items()):
+        shown = Judgement(found.contract, found.scores, found.skipped)
+        for judged in (shown, *found.others):
+            rows.append(
+                Milestone(
+                    tokens=found.milestone_tokens, step=found.step, status=found.status, skipped=dict(judged.skipped),
+                    message=found.message, contract=judged.contract,
+                    is_own=not judged.scores or judged.contract == state.contract,
+                    scores=[_score(task, score, judged.contract) for task, score in sorted(judged.scores.items())],
+                )
+            )  # fmt: skip
+    return rows
 
 
-def _score(task: str, score: dict[str, Any]) -> Score:
+def _score(task: str, score: dict[str, Any], contract: str) -> Score:
     count = score.get("n")
     return Score(
         task=task, metric=str(score.get("metric", "")), value=_number(score.get("value")),
         stderr=_number(score.get("stderr")), n=count if isinstance(count, int) else None,
+        contract=str(score.get("contract") or contract),
     )  # fmt: skip
 
 
+def comparable(milestones: list[Milestone], task: str) -> list[tuple[Milestone, Score]]:
+    """A task's scores over the milestones that were measured under one contract: that of the first of them."""
+    found = [(milestone, score) for milestone in milestones if (score := milestone.score(task))]
+    return [(milestone, score) for milestone, score in found if score.contract == found[0][1].contract]
+
+
 def _newest_validation(milestones: list[Milestone]) -> float | None:
-    found = [score for milestone in milestones if (score := milestone.score("validation_loss"))]
-    return found[-1].value if found else None
+    found = comparable(milestones, "validation_loss")
+    return found[-1][1].value if found else None
 
 
 def _attempts(state: RunState, config: Config) -> list[Attempt]:

@@ -14,7 +14,7 @@ from hlatctl.report.drill import Drill
 from hlatctl.report.figures import TIME
 from hlatctl.report.ledger import Ledger
 from hlatctl.report.numbers import Attempt, Numbers, Stage
-from hlatctl.report.summary import facts, score_table
+from hlatctl.report.summary import contract_note, facts, score_table
 from hlatctl.units import count, duration, utc
 
 _CAPTIONS = {
@@ -136,6 +136,7 @@ def _scores(found: Numbers) -> str:
     header, rows = score_table(found.milestones)
     notes = sorted({f"{task}: skipped, {why}" for m in found.milestones for task, why in m.skipped.items()})
     notes += [f"{count(m.tokens)} tokens: {m.status}, {m.message}" for m in found.milestones if m.message]
+    notes += filter(None, [contract_note(found.milestones)])
     listed = "".join(f'<p class="quiet">{escape(note)}</p>\n' for note in notes)
     return f"<h2>Scores</h2>\n{_table(header, rows)}\n{listed}"
 

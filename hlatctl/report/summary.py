@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from conf.schema import Config
 from hlatctl.report.ledger import Ledger, ledger
-from hlatctl.report.numbers import Milestone, Numbers, Score, numbers
+from hlatctl.report.numbers import Milestone, Numbers, Score, comparable, numbers
 from hlatctl.run.journal import Event
 from hlatctl.run.state import fold
 from hlatctl.units import count, duration
+
+#: Marks scores that can't be compared with the others of their row.
+_OTHER = "†"
 
 
 def summary_markdown(events: Sequence[Event], config: Config) -> str:
@@ -26,6 +29,7 @@ def render(found: Numbers, time: Ledger) -> str:
     if found.milestones:
         parts.append("## Scores\n")
         parts.append(_table(*score_table(found.milestones)))
+        parts += [f"{note}\n" for note in [contract_note(found.milestones)] if note]
     if len(found.attempts) > 1:
         parts.append("## Attempts\n")
         rows = [[str(a.number), f"{a.from_step} to {a.last_step}", a.cause or "goes on", a.why] for a in found.attempts]
@@ -38,8 +42,9 @@ def facts(found: Numbers, time: Ledger) -> list[tuple[str, str]]:
     """The few facts that a person looks for first, name and text; what is not known is left out."""
     known = [
         ("status", found.status + (f": {found.message}" if found.message else "")),
-        ("steps", f"{found.step:,} of {found.total_steps:,}"),
-        ("tokens", f"{count(found.tokens)} of {count(found.total_tokens)}"),
+        ("model", found.evaluates),
+        ("steps", "" if found.evaluates else f"{found.step:,} of {found.total_steps:,}"),
+        ("tokens", "" if found.evaluates else f"{count(found.tokens)} of {count(found.total_tokens)}"),
         ("training loss", _change(found.first_loss, found.last_loss)),
         ("validation loss", _text(found.validation_loss, "{:.4f}")),
         ("throughput", _text(found.tokens_per_s, "{:,.0f} tokens/s")),
@@ -55,14 +60,34 @@ def facts(found: Numbers, time: Ledger) -> list[tuple[str, str]]:
 
 
 def score_table(milestones: list[Milestone]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a task a row, a milestone a column, ``value ± standard error`` in the cells."""
+    """Header and rows: a task a row, a milestone a column, ``value ± standard error`` in the cells.
+
+    An evaluation under another contract has a column of its own, and what can't be compared with the first score of its
+    row is marked.
+    """
     tasks = {score.task: score.metric for milestone in milestones for score in milestone.scores}
-    header = ["task", "metric", *(f"{count(milestone.tokens)} tokens" for milestone in milestones)]
-    rows = [
-        [task, metric, *(score_text(milestone.score(task)) for milestone in milestones)]
-        for task, metric in sorted(tasks.items())
-    ]
+    header = ["task", "metric", *(_title(milestone) for milestone in milestones)]
+    rows = [[task, metric, *_cells(milestones, task)] for task, metric in sorted(tasks.items())]
     return header, rows or [["none yet", "", *(milestone.status for milestone in milestones)]]
+
+
+def contract_note(milestones: list[Milestone]) -> str:
+    """What the mark in a score table means; empty if it has none."""
+    marked = any(_OTHER in cell for row in score_table(milestones)[1] for cell in row)
+    return (
+        f"{_OTHER}: measured under another contract than the first score of its row; not comparable." if marked else ""
+    )
+
+
+def _title(milestone: Milestone) -> str:
+    at = f"{count(milestone.tokens)} tokens" if milestone.tokens else "score"
+    return at + ("" if milestone.is_own else f", contract {milestone.contract[:8]}")
+
+
+def _cells(milestones: list[Milestone], task: str) -> list[str]:
+    same = {id(score) for _, score in comparable(milestones, task)}
+    scores = [milestone.score(task) for milestone in milestones]
+    return [score_text(score) + (f" {_OTHER}" if score and id(score) not in same else "") for score in scores]
 
 
 def score_text(score: Score | None) -> str:

@@ -25,6 +25,7 @@ from hlatctl.run.paths import RunPaths
 Event = dict[str, Any]
 
 FLOW_WRITER = "flow"
+EVALUATE_WRITER = "evaluate"
 OPERATOR_WRITER = "operator"
 MIRROR_WRITER = "mirror"
 DRILL_WRITER = "drill"

@@ -1,14 +1,36 @@
-"""Who drives a run: a lock that the kernel drops when its holder dies, so a dead head never looks alive."""
+"""Who does what alone: locks that the kernel drops when their holder dies, so a dead process never looks alive.
+
+One is for driving a run, one for each evaluation, so that no two processes do the same work. What a lock file says
+tells others who holds it; only the lock itself counts.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Iterator
+import platform
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.paths import RunPaths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lease, as far as its file says."""
+
+    pid: int
+    host: str
+    since_unix_s: float
+
+    def __str__(self) -> str:
+        """In words."""
+        return f"process {self.pid or '?'} on {self.host or 'an unknown host'}"
 
 
 @contextmanager
@@ -19,33 +41,84 @@ def hold_head(run: RunPaths) -> Iterator[None]:
         RunBusyError: another live process holds it.
         StorageError: the lock file can't be written.
     """
-    try:
-        file = run.head_lock.open("a+")
-    except OSError as error:
-        raise StorageError(f"{run.head_lock}: can't be written ({error.strerror})") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunBusyError(
-                f"run {run.run_id}: process {head_pid(run) or '?'} drives it already",
-                hint=f"hlatctl status {run.run_id}",
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+
+    def refuse() -> None:
+        raise RunBusyError(
+            f"run {run.run_id}: process {head_pid(run) or '?'} drives it already",
+            hint=f"hlatctl status {run.run_id}",
+        ) from None
+
+    with _locked(run.head_lock, str(os.getpid()), refuse):
         yield
 
 
 def head_pid(run: RunPaths) -> int | None:
     """The process that drives a run now, or None if nobody does."""
+    text = _read_if_held(run.head_lock)
+    return None if text is None else int(text) if text.isdigit() else 0
+
+
+@contextmanager
+def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
+    """Hold the lease that a file stands for.
+
+    Args:
+        path: of the lock file, which tells others who holds it.
+        when_busy: told who holds it; raises to give up, or returns after a while to try again.
+
+    Raises:
+        StorageError: the file can't be written.
+    """
+    own = Holder(pid=os.getpid(), host=platform.node(), since_unix_s=time.time())
+    with _locked(path, json.dumps(asdict(own)), lambda: when_busy(holder(path) or _UNKNOWN)):
+        yield
+
+
+def holder(path: Path) -> Holder | None:
+    """Who holds a lease now, or None if nobody does."""
+    text = _read_if_held(path)
+    if text is None:
+        return None
     try:
-        with run.head_lock.open("r") as file:
+        record = json.loads(text)
+        return Holder(
+            pid=int(record["pid"]), host=str(record["host"]), since_unix_s=float(record["since_unix_s"])
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError):
+        return _UNKNOWN  # it has the lock and has not said yet who it is
+
+
+_UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
+
+
+@contextmanager
+def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise StorageError(f"{path}: can't be written ({error.strerror})") from None
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                when_busy()
+        file.truncate(0)
+        file.write(text)
+        file.flush()
+        yield
+
+
+def _read_if_held(path: Path) -> str | None:
+    """What a lock file says if somebody holds it; None if nobody does."""
+    try:
+        with path.open("r") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                text = file.read().strip()
-                return int(text) if text.isdigit() else 0
+                return file.read().strip()
             return None
     except OSError:
         return None

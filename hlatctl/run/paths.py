@@ -73,6 +73,20 @@ class RunPaths:
         """Folder of one milestone's evaluation."""
         return self.evals / f"tokens-{milestone_tokens}"
 
+    @property
+    def contract(self) -> Path:
+        """``evals/contract.json``: what the run's evaluations measure, and how."""
+        return self.evals / "contract.json"
+
+    def eval_lease(self, milestone_tokens: int) -> Path:
+        """Held (flock) by the process that evaluates a milestone."""
+        return self.eval(milestone_tokens) / "lease"
+
+    @property
+    def evaluator_lock(self) -> Path:
+        """Held (flock) by the process that a person has asked to evaluate the run."""
+        return self.evals / "evaluator.lock"
+
     def logs(self, attempt: int) -> Path:
         """Folder of one attempt's logs."""
         return self.root / "logs" / attempt_name(attempt)

@@ -62,11 +62,47 @@ class AttemptState:
 
 
 @dataclass
+class Judgement:
+    """The scores of one evaluation, and what they were measured under: empty if the journal does not say."""
+
+    contract: str
+    scores: dict[str, dict[str, Any]]
+    skipped: dict[str, str]
+
+
+@dataclass
+class EvaluationProgress:
+    """How far an evaluation has come.
+
+    Args:
+        tasks: all of its tasks, in order.
+        finished: those that are done.
+        task: the one that runs; empty between two.
+        done, total: its requests that are answered, and all; 0 if nothing is known yet.
+        task_started_unix_s, updated_unix_s: when the task began, and when ``done`` was counted.
+        done_before: requests that an earlier try had answered.
+    """
+
+    tasks: list[str]
+    finished: list[str] = field(default_factory=list)
+    task: str = ""
+    done: int = 0
+    total: int = 0
+    done_before: int | None = None
+    task_started_unix_s: float = 0.0
+    updated_unix_s: float = 0.0
+
+
+@dataclass
 class MilestoneState:
     """One milestone: ``due``, ``running``, ``evaluated`` or ``failed``.
 
     Args:
+        scores, skipped: under the run's first contract; where it was evaluated under others only, the newest.
         contract: what the scores were measured under; empty if the journal does not say.
+        judgements: all its evaluations, by contract.
+        last_failure: why an evaluation of it failed last, whatever came later.
+        progress: of an evaluation that is under way.
     """
 
     milestone_tokens: int
@@ -76,6 +112,14 @@ class MilestoneState:
     skipped: dict[str, str] = field(default_factory=dict)
     contract: str = ""
     message: str = ""
+    judgements: dict[str, Judgement] = field(default_factory=dict)
+    last_failure: str = ""
+    progress: EvaluationProgress | None = None
+
+    @property
+    def others(self) -> list[Judgement]:
+        """Evaluations under other contracts than the one whose scores are shown."""
+        return [judgement for contract, judgement in self.judgements.items() if contract != self.contract]
 
 
 @dataclass
@@ -87,6 +131,8 @@ class RunState:
         steps: the step events that count, by step; superseded ones are left out.
         peak_flops_per_s: of one of the devices trained on; none if it isn't known.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
+        evaluates: the model from elsewhere that this run does nothing but evaluate; empty for a training run.
+        contract: of the first evaluation, which the run's scores are shown under; None before it.
         trust: how far each of these is trusted: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps
             came after it).
     """
@@ -94,6 +140,8 @@ class RunState:
     run_id: str = ""
     status: str = "created"
     simulated: bool = False
+    evaluates: str = ""
+    contract: str | None = None
     created_unix_s: float = 0.0
     last_event_unix_s: float = 0.0
     stages: dict[str, StageState] = field(default_factory=dict)
@@ -158,6 +206,7 @@ def apply(state: RunState, event: Event) -> None:
 def _run_created(state: RunState, event: Event) -> None:
     state.run_id = event.get("run_id", "")
     state.simulated = bool(event.get("simulated", False))
+    state.evaluates = str(event.get("evaluates", ""))
     state.created_unix_s = event["time_unix_s"]
 
 
@@ -272,21 +321,62 @@ def _milestone(state: RunState, event: Event) -> None:
     state.milestones.setdefault(tokens, MilestoneState(tokens, int(event["step"])))
 
 
-def _eval(status: str) -> Any:
-    def handler(state: RunState, event: Event) -> None:
-        _milestone(state, event)
-        milestone = state.milestones[int(event["milestone_tokens"])]
-        milestone.scores = dict(event.get("scores", milestone.scores))
-        milestone.status = status
-        milestone.skipped = event.get("skipped", milestone.skipped)
-        milestone.contract = event.get("contract", milestone.contract)
-        milestone.message = event.get("message", "")
+def _evaluated(state: RunState, event: Event) -> MilestoneState:
+    _milestone(state, event)
+    return state.milestones[int(event["milestone_tokens"])]
 
-    return handler
+
+def _eval_started(state: RunState, event: Event) -> None:
+    milestone = _evaluated(state, event)
+    tasks = [str(task) for task in event.get("tasks", [])]
+    milestone.progress = EvaluationProgress(tasks, updated_unix_s=float(event["time_unix_s"]))
+    if milestone.status != "evaluated":
+        milestone.status, milestone.message = "running", ""
+
+
+def _eval_task_started(state: RunState, event: Event) -> None:
+    progress = state.milestones[int(event["milestone_tokens"])].progress
+    if progress:
+        progress.task, progress.done, progress.total, progress.done_before = str(event["task"]), 0, 0, None
+        progress.task_started_unix_s = progress.updated_unix_s = float(event["time_unix_s"])
+
+
+def _eval_progress(state: RunState, event: Event) -> None:
+    progress = state.milestones[int(event["milestone_tokens"])].progress
+    if progress:
+        progress.task, progress.done, progress.total = str(event["task"]), int(event["done"]), int(event["total"])
+        progress.updated_unix_s = float(event["time_unix_s"])
+        if progress.done_before is None:
+            progress.done_before, progress.task_started_unix_s = progress.done, progress.updated_unix_s
+
+
+def _eval_task_finished(state: RunState, event: Event) -> None:
+    progress = state.milestones[int(event["milestone_tokens"])].progress
+    if progress:
+        progress.finished.append(str(event["task"]))
+        progress.task = ""
+
+
+def _eval_finished(state: RunState, event: Event) -> None:
+    milestone = _evaluated(state, event)
+    judgement = Judgement(
+        str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {}))
+    )  # fmt: skip
+    milestone.judgements[judgement.contract] = judgement
+    if state.contract is None:
+        state.contract = judgement.contract
+    # Scores under different contracts are never mixed: those under the run's first one are its scores.
+    shown = milestone.judgements.get(state.contract, judgement)
+    milestone.scores, milestone.skipped, milestone.contract = shown.scores, shown.skipped, shown.contract
+    milestone.status, milestone.message, milestone.progress = "evaluated", "", None
 
 
 def _eval_failed(state: RunState, event: Event) -> None:
-    _eval("failed" if event.get("final", True) else "due")(state, event)
+    milestone = _evaluated(state, event)
+    milestone.progress, milestone.last_failure = None, str(event.get("message", ""))
+    if milestone.status != "evaluated":  # what failed was then an evaluation under another contract
+        milestone.status = "failed" if event.get("final", True) else "due"
+        milestone.message = str(event.get("message", ""))
 
 
 def _run_finished(state: RunState, event: Event) -> None:
@@ -329,9 +419,13 @@ _HANDLERS = {
     "checkpoint_deleted": _checkpoint_gone,
     "train_stopped": _train_stopped,
     "milestone": _milestone,
-    "eval_started": _eval("running"),
-    "eval_finished": _eval("evaluated"),
+    "eval_started": _eval_started,
+    "eval_task_started": _eval_task_started,
+    "eval_progress": _eval_progress,
+    "eval_task_finished": _eval_task_finished,
+    "eval_finished": _eval_finished,
     "eval_failed": _eval_failed,
+    "eval_rejected": _warning,
     "gradient_spike": _gradient_spike,
     "warning": _warning,
     "alarm": _warning,

@@ -1,0 +1,272 @@
+"""Evaluating what is there already: milestones of a run, one of its checkpoints, or a model from elsewhere.
+
+Goes beside a run that trains: it has a journal file of its own, and takes nothing from whoever drives the run. A model
+from elsewhere gets a run directory of its own, which holds nothing but its evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import conf.load
+from conf.schema import Config
+from flows import prefect_env
+from flows.ask import ask_about
+from flows.context import FlowContext
+from flows.observer import Observer
+from flows.pretrain import Caller, PlainCaller
+from flows.stages.evaluate import Asked, evaluate_milestone, title, weights_of
+from flows.stages.provenance import record_provenance
+from flows.stages.report import write_report
+from hlatctl.run import files, runs
+from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, RunBusyError, StoppedError
+from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
+from hlatctl.run.lease import Holder, head_pid, hold, hold_head
+from hlatctl.run.manifest import MANIFEST
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import RunState
+from hlatctl.units import count
+
+#: What a model may be asked at once if it does not say.
+_CONTEXT_TOKENS = 2048
+_NEAREST = 3
+#: The contract of what the mock cluster plays.
+SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be evaluated, and how.
+
+    Args:
+        config: the run's, with another evaluation if that was asked for.
+        steps: optimizer step by milestone tokens.
+        new_contract: measure under another contract than the run's former evaluations.
+        model: a Hugging Face folder from elsewhere; None: the run's checkpoints.
+    """
+
+    run: RunPaths
+    config: Config
+    steps: dict[int, int]
+    new_contract: bool = False
+    model: Path | None = None
+
+
+def of_run(
+    run: RunPaths, config: Config, state: RunState, *, at: int | None = None, step: int | None = None,
+    new_contract: bool = False,
+) -> Request:  # fmt: skip
+    """What a run's evaluation takes in: every milestone that it has reached, or one.
+
+    Args:
+        run, state: the run, and how it stands.
+        config: its configuration, with another evaluation if that was asked for.
+        at: only the milestone of so many tokens.
+        step: only this checkpoint.
+        new_contract: as in ``Request``.
+
+    Raises:
+        ConfigError: there is no such milestone.
+        EvaluationError: no milestone has been reached.
+        CheckpointError: the milestone was not reached.
+    """
+    if state.evaluates:
+        return Request(run=run, config=config, steps={0: 0}, new_contract=new_contract, model=Path(state.evaluates))
+    planned = {tokens: at_step for at_step, tokens in replace(config, eval=replace(config.eval, enabled=True))
+               .milestones.items()}  # fmt: skip
+    known = planned | {tokens: milestone.step for tokens, milestone in state.milestones.items()}
+    if step is not None:
+        tokens = next((t for t, s in known.items() if s == step), step * config.tokens_per_step)
+        return Request(run=run, config=config, steps={tokens: step}, new_contract=new_contract)
+    if at is not None:
+        chosen = _milestone_at(run, known, at)
+        return Request(run=run, config=config, steps={chosen: known[chosen]}, new_contract=new_contract)
+    reached = {
+        t: s for t, s in sorted(known.items()) if t in state.milestones or (run.checkpoint(s) / MANIFEST).is_file()
+    }
+    if not reached:
+        raise EvaluationError(
+            f"{run.run_id}: has no checkpoint of a milestone yet; the first is at {count(min(known))} tokens",
+            hint=f"`hlatctl status {run.run_id}` tells how it stands; a checkpoint's folder can be a TARGET too",
+        )
+    return Request(run=run, config=config, steps=reached, new_contract=new_contract)
+
+
+def create(config: Config, folder: Path, *, argv: list[str]) -> RunPaths:
+    """Make the run directory of a model from elsewhere; its context is the model's own, as far as that says.
+
+    Raises:
+        ConfigError, DataError, DependencyError: the suite can't be run; nothing has been made.
+        StorageError: it can't be made.
+    """
+    if config.cluster.launcher != "mock":
+        ask_about("eval.check", config, show_talk=True)
+    config = replace(config, train=replace(config.train, seq_len=_context_tokens(folder)), experiment_name="evaluation")
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.name)[:60]
+    run = runs.create_run(Path(config.runs_dir), runs.new_run_id(f"eval-{name}"), conf.load.dump(config))
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        simulated = config.cluster.launcher == "mock"
+        journal.append("run_created", durable=True, run_id=run.run_id, simulated=simulated, argv=argv,
+                       evaluates=os.fspath(folder))  # fmt: skip
+        journal.append("milestone", durable=True, milestone_tokens=0, tokens=0, step=0)
+    return run
+
+
+def drive(request: Request, observer: Observer | None = None) -> list[Path]:
+    """Evaluate what is not evaluated yet, and return the folders of all that was asked for.
+
+    Raises:
+        RunBusyError: another process evaluates the run already.
+        StoppedError: it was interrupted, and goes on where it was when it is asked for again.
+        EvaluationError: the contract differs from the run's, or an evaluation failed for good.
+        HlatctlError: what a person must mend.
+    """
+    run = request.run
+    with ExitStack() as held:
+        held.enter_context(hold(run.evaluator_lock, partial(_refuse, run)))
+        if request.model:
+            held.enter_context(hold_head(run))
+        ctx = FlowContext(run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=False)
+        held.callback(ctx.close)
+        if request.model:
+            ctx.event("head_started", pid=os.getpid(), host=platform.node())
+        prefect_env.begin(Path(request.config.runs_dir), ctx.message)
+        found: list[Path] = []
+        try:
+            with ctx.signals.kept():
+                _run(ctx, request, found)
+            _finish(ctx, request, "finished", "")
+        except HlatctlError as error:
+            _finish(ctx, request, "failed", error.message)
+            raise
+        except KeyboardInterrupt:
+            ctx.signals.take()
+            message = f"evaluation of {run.run_id}: interrupted; what is done is kept"
+            _finish(ctx, request, "stopped", message)
+            raise StoppedError(message, hint=f"hlatctl eval {run.run_id} goes on") from None
+        return found
+
+
+def pipeline(ctx: FlowContext, caller: Caller, request: Request, found: list[Path]) -> None:
+    """The stages in order; ``found`` gets the folders of the results."""
+    found.clear()  # of a Prefect that has failed in the middle
+    if request.model and not ctx.run.provenance.is_file():
+        caller.call("provenance", partial(record_provenance, ctx, sys.argv))
+    asked, inner = caller.call("contract", partial(_ask_contract, ctx, request))
+    failed = []
+    for tokens, step in request.steps.items():
+        if tokens not in ctx.refresh().milestones:
+            ctx.event("milestone", milestone_tokens=tokens, tokens=step * ctx.config.tokens_per_step, step=step)
+        folder = ctx.run.eval(tokens) / inner
+        if _is_done(ctx, tokens, folder, asked):
+            ctx.message(f"{title(tokens)}: done before")
+        elif not (request.model or (ctx.run.checkpoint(step) / MANIFEST).is_file()):
+            ctx.message(f"{title(tokens)}: left out, the checkpoint of step {step} is gone")
+            continue
+        elif caller.call(f"evaluate {tokens:,} tokens", partial(evaluate_milestone, ctx, tokens, asked)) != "evaluated":
+            failed.append(tokens)
+            continue
+        found.append(folder)
+    _conclude(ctx, request, failed, found)
+    if request.model or head_pid(ctx.run) is None:  # else it would meet the report of whoever drives the run
+        caller.call("report", partial(write_report, ctx))
+
+
+def _ask_contract(ctx: FlowContext, request: Request) -> tuple[Asked, str]:
+    """The contract that the evaluation would be made under, and the folder of its results in a milestone's.
+
+    Raises:
+        EvaluationError: the run's evaluations were measured under another one, and no new one was asked for.
+        ConfigError, DataError, DependencyError: the suite can't be run.
+    """
+    if request.config.cluster.launcher == "mock":
+        return Asked(contract=SIMULATED, new_contract=request.new_contract, model=request.model), ""
+    flags = [*(["--new-contract"] if request.new_contract else []), *(["--from-elsewhere"] if request.model else [])]
+    answer = json.loads(
+        ask_about("eval.check", request.config, "--run-dir", os.fspath(ctx.run.root), *flags, show_talk=True)
+    )
+    asked = Asked(contract=str(answer["contract"]), new_contract=request.new_contract, model=request.model)
+    return asked, str(answer["folder"])
+
+
+def _is_done(ctx: FlowContext, milestone_tokens: int, folder: Path, asked: Asked) -> bool:
+    """The results are there, whole, of this contract and, as far as the weights are still there, of these."""
+    try:
+        record = files.read_sealed_json(folder / "results.json")
+    except (OSError, ValueError):
+        return False
+    try:
+        weights = weights_of(ctx, milestone_tokens, asked)
+    except CheckpointError:
+        weights = record.get("weights", "")
+    told = asked.contract in ctx.state.milestones[milestone_tokens].judgements
+    return told and record.get("contract") == asked.contract and record.get("weights") == weights
+
+
+def _conclude(ctx: FlowContext, request: Request, failed: list[int], found: list[Path]) -> None:
+    if failed:
+        why = ctx.state.milestones[failed[-1]].last_failure
+        raise EvaluationError(
+            f"{len(failed)} of {len(request.steps)} evaluations failed, the last: {why}",
+            hint=f"see {ctx.run.logs(0)}; what is done is kept, and the same command goes on with the rest",
+        )
+    if not found:
+        raise CheckpointError(
+            f"{ctx.run.run_id}: none of its {len(request.steps)} milestones has a checkpoint any more",
+            hint="`hlatctl checkpoint ls` lists those that are there; each can be a TARGET by its folder",
+        )
+
+
+def _run(ctx: FlowContext, request: Request, found: list[Path]) -> None:
+    from flows.prefect_flow import run_under_prefect
+
+    stages = partial(pipeline, request=request, found=found)
+    if not run_under_prefect(ctx, stages, "evaluate"):
+        stages(ctx, PlainCaller())
+
+
+def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> None:
+    """Journal the end of a run that is nothing but its evaluation; any other run has its own end."""
+    if request.model:
+        ctx.event("run_finished", outcome=outcome, step=0, tokens=0, message=message)
+    ctx.watch()
+
+
+def _refuse(run: RunPaths, holder: Holder) -> None:
+    raise RunBusyError(
+        f"run {run.run_id}: {holder} evaluates it already",
+        hint=f"`hlatctl status {run.run_id}` tells how far it is",
+    )
+
+
+def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:
+    """The milestone of so many tokens, which may be written as it is printed: 2.51M for 2,506,752."""
+    alike = [at] if at in known else [tokens for tokens in known if count(tokens) == count(at)]
+    if len(alike) != 1:
+        nearest = sorted(sorted(known, key=lambda tokens: abs(tokens - at))[:_NEAREST])
+        raise ConfigError(
+            f"--at={count(at)}: {run.run_id} has no milestone at {at:,} tokens",
+            hint=f"nearest: {', '.join(f'{count(tokens)} ({tokens})' for tokens in nearest)}",
+        )
+    step = known[alike[0]]
+    if not (run.checkpoint(step) / MANIFEST).is_file() and not run.eval(alike[0]).is_dir():
+        raise CheckpointError(
+            f"--at={count(at)}: {run.run_id} has no checkpoint of step {step}, which that milestone belongs to",
+            hint=f"`hlatctl checkpoint ls {run.run_id}` lists those that are there",
+        )
+    return alike[0]
+
+
+def _context_tokens(folder: Path) -> int:
+    try:
+        found = files.read_json(folder / "config.json").get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError) as error:
+        raise EvaluationError(f"{folder}/config.json: can't be read ({error})") from None
+    return found if isinstance(found, int) and found > 0 else _CONTEXT_TOKENS
