@@ -63,10 +63,8 @@ class Remembering:
 
     def generate_until(self, requests: list[Any]) -> list[str]:
         """Answer what is not answered yet, in the batches that the model would make itself."""
-        self._count.expect(len(requests))
-        keys = self._answers.keys(requests)
-        known = self._answers.known
-        self._count.add(sum(key in known for key in keys))
+        keys, known = self._answers.keys(requests), self._answers.known
+        self._count.expect(len(requests), answered=sum(key in known for key in keys))
         for batch in self._batches(requests):
             lacking = any(keys[index] not in known for index in batch)
             if lacking:
@@ -137,10 +135,10 @@ class _Count:
     def __init__(self, progress: Progress) -> None:
         self._progress, self._done, self._total = progress, 0, 0
 
-    def expect(self, requests: int) -> None:
-        """So many more requests are to be answered."""
+    def expect(self, requests: int, *, answered: int = 0) -> None:
+        """So many more requests are to be answered, of which some are already."""
         self._total += requests
-        self.add(0)
+        self.add(answered)
 
     def add(self, requests: int) -> None:
         """So many are."""

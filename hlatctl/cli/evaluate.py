@@ -38,7 +38,7 @@ class _TargetOrCommand(TyperGroup):
 
 app = typer.Typer(
     cls=_TargetOrCommand, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="TARGET [OVERRIDES]...",
-    help="Judge a run's milestones, a checkpoint, or a Hugging Face folder.",
+    help="Judge a run, a checkpoint or a model.",
     epilog="TARGET is a run (all its unevaluated milestones, or --at TOKENS), a checkpoint's folder, or a Hugging Face "
     "folder; `hlatctl eval target --help` has the options. `hlatctl eval data` is about the suites' datasets.",
 )  # fmt: skip

@@ -31,6 +31,8 @@ Z_95 = NormalDist().inv_cdf(0.975)
 BEST, TIE = "best", "tie"
 #: Remarks on a cell; all but the first keep it out of the comparison.
 PUBLISHED, OTHER_CONTRACT, NO_CONTRACT, SIMULATED = "published", "another_contract", "contract_unknown", "simulated"
+#: What the names of the scores of a run's own held-out text begin with.
+HELD_OUT = "validation_"
 RUN, BASELINE = "run", "baseline"
 
 
@@ -47,21 +49,19 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class RunScores:
-    """The scores of one run's milestone, by name; ``contract`` is of those that do not name their own."""
+    """The scores of one run's milestone, by name."""
 
     run_id: str
     tokens: int
     step: int
     simulated: bool
     scores: dict[str, Measured]
-    contract: str | None = None
 
     @property
     def contracts(self) -> list[str]:
-        """What the scores were measured under, as far as it is known; the held-out text's own is left out."""
-        if self.contract and any(score.contract == self.contract for score in self.scores.values()):
-            return [self.contract]
-        return sorted({score.contract for score in self.scores.values() if score.contract})
+        """What the scores were measured under, as far as it is known; the held-out text has one of its own."""
+        tasks = [score for name, score in self.scores.items() if not name.startswith(HELD_OUT)]
+        return sorted({score.contract for score in tasks or self.scores.values() if score.contract})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +136,7 @@ def run_scores(run_id: str, milestone: MilestoneState, *, simulated: bool, contr
         if not math.isnan(value):
             found[str(name)] = _measured(record, value, contract)
     return RunScores(
-        run_id=run_id,
-        tokens=milestone.milestone_tokens,
-        step=milestone.step,
-        simulated=simulated,
-        scores=found,
-        contract=contract,
+        run_id=run_id, tokens=milestone.milestone_tokens, step=milestone.step, simulated=simulated, scores=found
     )
 
 

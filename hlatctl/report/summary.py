@@ -81,7 +81,7 @@ def contract_note(milestones: list[Milestone]) -> str:
 
 def _title(milestone: Milestone) -> str:
     at = f"{count(milestone.tokens)} tokens" if milestone.tokens else "score"
-    return at + ("" if milestone.is_own else f", contract {milestone.contract[:8]}")
+    return at + ("" if milestone.is_own else f", contract {milestone.contract[:8] or 'unknown'}")
 
 
 def _cells(milestones: list[Milestone], task: str) -> list[str]:

@@ -132,7 +132,7 @@ class RunState:
         peak_flops_per_s: of one of the devices trained on; none if it isn't known.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
         evaluates: the model from elsewhere that this run does nothing but evaluate; empty for a training run.
-        contract: of the first evaluation, which the run's scores are shown under; None before it.
+        contract: of the first evaluation that names one, which the run's scores are shown under; empty before it.
         trust: how far each of these is trusted: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps
             came after it).
     """
@@ -141,7 +141,7 @@ class RunState:
     status: str = "created"
     simulated: bool = False
     evaluates: str = ""
-    contract: str | None = None
+    contract: str = ""
     created_unix_s: float = 0.0
     last_event_unix_s: float = 0.0
     stages: dict[str, StageState] = field(default_factory=dict)
@@ -362,9 +362,9 @@ def _eval_finished(state: RunState, event: Event) -> None:
     judgement = Judgement(
         str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {}))
     )  # fmt: skip
+    milestone.judgements.pop("", None)  # an older evaluation that did not say is replaced by any that does
     milestone.judgements[judgement.contract] = judgement
-    if state.contract is None:
-        state.contract = judgement.contract
+    state.contract = state.contract or judgement.contract
     # Scores under different contracts are never mixed: those under the run's first one are its scores.
     shown = milestone.judgements.get(state.contract, judgement)
     milestone.scores, milestone.skipped, milestone.contract = shown.scores, shown.skipped, shown.contract

@@ -110,7 +110,7 @@ def test_a_suite_of_the_harness_tasks_is_scored_with_its_figures_off_the_network
     again = make_run(**keys, tasks=["commonsense"])
     with (tiny_data / "piqa" / "validation.jsonl").open("a", encoding="utf-8") as file:
         file.write("\n")
-    assert _evaluate(again, model_folder)["contract"] != record["contract"]
+    assert _evaluate(again, model_folder, new_contract=True)["contract"] != record["contract"]
 
 
 def test_a_missing_dataset_is_refused_before_anything_is_written(make_run: MakeRun, model_folder: Path) -> None:
@@ -163,11 +163,24 @@ def test_a_killed_evaluation_goes_on_with_the_unfinished_task(make_run: MakeRun,
     assert _kinds(run)[-1] == "eval_finished"
 
 
-def test_a_changed_contract_is_measured_again(make_run: MakeRun, model_folder: Path) -> None:
+def test_another_contract_is_refused_by_its_first_difference_or_kept_apart(
+    make_run: MakeRun, model_folder: Path
+) -> None:
     first = _evaluate(make_run(tasks=_QUICK), model_folder)
-    second = _evaluate(make_run(tasks=_QUICK, limit=3), model_folder)
-    assert first["contract"] != second["contract"]
+    changed = make_run(tasks=_QUICK, limit=3)
+    before = _bytes(changed.root)
+    with pytest.raises(EvaluationError, match=r"contract\.json: limit was 2 when this run was first evaluated and is 3"):
+        _evaluate(changed, model_folder, milestone_tokens=2000)
+    assert _bytes(changed.root) == before
+    second = _evaluate(changed, model_folder, new_contract=True)
     assert [r["scores"]["smoke_crows_pairs"]["n"] for r in (first, second)] == [2, 3]
+    kept = json.loads((changed.eval(1000) / "results.json").read_text(encoding="utf-8"))
+    assert kept == first, "the run's own results stay where they are"
+    state = fold(journal.read_events(changed))
+    assert state.contract == state.milestones[1000].contract == first["contract"]
+    assert [judged.contract for judged in state.milestones[1000].others] == [second["contract"]]
+    _evaluate(make_run(tasks=_QUICK), model_folder, milestone_tokens=2000)
+    _evaluate(make_run(tasks=_QUICK, limit=3), model_folder, milestone_tokens=2000)  # known by now, so not refused
 
 
 def test_another_step_is_measured_again_under_the_same_contract(make_run: MakeRun, model_folder: Path) -> None:

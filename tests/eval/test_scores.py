@@ -16,26 +16,18 @@ def test_a_score_that_is_no_number_is_refused() -> None:
         scores.check_finite(broken)
 
 
-def test_the_contract_changes_with_settings_and_items_and_with_nothing_else(tmp_path: Path) -> None:
-    items = tmp_path / "items.jsonl"
-    items.write_text("one", encoding="utf-8")
-    first = scores.contract({"limit": 1, "suite": "smoke"}, {"items": items})
-    assert scores.contract({"suite": "smoke", "limit": 1}, {"items": items}) == first
-    assert scores.contract({"limit": 2, "suite": "smoke"}, {"items": items}) != first
-    items.write_text("two", encoding="utf-8")
-    assert scores.contract({"limit": 1, "suite": "smoke"}, {"items": items}) != first
+def test_results_are_read_back_only_for_their_step_weights_and_contract(tmp_path: Path) -> None:
+    path, own = tmp_path / "results.json", {"contract": "c", "step": 3, "weights": "w"}
+    record = scores.write_results(path, kept_as=own, wall_s=1.5)
+    assert scores.read_results(path, kept_as=own) == record
+    assert scores.read_results(tmp_path / "none.json", kept_as=own) is None
+    for other in ({"contract": "d"}, {"step": 4}, {"weights": "v"}):
+        assert scores.read_results(path, kept_as={**own, **other}) is None
 
 
-def test_results_are_read_back_only_for_their_step_and_contract(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    record = scores.write_results(path, contract="c", step=3, wall_s=1.5)
-    assert scores.read_results(path, contract="c", step=3) == record
-    assert scores.read_results(path, contract="other", step=3) is None
-    assert scores.read_results(path, contract="c", step=4) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"v": 1}', '"text"'])
-def test_a_damaged_results_file_counts_as_none(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', '{"v": 2, "contract": "c", "sha256": "00"}'])
+def test_a_damaged_results_file_is_told_from_one_that_is_not_there(tmp_path: Path, content: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content, encoding="utf-8")
-    assert scores.read_results(path, contract="c", step=3) is None
+    with pytest.raises(scores.DamagedResultsError, match=r"results\.json: can't be used \("):
+        scores.read_results(path, kept_as={"contract": "c"})

@@ -1,0 +1,146 @@
+"""Kept answers: what is asked again, in which batches, and what chance does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.answers import Remembering
+
+_GREEDY = {"until": ["\n"], "do_sample": False, "max_gen_toks": 6}
+_SAMPLED = {"until": ["\n"], "do_sample": True, "temperature": 0.9, "max_gen_toks": 6}
+
+
+@dataclass(frozen=True)
+class _Request:
+    args: tuple[Any, ...]
+
+
+class _Model:
+    """Answers with the prompt and a random number; dies when it is asked once too often."""
+
+    max_length = 7
+
+    def __init__(self, batches: int = 1000) -> None:
+        self.asked: list[list[str]] = []
+        self._left = batches
+        self._hook: Any = None
+
+    def set_cache_hook(self, hook: Any) -> None:
+        self._hook = hook
+
+    def tok_encode(self, text: str) -> list[str]:
+        return text.split()
+
+    def generate_until(self, requests: list[_Request]) -> list[str]:
+        if not self._left:
+            raise KeyboardInterrupt
+        self._left -= 1
+        self.asked.append([request.args[0] for request in requests])
+        for request in requests:
+            self._hook.add_partial("generate_until", request.args, "")
+        return [f"{request.args[0]} {random.random()}" for request in requests]
+
+    def loglikelihood(self, requests: list[_Request]) -> list[tuple[float, bool]]:
+        for request in requests:
+            self._hook.add_partial("loglikelihood", request.args, (0.0, True))
+        return [(0.0, True)] * len(requests)
+
+
+def _requests(*prompts: str, **settings: Any) -> list[_Request]:
+    return [_Request((prompt, settings or _GREEDY)) for prompt in prompts]
+
+
+def _ask(
+    model: Any, path: Path, requests: list[_Request], *, identity: str = "one", told: list[tuple[int, int]] | None = None
+) -> list[str]:
+    remembering = Remembering(model, batch_size=2, seed=1)
+    remembering.begin(path, identity, lambda done, total: told.append((done, total)) if told is not None else None)
+    return remembering.generate_until(requests)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "answers" / "task.jsonl"
+
+
+def test_batches_go_from_the_longest_prompt_and_answers_come_in_order(path: Path) -> None:
+    model = _Model()
+    found = _ask(model, path, _requests("a", "b b b", "c c", "d d d d", "e"))
+    assert model.asked == [["d d d d", "b b b"], ["c c", "a"], ["e"]]
+    assert [answer.rsplit(" ", 1)[0] for answer in found] == ["a", "b b b", "c c", "d d d d", "e"]
+    assert Remembering(model, batch_size=2, seed=1).max_length == 7, "what it does not know is the model's"
+
+
+def test_what_was_answered_before_a_death_is_not_asked_again(path: Path) -> None:
+    requests = _requests("a", "b b b", "c c", "d d d d", "e")
+    dying, told = _Model(batches=2), []
+    with pytest.raises(KeyboardInterrupt):
+        _ask(dying, path, requests)
+    model = _Model()
+    found = _ask(model, path, requests, told=told)
+    assert (dying.asked, model.asked) == ([["d d d d", "b b b"], ["c c", "a"]], [["e"]])
+    assert (told[0], told[-1]) == ((4, 5), (5, 5))
+    assert _ask(silent := _Model(), path, requests) == found
+    assert silent.asked == []
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda text: text[:-9], lambda text: text.replace("e 0.", "e 1."), lambda text: text + '\n["k", 3'],
+    ids=["torn", "damaged", "torn by another"],
+)  # fmt: skip
+def test_a_torn_or_damaged_line_is_no_answer(path: Path, harm: Callable[[str], str]) -> None:
+    requests = _requests("a a", "e")
+    _ask(_Model(), path, requests[:1])
+    _ask(_Model(), path, requests)
+    path.write_text(harm(path.read_text(encoding="utf-8")), encoding="utf-8")
+    model = _Model()
+    first = _ask(model, path, requests)
+    assert _ask(silent := _Model(), path, requests) == first
+    assert len(model.asked) <= 1
+    assert silent.asked == []
+
+
+def test_answers_of_other_weights_or_another_contract_are_not_taken(path: Path) -> None:
+    requests = _requests("a", "b")
+    _ask(_Model(), path, requests)
+    model = _Model()
+    _ask(model, path, requests, identity="two")
+    assert model.asked == [["a", "b"]]
+
+
+def test_sampled_answers_are_several_and_the_same_whatever_was_cut_off(path: Path, tmp_path: Path) -> None:
+    requests = _requests(*["a"] * 5, **_SAMPLED)
+    whole = _ask(_Model(), tmp_path / "whole.jsonl", requests)
+    with pytest.raises(KeyboardInterrupt):
+        _ask(_Model(batches=1), path, requests)
+    assert _ask(_Model(), path, requests) == whole
+    assert len(set(whole)) == 5
+
+
+def test_requests_that_are_not_generated_are_counted(path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    remembering = Remembering(_Model(), batch_size=2, seed=1)
+    remembering.begin(path, "one", lambda done, total: told.append((done, total)))
+    assert len(remembering.loglikelihood(_requests("a", "b", "c"))) == 3
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert not path.exists()
+
+
+def test_the_real_model_gives_the_answers_that_it_gives_without_memory(lm: Any, path: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    prompts = ["Question: How many apples", "The quick", "def add(a, b):", "A", "A model of language gives", "lazy dog"]
+    requests = [
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(_GREEDY)), idx=0, metadata=("t", i, 1))
+        for i, prompt in enumerate(prompts)
+    ]
+    plain = lm.generate_until(requests)
+    remembering = Remembering(lm, batch_size=4, seed=1)
+    remembering.begin(path, "one", lambda done, total: None)
+    assert remembering.generate_until(requests) == plain
