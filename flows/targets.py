@@ -69,7 +69,7 @@ def _of_folder(name: str, path: Path) -> Target:
     what = lacking(path)
     if not what:
         return FolderTarget(path)
-    if any(path.glob(pattern) for pattern in ("config.json", "*.safetensors", "*.bin")):
+    if any(any(path.glob(pattern)) for pattern in ("config.json", "*.safetensors", "*.bin")):
         pickled = any(path.glob("*.bin"))
         why = "; *.bin files are pickles, which are never opened" if pickled and "safetensors" in what else ""
         raise EvaluationError(f"TARGET={name}: is no Hugging Face model, it has no {what}{why}", hint=_KINDS)

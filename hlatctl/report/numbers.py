@@ -205,6 +205,8 @@ def median(values: Sequence[float]) -> float | None:
 
 def _status(state: RunState, config: Config) -> str:
     # The page is written by the flow's last stage, when the journal does not say "finished" yet.
+    if state.evaluates and state.status == "running":
+        return "evaluated"
     done = state.step >= config.total_steps and state.status == "running"
     return "trained" if done else state.status
 

@@ -57,7 +57,12 @@ def _requests(*prompts: str, **settings: Any) -> list[_Request]:
 
 
 def _ask(
-    model: Any, path: Path, requests: list[_Request], *, identity: str = "one", told: list[tuple[int, int]] | None = None
+    model: Any,
+    path: Path,
+    requests: list[_Request],
+    *,
+    identity: str = "one",
+    told: list[tuple[int, int]] | None = None,
 ) -> list[str]:
     remembering = Remembering(model, batch_size=2, seed=1)
     remembering.begin(path, identity, lambda done, total: told.append((done, total)) if told is not None else None)

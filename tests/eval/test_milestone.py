@@ -141,26 +141,91 @@ def test_what_the_journal_lacks_is_told_once(make_run: MakeRun, model_folder: Pa
     assert _kinds(run) == ["eval_started", "eval_task_finished", "eval_task_finished", "eval_finished"]
 
 
-def test_a_killed_evaluation_goes_on_with_the_unfinished_task(make_run: MakeRun, start_eval: StartEval) -> None:
-    run = make_run(tasks=[*_QUICK, "smoke_bbh", "smoke_gsm8k", "smoke_mmlu"], limit=8)
-    process = start_eval(run)
-    saved = run.eval(1000) / "tasks"
-    while not (saved / "validation.json").exists():
-        assert process.poll() is None, process.communicate()
+def test_a_second_evaluator_waits_takes_over_from_one_that_is_killed_and_goes_on_in_the_middle_of_its_task(
+    make_run: MakeRun, start_eval: StartEval, model_folder: Path, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = {"tasks": ["smoke_crows_pairs", "smoke_gsm8k"], "limit": 24, "batch_size": 1}
+    run = make_run(**keys)
+    first = start_eval(run)
+    kept = run.eval(1000) / "answers" / "smoke_gsm8k.jsonl"
+    while not run.eval_lease(1000).exists():
+        assert first.poll() is None, first.communicate()
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert _finish(process)[0] == -signal.SIGKILL
-    kept = {path: path.stat().st_mtime_ns for path in saved.glob("*.json")}
-    assert not (run.eval(1000) / "results.json").exists()
-    assert 1 <= len(kept) < 5
-    code, _, stderr = _finish(start_eval(run, "--try", "2"))
+    second = start_eval(run, "--try", "2")
+    while not (kept.exists() and len(kept.read_text().splitlines()) > 5):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.005)
+    first.send_signal(signal.SIGSTOP)  # it holds the lease until the second one has seen it
+    _until_it_says(second, f"waiting: process {first.pid} on ")
+    answered = len([line for line in kept.read_text().splitlines() if line])
+    finished = (run.eval(1000) / "tasks" / "smoke_crows_pairs.json").stat().st_mtime_ns
+    first.send_signal(signal.SIGKILL)
+    assert _finish(first)[0] == -signal.SIGKILL
+    code, _, stderr = _finish(second)
     assert code == 0, stderr
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     events = journal.read_events(run)
     assert [e["try"] for e in events if e["kind"] == "eval_started"] == [1, 2]
+    assert (run.eval(1000) / "tasks" / "smoke_crows_pairs.json").stat().st_mtime_ns == finished
     told = [e["task"] for e in events if e["kind"] == "eval_task_finished"]
-    assert sorted(told) == sorted(["validation", "smoke_crows_pairs", "smoke_bbh", "smoke_gsm8k", "smoke_mmlu"])
-    assert _kinds(run)[-1] == "eval_finished"
+    assert told == ["smoke_crows_pairs", "smoke_gsm8k"]
+    restarted = max(i for i, e in enumerate(events) if e["kind"] == "eval_task_started")
+    assert events[restarted]["task"] == "smoke_gsm8k"
+    progress = next(e for e in events[restarted:] if e["kind"] == "eval_progress")
+    assert (progress["done"], progress["total"]) == (answered, 24)
+    assert not kept.exists(), "the samples hold them now"
+    undisturbed = RunPaths(tmp_path / "undisturbed")
+    shutil.copytree(run.root, undisturbed.root, ignore=shutil.ignore_patterns("evals", "journal"))
+    _evaluate(undisturbed, model_folder)
+    for name in ("samples-smoke_gsm8k.jsonl", "samples-smoke_crows_pairs.jsonl"):
+        assert (run.eval(1000) / name).read_bytes() == (undisturbed.eval(1000) / name).read_bytes()
+
+
+def _until_it_says(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stderr is not None
+    assert any(words in line for line in process.stderr), f"it never said {words!r}"
+
+
+def test_damaged_results_are_told_of_and_measured_again(
+    make_run: MakeRun, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tasks=_QUICK)
+    first = _evaluate(run, model_folder)
+    results, task = run.eval(1000) / "results.json", run.eval(1000) / "tasks" / "smoke_crows_pairs.json"
+    other = (run.eval(1000) / "tasks" / "validation.json").stat().st_mtime_ns
+    results.write_text(results.read_text().replace('"n": 2', '"n": 3'), encoding="utf-8")
+    task.write_text(task.read_text()[:50], encoding="utf-8")
+    capsys.readouterr()
+    again = _evaluate(run, model_folder)
+    said = capsys.readouterr().err
+    assert f"{results}: can't be used (is not as it was written); measured again\n" in said
+    assert f"{task}: can't be used (" in said
+    assert again["scores"] == first["scores"]
+    assert (run.eval(1000) / "tasks" / "validation.json").stat().st_mtime_ns == other
+    state = fold(journal.read_events(run))
+    assert state.milestones[1000].status == "evaluated"
+    assert [warning.partition(":")[0] for warning in state.warnings] == [str(results), str(task)]
+
+
+def test_other_weights_are_measured_again(make_run: MakeRun, model_folder: Path) -> None:
+    run = make_run(tasks=["smoke_crows_pairs"])
+    first, second = (_evaluate(run, model_folder, weights=weights) for weights in ("one", "other"))
+    assert (first["weights"], second["weights"]) == ("one", "other")
+    assert _kinds(run).count("eval_started") == 2
+
+
+def test_a_model_from_elsewhere_has_no_held_out_text(make_run: MakeRun, model_folder: Path) -> None:
+    run = make_run()
+    run.dataset.unlink()
+    made_of = {"tasks": ["smoke_crows_pairs"], "limit": 2}
+    elsewhere = _evaluate(make_run(**made_of), model_folder, milestone_tokens=0, step=0, from_elsewhere=True)
+    shutil.rmtree(run.evals)
+    with_text = _evaluate(make_run(tasks=_QUICK, limit=2), model_folder)
+    assert elsewhere["contract"] == with_text["contract"], "the scores of tasks can be compared"
+    assert with_text["scores"]["validation_loss"]["contract"] not in ("", with_text["contract"])
+    with pytest.raises(
+        ConfigError, match=r"eval\.tasks: validation is a run's own held-out text, and this model is no"
+    ):
+        _evaluate(make_run(tasks=_QUICK), model_folder, from_elsewhere=True)
 
 
 def test_another_contract_is_refused_by_its_first_difference_or_kept_apart(
@@ -169,7 +234,9 @@ def test_another_contract_is_refused_by_its_first_difference_or_kept_apart(
     first = _evaluate(make_run(tasks=_QUICK), model_folder)
     changed = make_run(tasks=_QUICK, limit=3)
     before = _bytes(changed.root)
-    with pytest.raises(EvaluationError, match=r"contract\.json: limit was 2 when this run was first evaluated and is 3"):
+    with pytest.raises(
+        EvaluationError, match=r"contract\.json: limit was 2 when this run was first evaluated and is 3"
+    ):
         _evaluate(changed, model_folder, milestone_tokens=2000)
     assert _bytes(changed.root) == before
     second = _evaluate(changed, model_folder, new_contract=True)

@@ -1,0 +1,134 @@
+"""Evaluating on the mock cluster: which milestones, what is left alone, and what stands beside a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.schema import Config
+from flows import evaluate, pretrain
+from flows.launch import mock
+from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
+from hlatctl.run.journal import EVALUATE_WRITER, read_events
+from hlatctl.run.lease import hold
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import RunState, fold
+from tests.flows.conftest import Recorder
+
+
+@pytest.fixture(autouse=True)
+def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline, name="pretrain": False)
+    monkeypatch.setattr("flows.prefect_env.begin", lambda runs_dir, say: None)
+
+
+@pytest.fixture
+def unevaluated(mock_config: Config) -> RunPaths:
+    """A run whose training is finished and none of whose evaluations was made."""
+    run = pretrain.create(replace(mock_config, eval=replace(mock_config.eval, enabled=False)), argv=[])
+    pretrain.drive(run)
+    for step in mock_config.milestones:  # which a run that does not evaluate keeps no checkpoint of
+        if not run.checkpoint(step).is_dir():
+            mock._play_checkpoint(run, _Silent(), mock_config, step)  # type: ignore[arg-type]
+    return run
+
+
+class _Silent:
+    """A journal that nobody reads."""
+
+    def append(self, kind: str, **fields: object) -> None:
+        """Say nothing."""
+
+
+def _state(run: RunPaths) -> RunState:
+    return fold(read_events(run))
+
+
+def _drive(run: RunPaths, config: Config, recorder: Recorder | None = None, **keys: int) -> list[Path]:
+    return evaluate.drive(evaluate.of_run(run, config, _state(run), **keys), recorder)
+
+
+def test_every_milestone_that_is_not_evaluated_is_and_the_run_stays_finished(
+    unevaluated: RunPaths, mock_config: Config, recorder: Recorder
+) -> None:
+    tokens = sorted(mock_config.milestones.values())
+    folders = _drive(unevaluated, mock_config)
+    assert folders == [unevaluated.eval(at) for at in tokens]
+    assert json.loads((folders[0] / "results.json").read_text(encoding="utf-8"))["contract"] == "simulated"
+    state = _state(unevaluated)
+    assert [state.milestones[at].status for at in tokens] == ["evaluated"] * 3
+    assert state.status == "finished"
+    assert {e["writer"] for e in read_events(unevaluated) if e["kind"] == "milestone"} == {EVALUATE_WRITER}
+    before = len(read_events(unevaluated))
+    assert _drive(unevaluated, mock_config, recorder) == folders
+    assert f"evaluation at {tokens[0]:,} tokens: done before" in recorder.messages
+    kinds = [event["kind"] for event in read_events(unevaluated)[before:]]
+    assert [kind for kind in kinds if kind.startswith("eval")] == []
+
+
+def test_one_milestone_or_one_checkpoint_may_be_chosen(unevaluated: RunPaths, mock_config: Config) -> None:
+    tokens = sorted(mock_config.milestones.values())
+    assert _drive(unevaluated, mock_config, at=tokens[1]) == [unevaluated.eval(tokens[1])]
+    assert sorted(_state(unevaluated).milestones) == [tokens[1]]
+    own = 50 * mock_config.tokens_per_step
+    mock._play_checkpoint(unevaluated, _Silent(), mock_config, 50)  # type: ignore[arg-type]
+    assert _drive(unevaluated, mock_config, step=50) == [unevaluated.eval(own)]
+    with pytest.raises(
+        ConfigError, match=r"--at=5: .* has no milestone at 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
+    ):
+        _drive(unevaluated, mock_config, at=5)
+
+
+def test_a_milestone_that_was_not_reached_or_whose_checkpoint_is_gone_is_told(
+    mock_config: Config, unevaluated: RunPaths, recorder: Recorder, tmp_path: Path
+) -> None:
+    fresh = pretrain.create(mock_config, argv=[])
+    with pytest.raises(EvaluationError, match=r"has no checkpoint of a milestone yet; the first is at 833\.3K tokens"):
+        _drive(fresh, mock_config)
+    with pytest.raises(CheckpointError, match=r"--at=833.3K: .* has no checkpoint of step 102"):
+        _drive(fresh, mock_config, at=833_333)
+    unevaluated.checkpoint(102).rename(tmp_path / "gone")
+    assert 833_333 in mock_config.milestones.values()
+    assert len(_drive(unevaluated, mock_config, recorder)) == 2
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 102"):
+        _drive(unevaluated, mock_config, at=833_333)
+
+
+def test_a_failure_is_told_once_it_is_final_and_the_next_call_goes_on(
+    unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(mock._PLAYS, "eval", lambda run, config, job: 1)
+        with pytest.raises(EvaluationError, match=r"3 of 3 evaluations failed, the last: job eval-.* exit code 1"):
+            _drive(unevaluated, mock_config)
+    assert [e["final"] for e in read_events(unevaluated) if e["kind"] == "eval_failed"] == [False, True] * 3
+    assert len(_drive(unevaluated, mock_config)) == 3
+
+
+def test_two_people_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, mock_config: Config) -> None:
+    def refuse(holder: object) -> None:
+        raise AssertionError
+
+    with (
+        hold(unevaluated.evaluator_lock, refuse),
+        pytest.raises(RunBusyError, match=r"run .*: process \d+ on .* evaluates it already"),
+    ):
+        _drive(unevaluated, mock_config)
+
+
+def test_a_model_from_elsewhere_gets_a_run_that_is_nothing_but_its_evaluation(
+    mock_config: Config, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_position_embeddings": 77}', encoding="utf-8")
+    run = evaluate.create(mock_config, folder, argv=["hlatctl", "eval"])
+    assert run.run_id.startswith("eval-my-model-")
+    assert _drive(run, replace(mock_config, train=replace(mock_config.train, seq_len=77))) == [run.eval(0)]
+    state = _state(run)
+    assert (state.status, state.evaluates, state.milestones[0].status) == ("finished", str(folder), "evaluated")
+    assert "seq_len: 77" in run.config.read_text(encoding="utf-8")
+    assert (run.report / "summary.md").is_file()
