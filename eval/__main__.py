@@ -17,7 +17,8 @@ def main() -> int:
     run = RunPaths(options.run_dir.absolute())
     if not run.config.is_file():
         raise RunNotFoundError(f"--run-dir={run.root}: is no run directory, it has no config.yaml")
-    from eval.milestone import Subject, evaluate
+    from eval.milestone import evaluate
+    from eval.tasks import Subject
 
     subject = Subject(
         run=run, milestone_tokens=options.milestone_tokens, step=options.step, model_folder=options.model.absolute(),

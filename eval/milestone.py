@@ -7,84 +7,25 @@ score is, and how it is measured, is other modules' business.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from conf.load import load
 from conf.schema import Config
-from eval import answers, code, contract, harness, model, plan, runners, sandbox, scores, suites, validation
+from eval import answers, code, contract, harness, model, plan, runners, scores, suites, validation
+from eval.tasks import Evaluation, Subject, in_words, read_kept, run_task
 from hlatctl.run import contract as contracts
-from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import Holder, hold
-from hlatctl.run.paths import RunPaths
 
 RESULTS = "results.json"
-#: Scores, the harness's metrics, and the samples to keep.
-_Outcome = tuple[scores.Scores, harness.Metrics, list[dict[str, Any]]]
 _LEASE_POLL_S = 0.5
-_PROGRESS_EVERY_S = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is evaluated.
-
-    Args:
-        run: the run directory that the results go to.
-        milestone_tokens: tokens that the milestone is named after; 0 for a model from elsewhere.
-        step: optimizer step of the checkpoint.
-        model_folder: the checkpoint as a Hugging Face folder.
-        weights: names the weights, such as a manifest's checksum; what was kept of other weights is measured again.
-        from_elsewhere: the model is no run's, so that there is no held-out text.
-    """
-
-    run: RunPaths
-    milestone_tokens: int
-    step: int
-    model_folder: Path
-    weights: str = ""
-    from_elsewhere: bool = False
-
-
-@dataclass
-class _Milestone:
-    """What the tasks of one evaluation share."""
-
-    config: Config
-    subject: Subject
-    held_out: Path | None
-    plan: plan.Plan
-    contract: contracts.Fields
-    loaded: Callable[[], model.Loaded]
-    lm: Callable[[], answers.Remembering]
-    scratch: Path
-    folder: Path = Path()
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What every event says."""
-        return {"milestone_tokens": self.subject.milestone_tokens, "contract": contracts.of_tasks(self.contract)}
-
-    def kept_as(self, task: str | None) -> dict[str, Any]:
-        """What kept results must say of themselves to be this evaluation's.
-
-        Args:
-            task: whose they are; None: all of them, which depend on both contracts.
-        """
-        of_tasks, of_text = contracts.of_tasks(self.contract), contracts.of_validation(self.contract)
-        subject = {"step": self.subject.step, "weights": self.subject.weights}
-        if task is None:
-            return {**subject, "contract": of_tasks, "validation_contract": of_text}
-        return {**subject, "contract": of_text if task == suites.VALIDATION else of_tasks}
 
 
 def evaluate(
@@ -133,9 +74,9 @@ def _patience() -> Callable[[Holder], None]:
     return wait
 
 
-def _evaluate(this: _Milestone, journal: JournalWriter, try_number: int) -> Path:
+def _evaluate(this: Evaluation, journal: JournalWriter, try_number: int) -> Path:
     path, subject = this.folder / RESULTS, this.subject
-    record = _read_kept(this, journal, path, None)
+    record = read_kept(this, journal, path, None)
     if record is None:
         model.check_folder(subject.model_folder)
         tried: dict[str, Any] = {"try": try_number}
@@ -149,7 +90,7 @@ def _evaluate(this: _Milestone, journal: JournalWriter, try_number: int) -> Path
     return path
 
 
-def _prepare(subject: Subject, config: Config, made: plan.Plan, scratch: Path) -> _Milestone:
+def _prepare(subject: Subject, config: Config, made: plan.Plan, scratch: Path) -> Evaluation:
     runners.check(config.eval.runner)
     contract.package_versions()  # before anything else imports them
     unsandboxed = code.without_sandbox(config.eval.code) if any(t.judge == "human_eval" for t in made.tasks) else None
@@ -164,17 +105,17 @@ def _prepare(subject: Subject, config: Config, made: plan.Plan, scratch: Path) -
         made_lm = runners.make(config.eval.runner, request)
         return answers.Remembering(made_lm, batch_size=config.eval.batch_size, seed=config.seed)
 
-    return _Milestone(
+    return Evaluation(
         config=config, subject=subject, held_out=text, plan=replace(made, validation=text is not None),
         contract=contract.make(config, made, text, scratch), loaded=loaded, lm=_once(lm), scratch=scratch,
     )  # fmt: skip
 
 
-def _names(this: _Milestone) -> list[str]:
+def _names(this: Evaluation) -> list[str]:
     return [*([suites.VALIDATION] if this.plan.validation else []), *(task.name for task in this.plan.tasks)]
 
 
-def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
+def _run_tasks(this: Evaluation, journal: JournalWriter) -> dict[str, Any]:
     """Score every task, keeping each as soon as it is done; write and return results.json."""
     started = time.monotonic()
     earlier_s = 0.0
@@ -184,9 +125,9 @@ def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
     for task in [*validated, *this.plan.tasks]:
         name = task.name if isinstance(task, suites.Task) else task
         kept = this.folder / "tasks" / f"{name}.json"
-        record = _read_kept(this, journal, kept, name)
+        record = read_kept(this, journal, kept, name)
         if record is None:
-            record = _run_task(this, journal, task, kept)
+            record = run_task(this, journal, task, kept)
             if record is None:
                 continue
         else:
@@ -194,7 +135,7 @@ def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
         found.update(record["scores"])
         metrics[name] = record["metrics"]
         _append_once(journal, "eval_task_finished", task=name, scores=record["scores"], **this.about)
-        print(_line(name, record), file=sys.stderr, flush=True)
+        print(in_words(name, record), file=sys.stderr, flush=True)
     for figure in this.plan.figures:
         found.update(scores.to_json(harness.figure(figure, metrics)))
     return scores.write_results(
@@ -202,87 +143,6 @@ def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
         suite=this.config.eval.suite, versions=this.contract["versions"], scores=found, skipped=this.skipped,
         notes=this.plan.notes, wall_s=round(earlier_s + time.monotonic() - started, 3),
     )  # fmt: skip
-
-
-def _read_kept(this: _Milestone, journal: JournalWriter, path: Path, task: str | None) -> dict[str, Any] | None:
-    """What was kept of this evaluation, or None; a damaged file is told of, and what it held is measured again."""
-    try:
-        return scores.read_results(path, kept_as=this.kept_as(task))
-    except scores.DamagedResultsError as error:
-        message = f"{error}; measured again"
-        print(message, file=sys.stderr, flush=True)
-        journal.append("eval_rejected", path=str(path), message=message, **this.about)
-        return None
-
-
-def _run_task(this: _Milestone, journal: JournalWriter, task: str | suites.Task, kept: Path) -> dict[str, Any] | None:
-    """Score one task and keep its samples and scores; None, and an entry in ``skipped``, if it can't be run here."""
-    started = time.monotonic()
-    metrics: harness.Metrics = {}
-    name = task.name if isinstance(task, suites.Task) else task
-    journal.append("eval_task_started", task=name, **this.about)
-    own: dict[str, Any] = {}
-    if isinstance(task, str):
-        assert this.held_out is not None
-        found = validation.evaluate(this.loaded(), this.held_out, max_tokens=this.config.eval.validation_tokens)
-        own = {"contract": this.kept_as(name)["contract"]}
-    else:
-        outcome = _run_code_task(this, journal, task) if task.judge == "human_eval" else _run_language_task(
-            this, journal, task)  # fmt: skip
-        if outcome is None:
-            return None
-        found, metrics, samples = outcome
-        lines = (json.dumps(sample, default=str) + "\n" for sample in samples)
-        files.write_text(this.folder / f"samples-{name}.jsonl", "".join(lines))
-    scores.check_finite(found)
-    record = scores.write_results(
-        kept, kept_as=this.kept_as(name), metrics=metrics, wall_s=round(time.monotonic() - started, 3),
-        scores={title: {**score, **own} for title, score in scores.to_json(found).items()},
-    )  # fmt: skip
-    _answers_file(this, name).unlink(missing_ok=True)
-    return record
-
-
-def _answers_file(this: _Milestone, task: str) -> Path:
-    return this.folder / "answers" / f"{task}.jsonl"
-
-
-def _begin(this: _Milestone, journal: JournalWriter, task: suites.Task) -> answers.Remembering:
-    """The model, told which task is next: where its answers are kept, and who watches."""
-    lm, last_s = this.lm(), 0.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if now_s - last_s >= _PROGRESS_EVERY_S:
-            last_s = now_s
-            journal.append("eval_progress", task=task.name, done=done, total=total, **this.about)
-
-    lm.begin(_answers_file(this, task.name), json.dumps(this.kept_as(task.name)), progress)
-    return lm
-
-
-def _run_language_task(this: _Milestone, journal: JournalWriter, task: suites.Task) -> _Outcome:
-    lm, limit = _begin(this, journal, task), this.config.eval.limit
-    result = harness.run(lm, task, this.scratch, seed=this.config.seed, limit=limit)
-    # Prompts are many times the datasets' size; their hashes stay, and the datasets are there to make them again.
-    samples = [{k: v for k, v in sample.items() if k not in ("doc", "arguments")} for sample in result.samples]
-    return result.scores, result.metrics, samples
-
-
-def _run_code_task(this: _Milestone, journal: JournalWriter, task: suites.Task) -> _Outcome | None:
-    reason = sandbox.why_unavailable()
-    if reason and not this.config.eval.code.allow_unsandboxed:
-        this.skipped[task.name] = reason
-        print(f"{task.name}: skipped, {reason}", file=sys.stderr, flush=True)
-        return None
-    wanted = this.config.eval
-    programs = code.generate(
-        _begin(this, journal, task), task, this.scratch, samples=wanted.code.samples_per_problem, limit=wanted.limit,
-        seed=this.config.seed,
-    )  # fmt: skip
-    judged = code.judge(code.read_jsonl(task.items), programs, wanted.code)
-    return code.pass_at_k(task.name, judged), {}, judged
 
 
 def _append_once(journal: JournalWriter, kind: str, **fields: Any) -> None:
@@ -302,11 +162,3 @@ def _once(make: Callable[[], Any]) -> Callable[[], Any]:
         return made[0]
 
     return get
-
-
-def _line(name: str, record: dict[str, Any]) -> str:
-    values = ", ".join(
-        f"{score['metric']} {score['value']:.4g}" + (f" ± {score['stderr']:.2g}" if score["stderr"] is not None else "")
-        for score in record["scores"].values()
-    )
-    return f"{name}: {values} ({record['wall_s']:.1f} s)"

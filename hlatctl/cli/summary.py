@@ -72,8 +72,9 @@ def evaluation_line(milestone: MilestoneState) -> str:
     progress = milestone.progress
     if progress is None:
         return milestone.status
-    nth = min(len(progress.finished) + 1, len(progress.tasks))
-    parts = [f"{progress.task or 'between two tasks'} (task {nth} of {len(progress.tasks)})"]
+    if progress.task not in progress.tasks:
+        return "beginning"
+    parts = [f"{progress.task} (task {progress.tasks.index(progress.task) + 1} of {len(progress.tasks)})"]
     if progress.total:
         parts.append(f"{progress.done:,} of {progress.total:,} requests")
     answered = progress.done - (progress.done_before or 0)

@@ -76,15 +76,13 @@ class EvaluationProgress:
 
     Args:
         tasks: all of its tasks, in order.
-        finished: those that are done.
-        task: the one that runs; empty between two.
+        task: the one that runs, or ran last.
         done, total: its requests that are answered, and all; 0 if nothing is known yet.
         task_started_unix_s, updated_unix_s: when the task began, and when ``done`` was counted.
         done_before: requests that an earlier try had answered.
     """
 
     tasks: list[str]
-    finished: list[str] = field(default_factory=list)
     task: str = ""
     done: int = 0
     total: int = 0
@@ -350,13 +348,6 @@ def _eval_progress(state: RunState, event: Event) -> None:
             progress.done_before, progress.task_started_unix_s = progress.done, progress.updated_unix_s
 
 
-def _eval_task_finished(state: RunState, event: Event) -> None:
-    progress = state.milestones[int(event["milestone_tokens"])].progress
-    if progress:
-        progress.finished.append(str(event["task"]))
-        progress.task = ""
-
-
 def _eval_finished(state: RunState, event: Event) -> None:
     milestone = _evaluated(state, event)
     judgement = Judgement(
@@ -422,7 +413,6 @@ _HANDLERS = {
     "eval_started": _eval_started,
     "eval_task_started": _eval_task_started,
     "eval_progress": _eval_progress,
-    "eval_task_finished": _eval_task_finished,
     "eval_finished": _eval_finished,
     "eval_failed": _eval_failed,
     "eval_rejected": _warning,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
-from conf.compose import CONF_DIR, RUNS_DIR_ENV, compose, default_runs_dir, groups, local_processes
+from conf.compose import CONF_DIR, RUNS_DIR_ENV, compose, default_runs_dir, groups, local_processes, override_eval
 from conf.load import decode, dump, load
 from conf.schema import Config
 from hlatctl.run import files
@@ -156,3 +157,31 @@ def test_a_configuration_that_was_cut_off_is_refused(tmp_path: Path) -> None:
         load(path)
     path.write_text(files.seal_lines("seed: 3\n"), encoding="utf-8")
     assert load(path) == Config(seed=3), "of an earlier version, which did not know the other keys"
+
+
+def test_a_run_s_evaluation_is_changed_and_nothing_else_of_it() -> None:
+    run = compose(["train.tokens=3M", "eval.data_dir=/data", "eval.limit=7", "eval.batch_size=3"])
+    changed = override_eval(run, ["eval=hlat_core", "eval.code.workers=2", "eval.groups.math.shots=5"])
+    assert dataclasses.replace(changed, eval=run.eval) == run
+    assert (changed.eval.suite, changed.eval.groups["math"].shots, changed.eval.code.workers) == ("hlat_core", 5, 2)
+    assert (changed.eval.data_dir, changed.eval.limit, changed.eval.batch_size) == ("/data", 7, 3)
+    assert override_eval(changed, ["eval.limit=9"]).eval == dataclasses.replace(changed.eval, limit=9)
+    assert override_eval(changed, ["eval=smoke"]).eval.groups == {}, "another suite replaces the run's own"
+    again = override_eval(override_eval(run, ["eval=hlat"]), ["eval=hlat_core"])
+    assert again.eval == override_eval(run, ["eval=hlat_core"]).eval
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["eval.limit=3", "data.path=x"], "data.path: is settled by the run, whose evaluation may change eval.* only"),
+        (["seed=3"], "seed: is settled by the run, whose evaluation may change eval.* only"),
+        (["eval.limt=3"], "eval.limt: unknown key"),
+        (["eval=hlat_cor"], "eval=hlat_cor: no such option"),
+        (["eval.limit=0"], "eval.limit=0: must be greater than 0"),
+    ],
+)  # fmt: skip
+def test_what_a_run_s_evaluation_can_t_be_is_told(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        override_eval(compose([]), overrides)
+    assert caught.value.message == message

@@ -84,7 +84,8 @@ def test_batches_go_from_the_longest_prompt_and_answers_come_in_order(path: Path
 
 def test_what_was_answered_before_a_death_is_not_asked_again(path: Path) -> None:
     requests = _requests("a", "b b b", "c c", "d d d d", "e")
-    dying, told = _Model(batches=2), []
+    told: list[tuple[int, int]] = []
+    dying = _Model(batches=2)
     with pytest.raises(KeyboardInterrupt):
         _ask(dying, path, requests)
     model = _Model()

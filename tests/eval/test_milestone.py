@@ -19,6 +19,7 @@ import torch
 
 from conf.compose import compose
 from eval import milestone, sandbox
+from eval.tasks import Subject
 from hlatctl.run import journal
 from hlatctl.run.errors import ConfigError, DataError, DependencyError, EvaluationError, load_error
 from hlatctl.run.paths import RunPaths
@@ -30,9 +31,9 @@ _QUICK = ["validation", "smoke_crows_pairs"]
 
 
 def _evaluate(run: RunPaths, model_folder: Path, **keys: Any) -> dict[str, Any]:
-    subject = {"milestone_tokens": 1000, "step": 5}
+    subject: dict[str, Any] = {"milestone_tokens": 1000, "step": 5}
     subject |= {key: keys.pop(key) for key in list(keys) if key in (*subject, "weights", "from_elsewhere")}
-    path = milestone.evaluate(milestone.Subject(run=run, model_folder=model_folder, **subject), **keys)
+    path = milestone.evaluate(Subject(run=run, model_folder=model_folder, **subject), **keys)
     assert path.name == "results.json"
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record

@@ -47,8 +47,10 @@ def _state(run: RunPaths) -> RunState:
     return fold(read_events(run))
 
 
-def _drive(run: RunPaths, config: Config, recorder: Recorder | None = None, **keys: int) -> list[Path]:
-    return evaluate.drive(evaluate.of_run(run, config, _state(run), **keys), recorder)
+def _drive(
+    run: RunPaths, config: Config, recorder: Recorder | None = None, *, at: int | None = None, step: int | None = None
+) -> list[Path]:
+    return evaluate.drive(evaluate.of_run(run, config, _state(run), at=at, step=step), recorder)
 
 
 def test_every_milestone_that_is_not_evaluated_is_and_the_run_stays_finished(

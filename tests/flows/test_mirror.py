@@ -352,3 +352,12 @@ def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
         assert follower.wait(90) == 0
     assert steps(rows(runs_dir)) == list(range(1, 61))
     assert follower.stderr.read().splitlines()[-1] == "MLflow has got everything up to now"
+
+
+def test_scores_under_another_contract_are_metrics_of_their_own() -> None:
+    event = {"kind": "eval_finished", "time_unix_s": 1.0, "step": 5, "milestone_tokens": 10, "contract": "b" * 64,
+             "scores": {"piqa": {"value": 0.5}}}  # fmt: skip
+    assert [row[0] for row in mirror_run.eval_rows(event, "b" * 64)] == ["eval/piqa", "by_tokens/eval_piqa"]
+    assert [row[0] for row in mirror_run.eval_rows(event, "a" * 64)] == [
+        "eval_contract_bbbbbbbb/piqa", "by_tokens/eval_contract_bbbbbbbb_piqa",
+    ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""What `hlatctl eval data` prints, and what it asks the evaluator's room."""
+"""`hlatctl eval`: its targets and progress; what `hlatctl eval data` prints, and what it asks the evaluator's room."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 
 from conf.schema import Config
+from hlatctl.cli.eval_progress import PlainEvaluationObserver
 from hlatctl.cli.main import main
+from hlatctl.cli.summary import evaluation_line
+from hlatctl.run.state import EvaluationProgress, MilestoneState, RunState
 
 
 def _record(dataset: str, config: str | None, split: str, task: str, **facts: Any) -> dict[str, Any]:
@@ -92,3 +96,48 @@ def test_an_error_of_the_process_is_told_once(capfd: pytest.CaptureFixture[str])
 def test_the_built_in_suite_needs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "data", "status", "eval=smoke"]) == 0
     assert capfd.readouterr() == ("", "suite smoke needs no dataset: its items are built in\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["nothing"], 13, "nothing: there is no run in "),
+        (["./nothing"], 13, "TARGET=./nothing: no such folder\nhint: TARGET is a run, a checkpoint's folder"),
+        (["--at", "200X", "."], 10, "--at='200X': is no token count"),
+        (["."], 21, "TARGET=.: is neither a run (it has no config.yaml), nor a checkpoint"),
+    ],
+)
+def test_what_is_no_target_is_refused_before_anything_is_made(
+    argv: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", *argv, "--runs-dir", str(tmp_path / "runs")]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {words}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _milestone(**progress: Any) -> MilestoneState:
+    return MilestoneState(10, 1, progress=EvaluationProgress(["piqa", "gsm8k"], **progress))
+
+
+def test_progress_names_task_requests_and_the_time_that_is_left() -> None:
+    assert evaluation_line(_milestone()) == "beginning"
+    assert evaluation_line(_milestone(task="piqa")) == "piqa (task 1 of 2)"
+    known = {"task": "gsm8k", "done": 40, "total": 100, "done_before": 20, "task_started_unix_s": 5.0}
+    line = evaluation_line(_milestone(**known, updated_unix_s=15.0))
+    assert line == "gsm8k (task 2 of 2) · 40 of 100 requests · 30 s left of it"
+
+
+def test_plain_progress_is_a_line_a_task() -> None:
+    stream, state = io.StringIO(), RunState()
+    observer = PlainEvaluationObserver(stream)
+    observer.update(state, Config())
+    for task, done in (("piqa", 1), ("piqa", 2), ("gsm8k", 0)):
+        state.milestones[10] = _milestone(task=task, done=done, total=5)
+        observer.update(state, Config())
+    assert stream.getvalue().splitlines() == [
+        "piqa (task 1 of 2) · 1 of 5 requests", "gsm8k (task 2 of 2) · 0 of 5 requests",
+    ]  # fmt: skip

@@ -108,3 +108,25 @@ def test_a_loss_that_is_no_number_is_left_out_and_never_fails(make_run: MakeRun)
     record = json.loads((run.report / "numbers.json").read_text(encoding="utf-8"))
     assert record["step"] == 131
     assert record["last_loss"] == pytest.approx(3.75, abs=0.2)
+
+
+def test_scores_under_another_contract_have_a_column_and_a_mark_and_no_point_in_the_figure(make_run: MakeRun) -> None:
+    run = make_run()
+    with JournalWriter(run, "eval-900000") as journal:
+        for contract, value in (("a" * 64, 4.0), ("b" * 64, 3.0)):
+            score = {"metric": "loss_nats_per_token", "value": value, "stderr": 0.1, "n": 9, "contract": contract}
+            journal.append("eval_finished", milestone_tokens=900_000, step=1, contract=contract, skipped={},
+                           scores={"validation_loss": score})  # fmt: skip
+    found = found_in(run)
+    own = [milestone for milestone in found.milestones if milestone.tokens == 900_000]
+    assert [(m.contract[:1], m.is_own) for m in own] == [("a", True), ("b", False)]
+    summary = summary_markdown(read_events(run), conf.load.load(run.config))
+    row = next(line for line in summary.splitlines() if line.startswith("| validation_loss"))
+    header = next(line for line in summary.splitlines() if line.startswith("| task"))
+    assert "| 900K tokens | 900K tokens, contract bbbbbbbb |" in header
+    assert "3.000 ± 0.100 † |" in row
+    assert "†: measured under another contract than the first score of its row; not comparable." in summary
+    page = build(run).read_text(encoding="utf-8")
+    assert "measured under another contract" in page
+    drawn = (run.report / "figures" / "loss.svg").read_text(encoding="utf-8")
+    assert ">3.000<" not in drawn

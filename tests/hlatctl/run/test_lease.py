@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from hlatctl.run.errors import RunBusyError
-from hlatctl.run.lease import head_pid, hold_head
+from hlatctl.run.lease import Holder, head_pid, hold, hold_head
+from hlatctl.run.lease import holder as holder_of
 from hlatctl.run.paths import RunPaths
 
 HOLDER = """
@@ -70,3 +73,38 @@ def test_a_driver_that_is_killed_never_looks_alive(run: RunPaths) -> None:
         assert head_pid(run) is None
         with hold_head(run):
             pass
+
+
+def test_whoever_finds_a_lease_taken_learns_who_has_it_and_gets_it_when_that_one_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "made on demand" / "lease"
+    told: list[Holder] = []
+    first = hold(path, told.append)
+
+    def wait(holder: Holder) -> None:
+        told.append(holder)
+        first.__exit__(None, None, None)
+
+    assert holder_of(path) is None
+    first.__enter__()
+    assert holder_of(path) == holder_of(path)
+    with hold(path, wait):
+        (holder,) = told
+        assert (holder.pid, holder.host) == (os.getpid(), platform.node())
+        assert str(holder) == f"process {os.getpid()} on {platform.node()}"
+        assert 0 <= time.time() - holder.since_unix_s < 60
+        assert holder_of(path) is not None
+    assert holder_of(path) is None
+
+
+def test_a_lease_whose_file_says_nothing_counts_all_the_same(tmp_path: Path) -> None:
+    path, told = tmp_path / "lease", []
+
+    def give_up(holder: Holder) -> None:
+        told.append(holder)
+        raise RunBusyError("taken")
+
+    with hold(path, give_up):
+        path.write_text("nonsense", encoding="utf-8")
+        with pytest.raises(RunBusyError, match="taken"), hold(path, give_up):
+            pass
+    assert [str(holder) for holder in told] == ["process ? on an unknown host"]

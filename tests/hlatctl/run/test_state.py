@@ -113,3 +113,49 @@ def test_a_milestone_keeps_the_contract_of_its_scores_and_survives_damaged_ones(
     state = story.add("eval_finished", milestone_tokens=100, step=10, scores=[1, 2]).fold()
     assert (state.milestones[100].scores, state.milestones[100].contract) == ({}, "abc")
     assert state.warnings == ["event test 2 (eval_finished): damaged, left out"]
+
+
+def _scores(value: float) -> dict[str, Any]:
+    return {"piqa": {"metric": "acc", "value": value, "stderr": 0.1, "n": 9}}
+
+
+def test_scores_under_another_contract_stand_apart_and_never_in_place_of_the_run_s_own() -> None:
+    story = Story().add("milestone", milestone_tokens=10, step=1).add("milestone", milestone_tokens=20, step=2)
+    story.add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1), contract="old")
+    story.add("eval_started", milestone_tokens=10, step=1, contract="new", tasks=["piqa"])
+    assert story.fold().milestones[10].status == "evaluated", "it stays so while it is evaluated otherwise"
+    story.add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.2), contract="new")
+    story.add("eval_finished", milestone_tokens=20, step=2, scores=_scores(0.3), contract="new")
+    state = story.fold()
+    assert state.contract == "old"
+    first, second = state.milestones[10], state.milestones[20]
+    assert (first.contract, first.scores, [o.contract for o in first.others]) == ("old", _scores(0.1), ["new"])
+    assert (second.contract, second.scores, second.others) == ("new", _scores(0.3), [])
+
+
+def test_an_evaluation_that_did_not_say_its_contract_is_replaced_by_one_that_does() -> None:
+    story = Story().add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1))
+    story.add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.2), contract="new")
+    milestone = story.fold().milestones[10]
+    assert (milestone.contract, milestone.scores, milestone.others) == ("new", _scores(0.2), [])
+
+
+def test_a_failure_under_another_contract_leaves_a_milestone_evaluated() -> None:
+    story = Story().add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1), contract="old")
+    story.add("eval_failed", milestone_tokens=10, step=1, message="no room", final=True)
+    milestone = story.fold().milestones[10]
+    assert (milestone.status, milestone.message, milestone.last_failure) == ("evaluated", "", "no room")
+
+
+def test_progress_counts_what_an_earlier_try_had_answered_apart() -> None:
+    story = Story().add("milestone", milestone_tokens=10, step=1)
+    story.add("eval_started", milestone_tokens=10, step=1, tasks=["piqa", "gsm8k"])
+    story.add("eval_task_started", milestone_tokens=10, task="gsm8k")
+    story.add("eval_progress", milestone_tokens=10, task="gsm8k", done=4, total=10)
+    story.add("eval_progress", milestone_tokens=10, task="gsm8k", done=7, total=10)
+    progress = story.fold().milestones[10].progress
+    assert progress is not None
+    assert (progress.task, progress.done, progress.total, progress.done_before) == ("gsm8k", 7, 10, 4)
+    assert progress.updated_unix_s - progress.task_started_unix_s == 1.0
+    story.add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1), contract="old")
+    assert story.fold().milestones[10].progress is None
