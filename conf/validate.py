@@ -44,7 +44,8 @@ _POSITIVE = (
     "parallel.tensor_parallel_size", "parallel.pipeline_parallel_size", "train.tokens", "train.max_steps",
     "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "train.max_nonfinite_steps",
     "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every_tokens", "checkpoint.survived_after_steps",
-    "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code_samples_per_problem", "eval.batch_size",
+    "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code.samples_per_problem", "eval.batch_size",
+    "eval.code.timeout_s", "eval.code.workers",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
     "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
 )  # fmt: skip
@@ -64,6 +65,8 @@ _FRACTIONS = (
 )
 #: The suites generate up to 96 tokens; what is left must hold a prompt.
 _MIN_EVAL_SEQ_LEN = 128
+#: An interpreter and NumPy fit in; below this a program fails for no fault of its own.
+_MIN_PROGRAM_BYTES = 256 << 20
 #: 256 bytes, the special tokens, and room for a few merges.
 _MIN_TRAIN_VOCAB_SIZE = 300
 #: Each keeps a checkpoint and takes an evaluation; more are a slip of the pen.
@@ -263,6 +266,16 @@ def _suite(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"{key}.judge={group.judge}: must be one of {', '.join(_JUDGES)}")
 
 
+def _programs(config: Config) -> Iterator[ConfigError]:
+    memory_bytes = config.eval.code.memory_bytes
+    if memory_bytes < _MIN_PROGRAM_BYTES:
+        yield ConfigError(
+            f"eval.code.memory_bytes={memory_bytes}: too little for an interpreter and what programs import; at least "
+            f"{_MIN_PROGRAM_BYTES}",
+            hint=f"set eval.code.memory_bytes={_MIN_PROGRAM_BYTES} or more",
+        )
+
+
 def _cluster(config: Config) -> Iterator[ConfigError]:
     if config.cluster.launcher == "local" and config.cluster.nodes != 1:
         yield ConfigError(
@@ -330,5 +343,5 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones,
-    _checkpoints, _context, _suite, _cluster, _secrets, _sources, _skipped, _recovery,
+    _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
 )  # fmt: skip

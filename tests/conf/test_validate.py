@@ -19,8 +19,11 @@ def config_with(**dotted: Any) -> Config:
     """The default configuration, changed; keys have ``__`` for the dot."""
     value = dataclasses.asdict(Config())
     for key, item in dotted.items():
-        group, _, name = key.rpartition("__")
-        (value[group] if group else value)[name] = item
+        *groups, name = key.split("__")
+        place = value
+        for group in groups:
+            place = place[group]
+        place[name] = item
     return decode(value)
 
 
@@ -56,6 +59,13 @@ def test_the_defaults_are_valid() -> None:
             "recovery.hang_factor=1: must be greater than 1; it multiplies a usual step's time",
         ),
         ({"recovery__hang_floor_s": 0.0}, "recovery.hang_floor_s=0.0: must be greater than 0"),
+        ({"eval__code__timeout_s": 0.0}, "eval.code.timeout_s=0.0: must be greater than 0"),
+        ({"eval__code__workers": 0}, "eval.code.workers=0: must be greater than 0"),
+        (
+            {"eval__code__memory_bytes": 1 << 20},
+            "eval.code.memory_bytes=1048576: too little for an interpreter and what programs import; "
+            "at least 268435456\nhint: set eval.code.memory_bytes=268435456 or more",
+        ),
         ({"optimizer__lr": float("nan")}, "optimizer.lr=nan: must be a finite number"),
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
         ({"backend__name": "tpu"}, "backend.name=tpu: not known\nhint: use one of: "),

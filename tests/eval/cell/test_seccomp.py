@@ -1,0 +1,88 @@
+"""The filter's numbers are the kernel's, and its jumps lead where they should."""
+
+from __future__ import annotations
+
+import errno
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from eval.cell import seccomp
+
+_HEADERS = {
+    "x86_64": [Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/include/asm/unistd_64.h")],
+    "aarch64": [Path("/usr/include/asm-generic/unistd.h")],
+}
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+
+
+def _decide(machine: str, number: int, argument: int = 0, architecture: int | None = None) -> int:
+    """What the kernel would do, run by the rules of classic BPF."""
+    code: list[tuple[int, int, int, int]] = [struct.unpack("=HBBI", line) for line in _lines(seccomp.program(machine))]
+    data = {0: number, 4: seccomp._ARCHITECTURES[machine] if architecture is None else architecture, 16: argument}
+    at = loaded = 0
+    while True:
+        operation, yes, no, value = code[at]
+        if operation == seccomp._RETURN:
+            return value
+        at += 1
+        if operation == seccomp._LOAD:
+            loaded = data[value]
+            continue
+        holds = {
+            seccomp._IF_EQUAL: loaded == value, seccomp._IF_AT_LEAST: loaded >= value,
+            seccomp._IF_ANY_BIT: loaded & value != 0,
+        }[operation]  # fmt: skip
+        at += yes if holds else no
+
+
+def _lines(code: bytes) -> list[bytes]:
+    return [code[at : at + 8] for at in range(0, len(code), 8)]
+
+
+def _refused(error: int) -> int:
+    return seccomp._REFUSE | error
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_what_is_denied_is_refused_and_the_rest_allowed(machine: str) -> None:
+    column = list(seccomp._ARCHITECTURES).index(machine)
+    denied = {numbers[column] for numbers in seccomp.DENIED.values()}
+    special = {numbers[column] for numbers in (seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET)}
+    for number in range(500):
+        if number not in special:
+            assert _decide(machine, number) == (_refused(errno.EPERM) if number in denied else _ALLOW), number
+    assert _decide(machine, seccomp.CLONE3[column]) == _refused(errno.ENOSYS)
+    assert _decide(machine, seccomp.CLONE[column], 17) == _ALLOW  # a fork: SIGCHLD alone
+    for bit in (17, 25, 26, 27, 28, 29, 30):
+        assert _decide(machine, seccomp.CLONE[column], 17 | 1 << bit) == _refused(errno.EPERM)
+    assert _decide(machine, seccomp.SOCKET[column], 1) == _ALLOW
+    for family in (2, 10, 16, 17, 40):
+        assert _decide(machine, seccomp.SOCKET[column], family) == _refused(errno.EAFNOSUPPORT)
+
+
+def test_calls_of_other_interfaces_have_other_numbers_and_are_refused() -> None:
+    assert _decide("x86_64", 0x40000000 | 1) == _refused(errno.EPERM)
+    assert _decide("x86_64", 1, architecture=0x40000003) == _KILL  # 32 bits, as in int 0x80
+
+
+def test_a_processor_without_numbers_is_an_error() -> None:
+    with pytest.raises(OSError, match="no filter of system calls is known for riscv64"):
+        seccomp.program("riscv64")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
+    header = next((path for path in _HEADERS[machine] if path.is_file()), None)
+    if header is None:
+        pytest.skip("the kernel's headers are not installed (linux-libc-dev)")
+    text = header.read_text(encoding="utf-8")
+    theirs = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", text)}
+    column = list(seccomp._ARCHITECTURES).index(machine)
+    named = seccomp.DENIED | {"clone": seccomp.CLONE, "clone3": seccomp.CLONE3, "socket": seccomp.SOCKET}
+    ours = {name: numbers[column] for name, numbers in named.items()}
+    # Headers older than a call do not know it.
+    assert {name: theirs.get(name, number) for name, number in ours.items()} == ours
+    assert len(set(ours) & set(theirs)) > 40
