@@ -21,6 +21,8 @@ from hlatctl.run.state import AttemptState, RunState, apply
 _T = TypeVar("_T")
 
 _POLL_S = 0.02
+#: On few cores, MLflow and Prefect have to come up beside training that takes all of them.
+_YIELDING = ("nice", "-n", "5")
 #: Waiting for anything ends after this and so many cold starts.
 _PATIENCE_S, _PATIENCE_STARTS = 60.0, 8.0
 #: Before the first start has been seen.
@@ -62,7 +64,7 @@ class Arena:
 
     def drive(self, *, inside: Sequence[str] = ()) -> None:
         """Start a head process."""
-        detached.start_head(self.run, inside=inside)
+        detached.start_head(self.run, inside=[*_YIELDING, *inside])
         self._driven = True
 
     def revive(self) -> None:

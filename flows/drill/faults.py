@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,10 +253,11 @@ def _slowed(pid: int) -> Iterator[Callable[[], None]]:
     over = threading.Event()
 
     def work() -> None:
-        while not over.wait(_RUNS_S):
-            os.kill(pid, signal.SIGSTOP)
-            over.wait(_STANDS_S)
-            os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it has ended
+            while not over.wait(_RUNS_S):
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(_STANDS_S)
+                os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=work, name="slow", daemon=True)
     try:

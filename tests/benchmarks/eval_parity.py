@@ -55,6 +55,9 @@ def _compare(name: str, model: Path, root: Path) -> None:
     asked = {task: _samples(made.eval(_TOKENS) / f"samples-{task}.jsonl") for task in ours}
     planned = _planned(root)
     theirs, answered, theirs_s = _lm_eval(model, root, planned)
+    print(f"{name}: python -m eval {ours_s:.1f} s, lm_eval {sum(theirs_s.values()):.1f} s in {len(theirs_s)} commands "
+          f"({', '.join(f'{shots} shots {wall_s:.1f} s' for shots, wall_s in theirs_s.items())}), "
+          f"ratio {ours_s / sum(theirs_s.values()):.2f}", flush=True)  # fmt: skip
     items, numbers = sum(map(len, asked.values())), sum(map(len, ours.values()))
     print(f"{name}: {len(ours)} tasks, {items} items ({_LIMIT} a task and filter), {numbers} numbers")
     other = [task for task in asked if asked[task] != answered[task]]
@@ -67,9 +70,6 @@ def _compare(name: str, model: Path, root: Path) -> None:
     print(f"{name}: {len(_differing(ours, theirs))} numbers differ where it is asked for the task alone")
     for differs, key in _differing(ours, theirs):
         print(f"  {differs} {key}: {ours[differs][key]!r}, lm_eval {theirs[differs].get(key)!r}")
-    print(f"{name}: python -m eval {ours_s:.1f} s, lm_eval {sum(theirs_s.values()):.1f} s in {len(theirs_s)} commands "
-          f"({', '.join(f'{shots} shots {wall_s:.1f} s' for shots, wall_s in theirs_s.items())}), "
-          f"ratio {ours_s / sum(theirs_s.values()):.2f}", flush=True)  # fmt: skip
 
 
 def _differing(ours: Numbers, theirs: Numbers) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 @pytest.fixture(scope="module")
 def drilled(alone: Cli) -> dict[str, Any]:
     tiny = [override for override in alone.overrides if not override.startswith(("train.max_steps", "tracking"))]
-    result = alone.run("drill", "--json", *tiny, "train.tokens=1T", "checkpoint.every_steps=40", timeout_s=600)
+    result = alone.run("drill", "--json", *tiny, "train.tokens=1T", "checkpoint.every_steps=40", timeout_s=900)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
