@@ -47,7 +47,7 @@ def test_checkpoints_are_complete_and_their_manifests_true(whole: RunPaths) -> N
 
 
 def test_every_milestone_is_evaluated_by_the_harness_and_by_human_eval(whole: RunPaths) -> None:
-    results = [files.read_json(path / "results.json") for path in whole.evals.iterdir()]
+    results = [files.read_json(path / "results.json") for path in whole.evals.glob("tokens-*")]
     assert sorted((r["milestone_tokens"], r["step"]) for r in results) == [(7000, 14), (14000, 28), (20480, 40)]
     for result in results:
         names = set(result["scores"]) | set(result["skipped"])
@@ -154,3 +154,19 @@ def test_resume_in_another_folder_finds_the_run(cli: Cli, whole: RunPaths, tmp_p
         assert cli.run("resume", "whole").returncode == 0
     finally:
         os.chdir(elsewhere)
+
+
+def test_a_checkpoint_is_evaluated_otherwise_on_request_and_apart(cli: Cli, whole: RunPaths) -> None:
+    own = (whole.eval(20480) / "results.json").read_bytes()
+    checkpoint = os.fspath(whole.checkpoint(40))
+    result = cli.run("eval", checkpoint, "eval.tasks=[smoke_crows_pairs]", "eval.limit=6", "--new-contract")
+    assert result.returncode == 0, result.stderr
+    path = Path(result.stdout.strip())
+    assert (path.parent.parent, path.parent.name[:9]) == (whole.eval(20480), "contract-")
+    record = files.read_json(path)
+    assert {name: score["n"] for name, score in record["scores"].items()} == {"smoke_crows_pairs": 6}
+    assert (whole.eval(20480) / "results.json").read_bytes() == own
+    assert not list(whole.evals.rglob("model*")), "the exported model is gone"
+    status = cli.run("status", "whole").stdout
+    assert f"contract {record['contract'][:8]}  smoke_crows_pairs" in status
+    assert "finished" in status
