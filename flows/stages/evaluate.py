@@ -105,7 +105,8 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
 
 def _job(ctx: FlowContext, name: str, *argv: str) -> Job:
     """A job that yields to training where there is any."""
-    return ctx.job_beside_training(name, *argv) if ctx.heeds_stop or head_pid(ctx.run) else ctx.job(name, *argv)
+    beside = ctx.heeds_stop or head_pid(ctx.run) not in (None, os.getpid())
+    return ctx.job_beside_training(name, *argv) if beside else ctx.job(name, *argv)
 
 
 def _asked_words(ctx: FlowContext, name: str, asked: Asked) -> tuple[str, ...]:
