@@ -33,7 +33,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 benchmark: $(STAMP)
 	$(BIN)/python -m tests.benchmarks

@@ -13,7 +13,7 @@ import conf.load
 from conf.schema import Config
 from flows import nodes
 from flows.launch import launcher_for
-from flows.launch.base import Job
+from flows.launch.base import Handle, Job
 from flows.observer import Observer, SilentObserver
 from flows.signals import Signals
 from hlatctl.run.errors import StorageError
@@ -113,6 +113,13 @@ class FlowContext:
     def hosts(self) -> tuple[str, ...]:
         """Where this run's jobs can be placed."""
         return self.launcher.hosts(self.config.cluster.nodes)
+
+    def training_lives(self) -> bool:
+        """Whether the newest attempt's job runs now, whoever started it."""
+        attempt = self.state.attempt
+        if attempt is None or attempt.ended_unix_s is not None:
+            return False
+        return not self.launcher.status(Handle.from_json(attempt.handle)).ended
 
     def place(self) -> nodes.Placement:
         """Which hosts are left out now."""

@@ -158,7 +158,7 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
         StorageError, RunBusyError: nobody drives the run, and it can't be copied now.
     """
     config = load(run.config)
-    watch, failures = _Watch(run), 0
+    watch, failures, lost = _Watch(run), 0, False
     while True:
         # Looked at before the copy, so that whatever was written before the end is part of it.
         driven, ended = head_pid(run) is not None, watch.ended()
@@ -170,12 +170,15 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
                 raise
             if failures == 0:
                 say(str(error))
-                if isinstance(error, StorageError):
-                    _journal(run, "tracking_lost", what="mlflow", message=f"{error.message}; the run goes on")
+            if isinstance(error, StorageError) and not lost:
+                lost = True
+                _journal(run, "tracking_lost", what="mlflow", message=f"{error.message}; the run goes on")
             failures += 1
         else:
             if failures:
                 say("MLflow has got everything up to now")
+            if lost:
+                lost = False
                 _journal(run, "tracking_back", what="mlflow", events=copied)
             failures = 0
             if ended or (not driven and not copied):

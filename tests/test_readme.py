@@ -71,7 +71,7 @@ def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.Mon
         assert result.returncode == 0, (command, result.stderr)
         if command[1] == "train":
             ids.append(result.stdout.strip().splitlines()[-1])
-    assert len(ids) == 4
+    assert len(ids) == 3
 
 
 def small_overrides(folder: Path) -> list[str]:

@@ -29,7 +29,11 @@ def preflight(ctx: FlowContext) -> None:
             "workers": len(files.read_json(ctx.run.preflight)["workers"]), "left_out_hosts": list(placement.left_out),
         }  # fmt: skip
 
-    run_stage(ctx, "preflight", fingerprint.hardware_fingerprint(ctx.config), work)
+    def done() -> str:
+        # A head that takes over must neither slow what it looks after, nor measure nodes that are busy.
+        return "training is running on the nodes" if ctx.training_lives() else ""
+
+    run_stage(ctx, "preflight", fingerprint.hardware_fingerprint(ctx.config), work, done=done)
 
 
 def _enter(ctx: FlowContext) -> None:

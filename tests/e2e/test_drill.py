@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from flows.drill.faults import FAULTS
+from hlatctl.run.journal import read_events
+from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
 
 #: What each fault is detected as; None: not by a restart of training.
@@ -34,8 +36,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 @pytest.fixture(scope="module")
 def drilled(alone: Cli) -> dict[str, Any]:
-    tiny = [override for override in alone.overrides if not override.startswith(("train.max_steps", "tracking"))]
-    result = alone.run("drill", "--json", *tiny, "train.tokens=1T", "checkpoint.every_steps=40", timeout_s=900)
+    # Longer steps than elsewhere: as many of them as a machine can do would only have to be repeated undisturbed.
+    own = ("train.", "tracking", "checkpoint.")
+    tiny = [override for override in alone.overrides if not override.startswith(own)]
+    tiny += ["train.tokens=1T", "train.seq_len=256", "train.global_batch_size=16", "checkpoint.every_steps=10"]
+    result = alone.run("drill", "--json", *tiny, "recovery.hang_floor_s=3", timeout_s=900)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -52,7 +57,7 @@ def test_a_run_recovers_from_every_fault_with_the_losses_of_an_undisturbed_one(d
         assert (outcome["lost_steps"] > 0) <= (fault in RESTARTED), fault
     assert outcomes["preempt"]["lost_steps"] == 0, "it was asked to write a checkpoint, and had the time"
     assert "manifest.json: unreadable manifest" in outcomes["cut_manifest"]["detected_as"]
-    assert outcomes["flip_bytes"]["lost_steps"] > 40, "the checkpoint before the newest one"
+    assert outcomes["flip_bytes"]["lost_steps"] > 10, "the checkpoint before the newest one"
     assert drilled["killed_to_step_s"] > 0
     assert drilled["cold_start_s"] > 0
 
@@ -63,6 +68,13 @@ def test_the_report_has_the_table_and_the_hung_attempt_the_stacks(drilled: dict[
     assert "<h2>Fire drill</h2>" in page
     assert all(escape(fault.title) in page for fault in FAULTS.values())
     assert any("(most recent call first)" in log.read_text() for log in run.glob("logs/attempt-*/train.log"))
+
+
+def test_a_head_that_takes_over_measures_no_node_that_trains(drilled: dict[str, Any]) -> None:
+    events = read_events(RunPaths(Path(drilled["run"])))
+    taken_over = next(index for index, event in enumerate(events) if event["kind"] == "attempt_attached")
+    before = [event for event in events[:taken_over] if event.get("stage") == "preflight"][-1]
+    assert (before["kind"], before["why"]) == ("stage_skipped", "training is running on the nodes")
 
 
 def test_a_drill_leaves_nothing_behind_but_its_folder(alone: Cli, drilled: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from hlatctl.run.errors import StoppedError
 from tests.e2e.conftest import Cli, wait_for
 
 #: Enough steps that something can be done to a run while it trains.
-LONG = "train.max_steps=600"
+LONG = "train.max_steps=1200"
 
 
 @pytest.fixture(scope="module")
@@ -39,37 +39,27 @@ def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, head: subprocess.Pop
     assert "stopped" in cli.run("status", run_id).stdout
 
 
-def test_a_stop_a_damaged_checkpoint_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float]) -> None:
+def test_a_head_told_to_end_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float]) -> None:
     head = cli.start_train("stopped", LONG)
-    wait_for_new_checkpoints(cli, "stopped", 2)
+    wait_for_new_checkpoints(cli, "stopped", 1)
+    head.terminate()
+    output, _ = head.communicate(timeout=60)
+    assert head.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), output
+    assert "Traceback" not in output
+    assert cli.trainer_pids("stopped"), "training goes on"
     assert cli.run("stop", "stopped").returncode == 0
-    assert_stopped_with_a_checkpoint(cli, "stopped", head)
-
-    newest = max(cli.paths("stopped").checkpoints.glob("step-*"))
-    shard = max((p for p in newest.iterdir() if p.name != "manifest.json"), key=lambda p: p.stat().st_size)
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    shard.write_bytes(content)
+    assert not cli.trainer_pids("stopped")
 
     head = cli.start("resume", "stopped")
     wait_for_new_checkpoints(cli, "stopped", 1)
-    (rejected,) = cli.events("stopped", "checkpoint_rejected")
-    assert rejected["reason"] == f"{shard.name}: checksum differs"
+    assert cli.run("stop", "stopped").returncode == 0
+    assert_stopped_with_a_checkpoint(cli, "stopped", head)
+
+    head = cli.start("resume", "stopped")
+    wait_for_new_checkpoints(cli, "stopped", 1)
     head.send_signal(signal.SIGINT)
     assert_stopped_with_a_checkpoint(cli, "stopped", head)
 
     result = cli.run("resume", "stopped")
     assert result.returncode == 0, result.stderr
     assert cli.losses("stopped") == losses
-
-
-def test_a_head_that_is_told_to_end_leaves_training_alone(cli: Cli) -> None:
-    head = cli.start_train("told", LONG)
-    wait_for_new_checkpoints(cli, "told", 1)
-    head.terminate()
-    output, _ = head.communicate(timeout=60)
-    assert head.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), output
-    assert "Traceback" not in output
-    assert cli.trainer_pids("told"), "training goes on"
-    assert cli.run("stop", "told").returncode == 0
-    assert not cli.trainer_pids("told")

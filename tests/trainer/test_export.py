@@ -152,9 +152,9 @@ def test_missing_tokenizer_and_simulated_checkpoint_are_named(copied: RunPaths, 
     with pytest.raises(CheckpointError, match="step-00000032: holds no weights") as caught:
         export(arguments(copied, tmp_path / "hf"))
     assert "--dry-run" in caught.value.hint
-    dataset = files.read_json(copied.dataset)
+    dataset = files.read_sealed_json(copied.dataset)
     dataset["tokenizer"]["path"] = "/nowhere"
-    files.write_json(copied.dataset, dataset)
+    files.write_sealed_json(copied.dataset, dataset)
     with pytest.raises(DataError, match="/nowhere: the tokenizer that the run was trained with is gone"):
         export(arguments(copied, tmp_path / "hf"))
     copied.dataset.unlink()
