@@ -17,9 +17,10 @@ from flows.launch.base import Handle, Job
 from flows.observer import Observer, SilentObserver
 from flows.signals import Signals
 from hlatctl.run.errors import StorageError
+from hlatctl.run.fold import apply
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
-from hlatctl.run.state import RunState, apply
+from hlatctl.run.state import RunState
 
 
 class FlowContext:

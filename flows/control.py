@@ -8,10 +8,11 @@ import conf.load
 from flows.launch import launcher_for
 from flows.launch.base import Handle
 from flows.stages.train import STOP_GRACE_S
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import RunState, fold
+from hlatctl.run.state import RunState
 
 _POLL_S = 0.2
 

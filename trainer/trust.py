@@ -14,10 +14,11 @@ from typing import Any
 
 from conf.schema import Config
 from hlatctl.run.errors import CheckpointError
+from hlatctl.run.fold import apply
 from hlatctl.run.journal import JournalTail, JournalWriter
 from hlatctl.run.manifest import read_manifest, steps_in, why_invalid
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import RunState, apply
+from hlatctl.run.state import RunState
 from trainer.storage import why_not_loadable
 from trainer.tiers import Tiers
 

@@ -13,10 +13,11 @@ from flows.launch import processes
 from flows.launch.base import Handle
 from flows.launch.local import LocalLauncher
 from hlatctl.run.errors import LaunchError, TrainingError
+from hlatctl.run.fold import apply
 from hlatctl.run.journal import DRILL_WRITER, Event, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import AttemptState, RunState, apply
+from hlatctl.run.state import AttemptState, RunState
 
 _T = TypeVar("_T")
 

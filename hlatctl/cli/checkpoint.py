@@ -14,10 +14,10 @@ import typer
 
 from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, say
 from hlatctl.run.errors import CheckpointError
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.manifest import MANIFEST, folder_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import fold
 from hlatctl.units import count, size, utc
 
 if TYPE_CHECKING:

@@ -105,8 +105,8 @@ def look(run: RunPaths) -> RunView:
 
 def read_state(run: RunPaths) -> RunState:
     """The folded journal."""
+    from hlatctl.run.fold import fold
     from hlatctl.run.journal import read_events
-    from hlatctl.run.state import fold
 
     return fold(read_events(run))
 

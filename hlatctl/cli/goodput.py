@@ -20,8 +20,8 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     """
     import conf.load
     from hlatctl.report import ledger
+    from hlatctl.run.fold import fold
     from hlatctl.run.journal import read_events
-    from hlatctl.run.state import fold
 
     found = find_run(run, runs_dir)
     events = read_events(found)

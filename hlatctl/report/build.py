@@ -13,9 +13,9 @@ from hlatctl.report.ledger import ledger
 from hlatctl.report.numbers import numbers
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import fold
 
 
 def build(run: RunPaths) -> Path:

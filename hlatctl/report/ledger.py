@@ -15,8 +15,8 @@ from hlatctl.plan import checkpoint_interval
 from hlatctl.report import timeline
 from hlatctl.report.numbers import column, mean, median
 from hlatctl.report.timeline import RESTART, Account, account
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, number
-from hlatctl.run.state import fold
 from hlatctl.units import duration
 
 #: Training was up: its steps follow one another, whether they counted in the end or not.

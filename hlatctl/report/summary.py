@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from conf.schema import Config
 from hlatctl.report.ledger import Ledger, ledger
 from hlatctl.report.numbers import Milestone, Numbers, Score, comparable, numbers
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
-from hlatctl.run.state import fold
 from hlatctl.units import count, duration
 
 #: Marks scores that can't be compared with the others of their row.

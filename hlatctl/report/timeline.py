@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, number
-from hlatctl.run.state import fold
 
 PRODUCTIVE, DATA_WAIT, CHECKPOINT_STALL = "productive", "data_wait", "checkpoint_stall"
 BETWEEN_STEPS, LOST, START, RESTART = "between_steps", "lost", "start", "restart:"

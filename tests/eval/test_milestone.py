@@ -22,8 +22,8 @@ from eval import milestone, sandbox
 from eval.tasks import Subject
 from hlatctl.run import journal
 from hlatctl.run.errors import ConfigError, DataError, DependencyError, EvaluationError, load_error
+from hlatctl.run.fold import fold
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import fold
 
 MakeRun = Callable[..., RunPaths]
 StartEval = Callable[..., "subprocess.Popen[str]"]

@@ -12,10 +12,11 @@ from conf.schema import Config
 from flows import evaluate, pretrain
 from flows.launch import mock
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import EVALUATE_WRITER, read_events
 from hlatctl.run.lease import hold
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import RunState, fold
+from hlatctl.run.state import RunState
 from tests.flows.conftest import Recorder
 
 

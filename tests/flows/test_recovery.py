@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from conf.schema import RecoveryConfig
 from flows.endings import Cause, Ending
 from flows.recovery import Decision, decide, failing_step, hanging, restarts_without_progress
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
-from hlatctl.run.state import AttemptState, RunState, fold
+from hlatctl.run.state import AttemptState, RunState
 
 POLICY = RecoveryConfig(max_restarts_without_progress=3, backoff_s=2.0, max_backoff_s=300.0)
 KILLED = Ending(cause="killed", evidence="a trainer process died of signal 9")

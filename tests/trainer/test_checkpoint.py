@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from conf.load import load
 from hlatctl.run.errors import CheckpointError, StorageError
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import fold
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint import Checkpointer
 from trainer.storage import read_tensors, why_not_loadable

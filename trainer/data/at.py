@@ -17,10 +17,10 @@ from conf.amend import AMENDED, batch_after, skipped_batches
 from conf.load import load
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError, run_main
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import fold
 
 _EXCERPT_CHARACTERS = 60
 #: Who amends a run by itself, within an attempt; what an operator amends, the next attempt honours.

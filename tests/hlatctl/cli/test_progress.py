@@ -13,9 +13,10 @@ import pytest
 import conf.load
 from conf.schema import Config
 from hlatctl.cli.progress import LiveObserver, PlainObserver, describe, observer_for
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import RunState, fold
+from hlatctl.run.state import RunState
 from tests.hlatctl.conftest import MakeRun, example_config
 
 

@@ -15,9 +15,9 @@ from hlatctl.report import page as report_page
 from hlatctl.report.ledger import Ledger, ledger
 from hlatctl.report.numbers import Numbers, numbers
 from hlatctl.run import files
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, read_events
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import fold
 from tests.hlatctl.conftest import MakeRun
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "report"

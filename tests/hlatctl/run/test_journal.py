@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, JournalTail, JournalWriter, number, read_events
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import fold
 from tests.hlatctl.conftest import MakeRun
 
 TEXT = st.text('aé\n"\\\r\u2028😀', max_size=20)

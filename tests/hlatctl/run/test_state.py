@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
-from hlatctl.run.state import RunState, fold
+from hlatctl.run.state import RunState
 
 
 class Story:

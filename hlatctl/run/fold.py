@@ -1,0 +1,259 @@
+"""A run's state from its events: a pure fold, a handler for each kind of event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hlatctl.run.journal import TRAIN_WRITER, Event
+from hlatctl.run.state import AttemptState, EvaluationProgress, Judgement, MilestoneState, RunState, StageState
+
+
+def fold(events: Iterable[Event]) -> RunState:
+    """The state that a sequence of events, in order of time, describes. Unknown kinds are ignored."""
+    state = RunState()
+    for event in events:
+        apply(state, event)
+    return state
+
+
+def apply(state: RunState, event: Event) -> None:
+    """Bring a state up to date with one more event; one that lacks its fields is left out, with a warning."""
+    state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
+    handler = _HANDLERS.get(event["kind"])
+    if str(event.get("writer", "")).startswith(TRAIN_WRITER) and (attempt := _attempt_of(state, event)):
+        attempt.train_events += 1
+    if not handler:
+        return
+    try:
+        handler(state, event)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        # One damaged line must not hide a run.
+        name = f"{event.get('writer', 'journal')} {event['seq']}"
+        state.warnings.append(f"event {name} ({event['kind']}): damaged, left out")
+
+
+def _run_created(state: RunState, event: Event) -> None:
+    state.run_id = event.get("run_id", "")
+    state.simulated = bool(event.get("simulated", False))
+    state.evaluates = str(event.get("evaluates", ""))
+    state.created_unix_s = event["time_unix_s"]
+
+
+def _head_started(state: RunState, event: Event) -> None:
+    # Someone drives the run again: an earlier outcome or request to stop is history.
+    state.status, state.message, state.stop_requested = "running", "", False
+
+
+def _stage(status: str) -> Any:
+    def handler(state: RunState, event: Event) -> None:
+        name = event.get("stage", "")
+        state.stages[name] = StageState(
+            name, status, event.get("fingerprint", ""), event.get("wall_s", 0.0),
+            event.get("why") or event.get("message") or "",
+        )  # fmt: skip
+
+    return handler
+
+
+def _attempt_started(state: RunState, event: Event) -> None:
+    state.attempts.append(
+        AttemptState(
+            event["attempt"], event.get("handle", {}), event["time_unix_s"],
+            max_checkpoint_step=event.get("max_checkpoint_step"), oom_kills=event.get("oom_kills"),
+        )
+    )  # fmt: skip
+    state.train_stopped = ""
+
+
+def _attempt_of(state: RunState, event: Event) -> AttemptState | None:
+    return next((a for a in reversed(state.attempts) if a.number == event["attempt"]), None)
+
+
+def _attempt_ended(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.ended_unix_s = event["time_unix_s"]
+        attempt.cause = event.get("cause", "")
+        attempt.evidence = event.get("evidence", "")
+        attempt.decision = event.get("decision", "")
+        attempt.why = event.get("why", "")
+        attempt.signature = event.get("signature", "")
+        attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
+
+
+def _hang(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.hang = str(event["evidence"])
+
+
+def _straggler(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.stragglers.append(event)
+    _warning(state, event)
+
+
+def _train_started(state: RunState, event: Event) -> None:
+    resumed = int(event.get("resumed_from_step", 0))
+    state.steps = {step: kept for step, kept in state.steps.items() if step <= resumed}
+    state.spikes = [spike for spike in state.spikes if spike.get("step", 0) <= resumed]
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.resumed_from_step = resumed
+    state.peak_flops_per_s = event.get("peak_flops_per_s")
+
+
+def _step(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    newest = state.attempt
+    superseded = newest and newest.resumed_from_step is not None and newest.resumed_from_step < int(event["step"])
+    if newest and event["attempt"] < newest.number and superseded:
+        return  # a late line of an attempt that another has replaced
+    state.steps[int(event["step"])] = {**event, "tokens": int(event["tokens"])}
+    if attempt:
+        attempt.last_step = int(event["step"])
+
+
+def _compile_cache(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.compile_cache = {key: event[key] for key in ("hits", "misses", "wall_s") if key in event}
+
+
+def _checkpoint_committed(state: RunState, event: Event) -> None:
+    step = int(event["step"])
+    _trusted("committed")(state, event)
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.newest_checkpoint = max(attempt.newest_checkpoint, step)
+
+
+def _trusted(degree: str) -> Any:
+    def handler(state: RunState, event: Event) -> None:
+        step = int(event["step"])
+        # What was rejected in one place and verified in another is there.
+        state.checkpoints = sorted({*state.checkpoints, step})
+        if not (degree == "verified" and state.trust.get(step) == "survived"):
+            state.trust[step] = degree
+
+    return handler
+
+
+def _checkpoint_gone(state: RunState, event: Event) -> None:
+    state.checkpoints = [step for step in state.checkpoints if step != event.get("step")]
+    state.trust.pop(event.get("step", 0), None)
+
+
+def _milestone(state: RunState, event: Event) -> None:
+    tokens = int(event["milestone_tokens"])
+    state.milestones.setdefault(tokens, MilestoneState(tokens, int(event["step"])))
+
+
+def _evaluated(state: RunState, event: Event) -> MilestoneState:
+    _milestone(state, event)
+    return state.milestones[int(event["milestone_tokens"])]
+
+
+def _eval_started(state: RunState, event: Event) -> None:
+    milestone = _evaluated(state, event)
+    tasks = [str(task) for task in event.get("tasks", [])]
+    milestone.progress = EvaluationProgress(tasks, updated_unix_s=float(event["time_unix_s"]))
+    if milestone.status != "evaluated":
+        milestone.status, milestone.message = "running", ""
+
+
+def _eval_task_started(state: RunState, event: Event) -> None:
+    progress = state.milestones[int(event["milestone_tokens"])].progress
+    if progress:
+        progress.task, progress.done, progress.total, progress.done_before = str(event["task"]), 0, 0, None
+        progress.task_started_unix_s = progress.updated_unix_s = float(event["time_unix_s"])
+
+
+def _eval_progress(state: RunState, event: Event) -> None:
+    progress = state.milestones[int(event["milestone_tokens"])].progress
+    if progress:
+        progress.task, progress.done, progress.total = str(event["task"]), int(event["done"]), int(event["total"])
+        progress.updated_unix_s = float(event["time_unix_s"])
+        if progress.done_before is None:
+            progress.done_before, progress.task_started_unix_s = progress.done, progress.updated_unix_s
+
+
+def _eval_finished(state: RunState, event: Event) -> None:
+    milestone = _evaluated(state, event)
+    judgement = Judgement(
+        str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {}))
+    )  # fmt: skip
+    milestone.judgements.pop("", None)  # an older evaluation that did not say is replaced by any that does
+    milestone.judgements[judgement.contract] = judgement
+    state.contract = state.contract or judgement.contract
+    # Scores under different contracts are never mixed: those under the run's first one are its scores.
+    shown = milestone.judgements.get(state.contract, judgement)
+    milestone.scores, milestone.skipped, milestone.contract = shown.scores, shown.skipped, shown.contract
+    milestone.status, milestone.message, milestone.progress = "evaluated", "", None
+
+
+def _eval_failed(state: RunState, event: Event) -> None:
+    milestone = _evaluated(state, event)
+    milestone.progress, milestone.last_failure = None, str(event.get("message", ""))
+    if milestone.status != "evaluated":  # what failed was then an evaluation under another contract
+        milestone.status = "failed" if event.get("final", True) else "due"
+        milestone.message = str(event.get("message", ""))
+
+
+def _run_finished(state: RunState, event: Event) -> None:
+    state.status = event.get("outcome", "finished")
+    state.message = event.get("message", "")
+
+
+def _train_stopped(state: RunState, event: Event) -> None:
+    state.train_stopped = event.get("reason", "")
+
+
+def _stop_requested(state: RunState, event: Event) -> None:
+    state.stop_requested = True
+
+
+def _gradient_spike(state: RunState, event: Event) -> None:
+    state.spikes.append(event)
+
+
+def _warning(state: RunState, event: Event) -> None:
+    state.warnings.append(str(event.get("message", "")))
+
+
+_HANDLERS = {
+    "run_created": _run_created,
+    "head_started": _head_started,
+    "stage_started": _stage("running"),
+    "stage_finished": _stage("finished"),
+    "stage_skipped": _stage("skipped"),
+    "stage_failed": _stage("failed"),
+    "attempt_started": _attempt_started,
+    "attempt_ended": _attempt_ended,
+    "train_started": _train_started,
+    "step": _step,
+    "compile_cache": _compile_cache,
+    "checkpoint_committed": _checkpoint_committed,
+    "checkpoint_verified": _trusted("verified"),
+    "checkpoint_survived": _trusted("survived"),
+    "checkpoint_rejected": _checkpoint_gone,
+    "checkpoint_deleted": _checkpoint_gone,
+    "train_stopped": _train_stopped,
+    "milestone": _milestone,
+    "eval_started": _eval_started,
+    "eval_task_started": _eval_task_started,
+    "eval_progress": _eval_progress,
+    "eval_finished": _eval_finished,
+    "eval_failed": _eval_failed,
+    "eval_rejected": _warning,
+    "gradient_spike": _gradient_spike,
+    "warning": _warning,
+    "alarm": _warning,
+    "tracking_lost": _warning,
+    "hang": _hang,
+    "straggler": _straggler,
+    "stop_requested": _stop_requested,
+    "run_finished": _run_finished,
+}
