@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The environment is made anew only when what it is made from changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup train test lint benchmark clean
+.PHONY: help setup train test pytest lint benchmark clean
 
 help:
 	@echo "make setup      create $(VENV) with everything (about two minutes, once)"
@@ -32,7 +32,11 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+# Side by side: most of the tests wait for processes to start.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 benchmark: $(STAMP)

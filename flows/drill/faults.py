@@ -219,7 +219,7 @@ def _kind(kind: str) -> Callable[[Event], bool]:
 def _name(event: Event) -> str:
     """What an event calls a fault."""
     if event["kind"] == "checkpoint_rejected":
-        return f"checkpoint rejected ({event['reason']})"
+        return f"checkpoint rejected ({event['reason'].replace(event['path'] + '/', '')})"
     if event["kind"] == "straggler":
         return f"straggler (rank {event['rank']})"
     return str(event.get("cause") or event.get("what") or event["kind"]).replace("_", " ")

@@ -11,7 +11,7 @@ from hlatctl.run.errors import StoppedError
 from tests.e2e.conftest import Cli, wait_for
 
 #: Enough steps that something can be done to a run while it trains.
-LONG = "train.max_steps=1200"
+LONG = "train.max_steps=800"
 
 
 @pytest.fixture(scope="module")
