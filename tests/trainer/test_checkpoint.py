@@ -22,6 +22,7 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
+from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint import Checkpointer
 from trainer.storage import read_tensors, why_not_loadable
@@ -379,7 +380,7 @@ def test_shard_that_the_manifest_does_not_know_is_a_reason_to_reject(trained: Ru
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(which=st.integers(0), where=st.integers(0), how=st.sampled_from(["flip", "cut", "delete"]))
+@given(which=st.integers(0), where=st.integers(0), how=WAYS)
 def test_damage_to_any_file_gives_another_checkpoint_or_an_error_and_never_other_numbers(
     trained: RunPaths, which: int, where: int, how: str
 ) -> None:
@@ -392,14 +393,8 @@ def test_damage_to_any_file_gives_another_checkpoint_or_an_error_and_never_other
     present = sorted(trained.checkpoint(24).iterdir())
     path = present[which % len(present)]
     content = path.read_bytes()
-    at = where % len(content)
     try:
-        if how == "flip":
-            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << where % 8]) + content[at + 1 :])
-        elif how == "cut":
-            path.write_bytes(content[:at])
-        else:
-            path.unlink()
+        damage(path, how, where)
         try:
             restored = Checkpointer(config, trained, backend, None).restore(tensors)
         except CheckpointError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from conf.load import load
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
+from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.loop import Training
 
@@ -61,19 +61,8 @@ def states(trained: RunPaths) -> _States:
     return _States({step: _resume(trained, step) for step in _SAVED})
 
 
-def _damage(path: Path, how: str, where: int) -> None:
-    content = path.read_bytes()
-    at = where % max(1, len(content))
-    if how == "flip":
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << where % 8]) + content[at + 1 :])
-    elif how == "cut":
-        path.write_bytes(content[:at])
-    else:
-        path.unlink()
-
-
 @settings(max_examples=150, deadline=None)
-@given(which=st.integers(0), where=st.integers(0), how=st.sampled_from(["flip", "cut", "delete"]))
+@given(which=st.integers(0), where=st.integers(0), how=WAYS)
 def test_damage_to_any_file_of_a_run_never_gives_a_wrong_resume(
     trained: RunPaths, states: _States, which: int, where: int, how: str
 ) -> None:
@@ -81,7 +70,7 @@ def test_damage_to_any_file_of_a_run_never_gives_a_wrong_resume(
     path = present[which % len(present)]
     content = path.read_bytes()
     try:
-        _damage(path, how, where)
+        damage(path, how, where)
         try:
             found = _resume(trained)
         except HlatctlError as error:
