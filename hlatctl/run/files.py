@@ -40,7 +40,7 @@ def read_json(path: Path) -> Any:
 
 def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON object with its own SHA-256, for :func:`read_sealed_json`."""
-    write_json(path, {**value, _SEAL: _sha256_of(value)})
+    write_json(path, {**value, _SEAL: sha256_json(value)})
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"holds {type(value).__name__}, expected an object")
     seal = value.pop(_SEAL, None)
-    if seal is not None and seal != _sha256_of(value):
+    if seal is not None and seal != sha256_json(value):
         raise ValueError("is not as it was written")
     return value
 
@@ -95,7 +95,8 @@ def fsync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sha256_of(value: dict[str, Any]) -> str:
+def sha256_json(value: dict[str, Any]) -> str:
+    """SHA-256 of what a JSON object says, however it is written, as hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,7 +7,6 @@ this module's.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -48,13 +47,13 @@ class Manifest:
     @property
     def sha256(self) -> str:
         """Of what it says, so that a manifest that was damaged is no manifest; it names a checkpoint of any run."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return files.sha256_json(asdict(self))
 
 
 def write_manifest(checkpoint: Path, *, step: int, tokens: int, world: dict[str, int]) -> Manifest:
     """Describe every file of a checkpoint's folder and write its manifest, durably and last."""
     manifest = Manifest(step=step, tokens=tokens, world=world, files=files.describe_tree(checkpoint))
-    files.write_json(checkpoint / MANIFEST, {**asdict(manifest), "sha256": manifest.sha256})
+    files.write_sealed_json(checkpoint / MANIFEST, asdict(manifest))
     files.fsync_dir(checkpoint)
     return manifest
 
