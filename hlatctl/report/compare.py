@@ -16,12 +16,12 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any
 
 from hlatctl.report import baselines
-from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec
+from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
 from hlatctl.report.numbers import finite_or_nan
 from hlatctl.run.state import MilestoneState
 
@@ -98,17 +98,9 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One row; None is a value that its column does not have. The rest as in ``RowSpec``."""
+class Row(RowTitle):
+    """One row; None is a value that its column does not have."""
 
-    id: str
-    section: str
-    group: str
-    part: str
-    shots: int | None
-    metric: str
-    unit: str
-    best: str | float
     cells: list[Cell | None]
 
 
@@ -199,10 +191,7 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
 
 def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> Row:
     cells = _judged(spec.best, [*(_run_cell(spec, run) for run in runs), *(_model_cell(spec, m) for m in models)])
-    return Row(
-        id=spec.id, section=spec.section, group=spec.group, part=spec.part, shots=spec.shots, metric=spec.metric,
-        unit=spec.unit, best=spec.best, cells=cells,
-    )  # fmt: skip
+    return Row(**{field.name: getattr(spec, field.name) for field in fields(RowTitle)}, cells=cells)
 
 
 def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:

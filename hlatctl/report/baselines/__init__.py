@@ -24,11 +24,10 @@ _ROWS = "rows"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowSpec:
-    """One row.
+class RowTitle:
+    """What a row is about.
 
     Args:
-        of: the scores (metric by task) that it is the mean of; alternatives, best first.
         part: empty for a row of the group itself.
         shots: the paper's; None where there are none.
         best: ``highest``, ``lowest``, ``unknown``, or the ideal value in the row's unit.
@@ -42,6 +41,12 @@ class RowSpec:
     metric: str
     unit: str
     best: str | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpec(RowTitle):
+    """One row; ``of`` are the scores (metric by task) that it is the mean of: alternatives, best first."""
+
     of: tuple[dict[str, str], ...]
 
 
