@@ -11,7 +11,7 @@ import types
 import typing
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -19,6 +19,9 @@ from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 
+#: As safe as each other; libyaml's is ten times as fast.
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_T = TypeVar("_T")
 _TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -30,7 +33,7 @@ def load(path: Path) -> Config:
     """
     try:
         text, sealed = files.unseal_lines(path.read_text(encoding="utf-8"))
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_SafeLoader)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -68,7 +71,7 @@ def decode(value: dict[str, Any]) -> Config:
     Raises:
         ConfigError: names the dotted key, the value and the type expected.
     """
-    return typing.cast(Config, _decode_dataclass(Config, value, ""))
+    return decode_dataclass(Config, value, "")
 
 
 def dotted_keys(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -87,7 +90,12 @@ def flatten(config: Config) -> dict[str, Any]:
     return dotted_keys(dataclasses.asdict(config))
 
 
-def _decode_dataclass(cls: type, value: dict[str, Any], prefix: str) -> object:
+def decode_dataclass(cls: type[_T], value: dict[str, Any], prefix: str) -> _T:
+    """Build any dataclass of such values; ``prefix`` is what the keys' names begin with in errors.
+
+    Raises:
+        ConfigError: as :func:`decode`.
+    """
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(value) - set(hints))
     if unknown:
@@ -99,7 +107,7 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
     if dataclasses.is_dataclass(expected) and isinstance(expected, type):
         if not isinstance(value, dict):
             raise _type_error(key, value, "a group of keys")
-        return _decode_dataclass(expected, value, f"{key}.")
+        return decode_dataclass(expected, value, f"{key}.")
     if isinstance(expected, types.UnionType):
         kinds = typing.get_args(expected)
         return value if value is None or type(value) in kinds else _decode_value(kinds[0], value, key)

@@ -1,0 +1,131 @@
+"""What a sweep will take: trials, hours, dollars, as far as that is known before it starts.
+
+How long a step takes is what earlier runs of the same shapes on the same number of processes have measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import conf.load
+from conf.axes import Space
+from conf.schema import Config
+from flows.stages.compile import graph_key
+from hlatctl.run.errors import HlatctlError
+from hlatctl.run.fold import fold
+from hlatctl.run.journal import number, read_events
+from hlatctl.run.runs import list_runs
+from hlatctl.units import duration
+
+#: Earlier runs that are looked at, newest first.
+_MOST_RUNS = 50
+#: Fewer steps say little of a pace: the first one compiles.
+_LEAST_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a sweep will take at most: trials that are ended early take less.
+
+    Args:
+        arms, seeds, trials: how many.
+        steps, tokens: of all trials.
+        wall_s: of training, with so many trials at once; None where no earlier run tells how long a step takes.
+        process_hours: of all processes.
+        usd: of all nodes; None if it can't be predicted.
+        priced: the nodes have a price.
+    """
+
+    arms: int
+    seeds: int
+    trials: int
+    parallel: int
+    steps: int
+    tokens: int
+    wall_s: float | None
+    process_hours: float | None
+    usd: float | None
+    priced: bool
+
+    def text(self) -> str:
+        """In one sentence."""
+        seeds = f" x {self.seeds} seeds" if self.seeds > 1 else ""
+        took = "time unknown: no earlier run has these shapes"
+        if self.wall_s is not None and self.process_hours is not None:
+            took = f"at most {duration(self.wall_s)} of training, {self.process_hours:.2g} process-hours"
+        dollars = f", {self.usd:,.2f} USD" if self.usd is not None else ", cost unknown" if self.priced else ""
+        return (
+            f"{self.trials} trials ({self.arms} arms{seeds}), {self.parallel} at once: {self.steps:,} steps, "
+            f"{self.tokens:,} tokens; {took}{dollars}"
+        )
+
+
+def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
+    """The plan of a sweep.
+
+    Args:
+        space: of the sweep.
+        arms: of each arm that is known its configuration; one stands for all where they are drawn.
+        runs_dir: of the earlier runs.
+    """
+    known = list(arms)
+    each = space.trials / len(known)
+    pace = _Pace(runs_dir)
+    seconds = [(config.total_steps * step_s if (step_s := pace.step_s(config)) else None, config) for config in known]
+    told = [(train_s, config) for train_s, config in seconds if train_s is not None]
+    complete = len(told) == len(known)
+    prices = [config.cluster.price_usd_per_node_hour for config in known]
+    priced = [(s / 3600 * c.cluster.nodes * price) for s, c in told if (price := c.cluster.price_usd_per_node_hour)]
+    return Plan(
+        arms=space.arms, seeds=space.settings.seeds, trials=space.trials, parallel=space.settings.parallel,
+        steps=round(each * sum(config.total_steps for config in known)),
+        tokens=round(each * sum(config.total_tokens for config in known)),
+        wall_s=each * sum(s for s, _ in told) / space.settings.parallel if complete else None,
+        process_hours=each * sum(s * c.world_size for s, c in told) / 3600 if complete else None,
+        usd=each * sum(priced) if complete and all(prices) else None, priced=any(prices),
+    )  # fmt: skip
+
+
+class _Pace:
+    """Median step times of earlier runs, by what they depend on."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs = list_runs(runs_dir)[::-1][:_MOST_RUNS]
+        self._known: dict[tuple[str, int, int], float | None] = {}
+        self._configs: list[tuple[int, Config]] | None = None
+
+    def step_s(self, config: Config) -> float | None:
+        """Seconds a step, or None if no earlier run tells."""
+        if config.cluster.launcher == "mock":
+            return None
+        key = _shape(config)
+        if key not in self._known:
+            alike = (self._runs[index] for index, other in self._read() if _shape(other) == key)
+            paces = (_median_step_s(read_events(run)) for run in alike)
+            self._known[key] = next((pace for pace in paces if pace), None)
+        return self._known[key]
+
+    def _read(self) -> list[tuple[int, Config]]:
+        if self._configs is None:
+            self._configs = []
+            for index, run in enumerate(self._runs):
+                try:
+                    config = conf.load.load(run.config)
+                except HlatctlError:
+                    continue  # a damaged run tells nothing; `hlatctl runs` tells of it
+                if config.cluster.launcher != "mock":
+                    self._configs.append((index, config))
+        return self._configs
+
+
+def _shape(config: Config) -> tuple[str, int, int]:
+    return graph_key(config), config.train.global_batch_size, config.world_size
+
+
+def _median_step_s(events: list[dict[str, object]]) -> float | None:
+    steps = fold(events).steps
+    times = [number(steps[step], "step_s") for step in steps]
+    return statistics.median(times) if len(times) >= _LEAST_STEPS else None
