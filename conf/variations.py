@@ -30,6 +30,7 @@ class Variations:
         self._overrides, self._folder, self._runs_dir = list(overrides), folder, runs_dir
         #: Composed groups by their overrides and the keys that differ besides; such keys are known to exist.
         self._bases: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._groups = set(groups())
         self._quick = not any(map(_refers, overrides)) and not any(map(_refers, _yaml_texts()))
 
     def compose(self, point: dict[str, str]) -> Config:
@@ -43,7 +44,7 @@ class Variations:
 
     def _compose(self, point: dict[str, str]) -> Config:
         texts = {key: f"{key}={value}" for key, value in point.items()}
-        values = [key for key in point if self._quick and _is_value(key, point[key])]
+        values = [key for key in point if self._quick and self._is_value(key, point[key])]
         kept = [text for key, text in texts.items() if key not in values]
         base = self._bases.get((*kept, *values))
         if base is None:
@@ -55,11 +56,10 @@ class Variations:
             _put(plain, key.split("."), _parsed(texts[key]))
         return finish(plain, self._folder)
 
-
-def _is_value(key: str, value: str) -> bool:
-    """It sets a key to a value, and merges nothing (a group, a mapping)."""
-    plain = key[0] not in "+~" and "@" not in key and key not in groups()
-    return plain and "${" not in value and not value.startswith("{")
+    def _is_value(self, key: str, value: str) -> bool:
+        """It sets a key to a value, and merges nothing (a group, a mapping)."""
+        plain = key[0] not in "+~" and "@" not in key and key not in self._groups
+        return plain and "${" not in value and not value.startswith("{")
 
 
 def _refers(text: str) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import conf.load
-from conf.axes import Space
 from conf.schema import Config
+from conf.space import Space
 from flows.stages.compile import graph_key
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.fold import fold

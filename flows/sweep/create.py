@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conf import axes
-from conf.axes import Space
+from conf import space as spaces
 from conf.compose import local_cores, local_processes
 from conf.schema import Config
+from conf.space import Space
 from conf.variations import Variations
 from flows.ask import ask_about
 from flows.stages.validate import check as check_inputs
@@ -49,14 +49,16 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
     """Check a sweep that is asked for; makes nothing.
 
     Args:
-        arguments: as ``conf.axes.parse`` takes them.
+        arguments: as ``conf.space.parse`` takes them.
         folder: that relative paths begin in.
         simulated: its trials are only played.
 
     Raises:
         ConfigError, DataError: an axis, an arm or its inputs, or the objective.
     """
-    return _checked(_with_slots(axes.parse([*arguments, *([_MOCK] if simulated else [])], folder)), simulated=simulated)
+    return _checked(
+        _with_slots(spaces.parse([*arguments, *([_MOCK] if simulated else [])], folder)), simulated=simulated
+    )
 
 
 def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:
@@ -65,7 +67,7 @@ def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:
     Raises:
         ConfigError: it is another space than the sweep's, or an arm is bad.
     """
-    space = axes.extend(axes.load(sweep.space), arguments)
+    space = spaces.extend(spaces.load(sweep.space), arguments)
     return _checked(space, simulated=fold(read_events(sweep)).simulated)
 
 
@@ -81,7 +83,7 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
         ConfigError, RunExistsError, StorageError: the directory can't be made.
     """
     sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-sweep")
-    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, axes.dump(prepared.space))
+    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space))
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
             "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated, argv=argv,
@@ -100,7 +102,7 @@ def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
     """
     try:
         with hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
-            files.write_text(sweep.space, axes.dump(prepared.space))
+            files.write_text(sweep.space, spaces.dump(prepared.space))
             journal.append("sweep_extended", durable=True, argv=argv, **_space_fields(prepared.space))
     except RunBusyError as error:
         raise RunBusyError(error.message, hint=f"`hlatctl stop {sweep.run_id}` first") from None

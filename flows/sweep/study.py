@@ -11,7 +11,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.axes import Axis, Space
+from conf.axes import Axis
+from conf.space import Space
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.sweep import SweepState, TrialState
 
@@ -38,7 +39,7 @@ class Study:
         self, space: Space, state: SweepState, *, minimize: bool, seed: int, first_rung_tokens: int, path: Path | None
     ) -> None:
         self._optuna = _import()
-        self._space, self._seed = space, seed
+        self._space, self.seed = space, seed
         self._distributions = {axis.key: self._distribution(axis) for axis in space.axes}
         if path is not None:
             path.unlink(missing_ok=True)
@@ -51,7 +52,7 @@ class Study:
 
     def draw(self, arm: int) -> dict[str, str]:
         """A new arm, as the sampler draws it from what is known by now; by axis."""
-        self._study.sampler = self._sampler(self._seed + arm)
+        self._study.sampler = self._sampler(self.seed + arm)
         drawn = self._study.ask(self._distributions).params
         return {key: str(value) for key, value in drawn.items()}
 
