@@ -40,7 +40,7 @@ class Book:
         self._tail = JournalTail(sweep)
         self._journal = JournalWriter(sweep, FLOW_WRITER)
         self.refresh()
-        example = self.variations.compose(self.space.example())
+        self.example = example = self.variations.compose(self.space.example())
         self.objective = objective(self.settings, example)
         self._study = Study(
             self.space, self.state, minimize=self.objective.minimize, seed=example.seed,

@@ -21,6 +21,7 @@ from flows.signals import Signals
 from flows.sweep import signs
 from flows.sweep.book import Book
 from flows.sweep.objective import check
+from flows.sweep.trackers import PrefectView, conclude_mlflow
 from flows.sweep.trials import Trial
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, StoppedError, TrainingError
 from hlatctl.run.lease import hold_head
@@ -76,6 +77,7 @@ class _Head:
         self._running: dict[int, Trial] = {}
         self._waiting = [trial.number for trial in book.trials if not trial.ended]
         self._unreported: ConfigError | None = None
+        self._prefect = PrefectView(book.sweep, say)
 
     def run(self) -> SweepState:
         """All of it."""
@@ -83,6 +85,8 @@ class _Head:
             self._say(f"sweep {self._book.sweep.run_id} is finished")
             return self._book.state
         self._book.event("head_started", pid=os.getpid(), host=platform.node())
+        if self._player is None:
+            self._prefect.begin()
         self._adopt()
         with self._signals.kept():
             self._loop()
@@ -127,6 +131,9 @@ class _Head:
                                   hint=f"hlatctl status {first.run_id}")  # fmt: skip
         outcome = "finished" if error is None else "stopped" if isinstance(error, StoppedError) else "failed"
         book.event("sweep_finished", outcome=outcome, message=error.message if error else book.told())
+        self._prefect.end(outcome)
+        if self._player is None and book.trials:
+            conclude_mlflow(book.sweep, book.example, self._say)
         if error is not None:
             raise error
         return state
@@ -186,7 +193,7 @@ class _Head:
         self._book.event("trial_started", durable=False, trial=asked.number, run_id=trial.run.run_id)
         self._say(f"{trial.run.run_id}: started, {_text(asked)}")
         try:
-            trial.start(partial(self._look_in, trial))
+            trial.start(partial(self._look_in, trial), self._prefect.trial_environment(asked.number, asked.run_id))
         except LaunchError as error:
             if not trial.alive:  # otherwise another process was quicker
                 del self._running[asked.number]
@@ -286,6 +293,7 @@ class _Head:
                 trial.drop_checkpoints()
         self._book.end(asked.number, outcome, why, value=value, **took)
         self._trials.pop(asked.number, None)
+        self._prefect.trial_ended(asked.number, outcome)
         told = why if value is None else f"{self._book.objective.name} {value:.4f}"
         self._say(f"{asked.run_id}: {outcome}, {told} ({self._book.state.count(*ENDED)} of {self._book.space.trials})")
 

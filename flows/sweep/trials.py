@@ -74,11 +74,12 @@ class Trial:
             apply(self.state, event)
         return self.state
 
-    def start(self, on_update: Callable[[], None]) -> None:
+    def start(self, on_update: Callable[[], None], env: dict[str, str]) -> None:
         """Drive it from wherever it stands, making its directory if there is none.
 
         Args:
             on_update: called by the thread that plays it, whenever there may be news.
+            env: variables for its process.
 
         Raises:
             LaunchError: its process has ended at once.
@@ -88,7 +89,7 @@ class Trial:
             self._played = self._player.submit(self._play, on_update)
         else:
             self._make()
-            self._process = detached.start_head(self.run)
+            self._process = detached.start_head(self.run, env=env)
 
     def end_of_play(self) -> None:
         """Raise what has ended a played trial, if that is no error that its journal tells of."""
