@@ -1,4 +1,4 @@
-"""Composition of a configuration from YAML groups and overrides, in Hydra's grammar; the only importer of Hydra.
+"""Composition of a configuration from YAML groups and overrides, in Hydra's grammar.
 
 Hydra's structured configs reject frozen nested dataclasses, so the schema's defaults go into its ConfigStore as plain
 values (Hydra still refuses unknown keys and mistyped overrides), and ``conf.load.decode`` builds the typed result.
