@@ -6,9 +6,11 @@ This is all the trainer and the evaluator need to read a run's ``config.yaml``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import types
 import typing
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +25,7 @@ from hlatctl.run.errors import ConfigError
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _T = TypeVar("_T")
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -98,7 +101,7 @@ def decode_dataclass(cls: type[_T], value: dict[str, Any], prefix: str) -> _T:
     Raises:
         ConfigError: as :func:`decode`.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise ConfigError(f"{prefix}{unknown[0]}: unknown key", hint=f"known here: {', '.join(hints)}")

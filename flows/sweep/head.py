@@ -235,7 +235,7 @@ class _Head:
             return
         self._book.event("trial_stopping", trial=asked.number, outcome=outcome, why=why)
         trial.request_stop(self._book.sweep.run_id)
-        self._say(f"{trial.run.run_id}: {outcome}, {why}")
+        self._say(f"{trial.run.run_id}: stops, {why}")
 
     def _pause_all(self) -> None:
         for number, trial in self._running.items():

@@ -10,6 +10,9 @@ from hlatctl.cli.summary import end_lines
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.paths import RunPaths, SweepPaths
 
+#: Arms of a sweep that are shown when it has ended.
+_MOST_ROWS = 20
+
 
 def drive(run: RunPaths) -> None:
     """Bring a run to its end and tell how it went.
@@ -49,7 +52,10 @@ def drive_sweep(sweep: SweepPaths) -> None:
     say(f"sweep {sweep.run_id} in {sweep.root}")
     head.drive(sweep, say)
     state = fold(read_events(sweep))
+    rows = report.rows(state)
     say()
-    say(columns([report.header(state), *report.rows(state)]))
+    say(columns([report.header(state), *rows[:_MOST_ROWS]]))
+    if len(rows) > _MOST_ROWS:
+        say(f"and {len(rows) - _MOST_ROWS} more: hlatctl status {sweep.run_id}")
     say()
     say(columns([list(fact) for fact in report.facts(state)]))

@@ -10,18 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from conf.compose import compose
 from conf.schema import Config
 from flows.launch import mock
 from flows.launch.base import Job
+from flows.pretrain import TrialOf
 from flows.sweep import create
 from flows.sweep.book import Book
 from flows.sweep.head import drive
+from flows.sweep.trials import Trial
 from hlatctl.report.sweep import arms
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunExistsError, StoppedError, TrainingError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.runs import find_sweep
+from hlatctl.run.state import StageState
 from hlatctl.run.sweep import SweepState, fold
 from hlatctl.run.sweep import apply as apply_to_sweep
 
@@ -188,6 +192,49 @@ def test_a_sweep_that_is_asked_to_stop_stops_and_goes_on(tmp_path: Path) -> None
         drive(sweep, stop)
     assert state_of(sweep).status == "stopped"
     assert drive(sweep, silent).count("finished") == 3
+
+
+def test_a_trial_that_a_person_stops_counts_as_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = mock._play_train
+
+    def stopped_by_hand(run: RunPaths, config: Config, job: Job) -> int:
+        if config.optimizer.lr == 3e-3:
+            with JournalWriter(run, OPERATOR_WRITER) as journal:
+                journal.append("stop_requested", by="somebody")
+        return play(run, config, job)
+
+    monkeypatch.setitem(mock._PLAYS, "train", stopped_by_hand)
+    state = drive(make(tmp_path, RATES), silent)
+    assert [trial.status for trial in state.trials.values()] == ["finished", "pruned", "finished"]
+    assert state.trials[1].why == "stopped by hand"
+
+
+def test_a_trial_whose_process_is_gone_again_and_again_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.sweep.head._POLL_S", 0.01)
+    monkeypatch.setattr("flows.sweep.trackers.PrefectView.begin", lambda self: None)
+    monkeypatch.setattr("flows.detached.start_head", lambda run, env: subprocess.Popen(["true"]))
+    prepared = create.prepare([*SMALL, f"runs_dir={tmp_path}", RATES], folder=tmp_path, simulated=False)
+    sweep = create.make(prepared, sweep_id="s", argv=[])
+    with pytest.raises(TrainingError, match=r"s-t0000 with: its process was gone 3 times, see its logs/head.log"):
+        drive(sweep, silent)
+    assert kinds(sweep)["trial_head_lost"] == 9
+    assert state_of(sweep).status == "failed"
+
+
+def test_what_one_trial_prepares_another_waits_for(tmp_path: Path) -> None:
+    def trial(number: int, *overrides: str) -> Trial:
+        config = compose([*SMALL, "cluster=mock", f"runs_dir={tmp_path}", *overrides])
+        return Trial(RunPaths(tmp_path / f"t{number}"), config, TrialOf(sweep="s", trial=number), [], None)
+
+    one, alike, other = trial(0, "optimizer.lr=1"), trial(1, "optimizer.lr=2"), trial(2, "precision=mixed")
+    assert alike.prepares_alike(one), "both need the corpus"
+    one.state.stages["data"] = StageState("data", "skipped")
+    assert alike.prepares_alike(one), "both need the same graphs"
+    assert not other.prepares_alike(one), "it has other graphs"
+    one.state.stages["compile"] = StageState("compile", "finished")
+    assert not alike.prepares_alike(one)
 
 
 def test_an_id_is_taken_once_and_a_sweep_is_found_by_the_beginning_of_its_name(tmp_path: Path) -> None:
