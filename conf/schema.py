@@ -314,6 +314,10 @@ class HardwareConfig:
     """Share of the peak that a training step's products reach; calibrated."""
     collective_efficiency: float = 1.0
     """Share of a link's bandwidth that collectives reach; calibrated."""
+    pipeline_overhead_s: float = 0.0
+    """What a micro-batch costs each pipeline stage besides its work: more graphs to start; calibrated."""
+    tensor_parallel_sizes: list[int] = field(default_factory=list)
+    """Groups within a node that its collectives are made for; a search tries no others. None listed: any."""
     workspace_bytes: int = 0
     """What runtime, compiler and allocator hold of the device's memory besides the model; calibrated."""
 

@@ -57,6 +57,7 @@ _NOT_NEGATIVE = (
     "train.z_loss", "eval.max_retries", "recovery.max_restarts_without_progress", "recovery.backoff_s",
     "recovery.max_backoff_s",
     "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "cluster.hardware.workspace_bytes",
+    "cluster.hardware.pipeline_overhead_s",
     "preflight.min_matmul_gflops_per_s",
     "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
 )  # fmt: skip

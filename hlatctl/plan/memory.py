@@ -99,7 +99,7 @@ def check_memory(config: Config) -> None:
     """
     found = memory(config)
     if found.fits is False:
-        largest = max(found.parts, key=lambda part: part.value_bytes)
+        largest = max((part for part in found.parts if part.kind == "derived"), key=lambda part: part.value_bytes)
         raise ConfigError(
             f"cluster.hardware.memory_bytes={found.device_bytes} ({size(found.device_bytes or 0)}): a process needs "
             f"{size(found.need_bytes)}, of which {largest.name} {size(largest.value_bytes)}",

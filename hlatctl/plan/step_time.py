@@ -81,7 +81,7 @@ def step_time(config: Config) -> StepTime | None:
     micro_batches, stages = config.grad_accum_steps, config.parallel.pipeline_parallel_size
     paces = [_micro_batch_s(config, stage) for stage in {0, stages - 1}]
     compute_s, exchange_s = max(paces, key=sum)
-    send_s = _send_s(config)
+    send_s = _send_s(config) + (config.cluster.hardware.pipeline_overhead_s if stages > 1 else 0.0)
     data_s, optimizer_s = _data_parallel_s(config), _optimizer_s(config)
     pipeline_s = (stages - 1) * (compute_s + exchange_s + send_s) + micro_batches * send_s
     total_s = micro_batches * (compute_s + exchange_s) + pipeline_s + data_s + optimizer_s

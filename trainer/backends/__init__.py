@@ -18,7 +18,7 @@ def make_backend(config: Config) -> Backend:
     backends = {"torch_native": TorchNative}
     if config.backend.name not in backends:
         raise DependencyError(
-            f"backend.name={config.backend.name}: can be planned and rehearsed, but this version does not train with it",
+            f"backend.name={config.backend.name}: can be planned and rehearsed, but not trained with yet",
             hint="train --dry-run rehearses it; backend=torch_native trains",
         )
     return backends[config.backend.name](config)
