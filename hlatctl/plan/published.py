@@ -14,7 +14,7 @@ from conf.schema import Config
 from hlatctl.plan.cost import cost
 from hlatctl.plan.memory import memory
 from hlatctl.plan.search import changed
-from hlatctl.plan.step_time import StepTime, step_time
+from hlatctl.plan.step_time import StepTime, missing, step_time
 
 Compose = Callable[[Sequence[str]], Config]
 
@@ -47,9 +47,14 @@ class Point:
 
 
 def points(compose: Compose) -> list[Point]:
-    """All points. ``compose`` makes a configuration of overrides; this room may not know how."""
+    """All points; none if somebody has taken from these clusters what a plan needs.
+
+    ``compose`` makes a configuration of overrides; this room may not know how.
+    """
     small, large = compose(["experiment=hlat_7b"]), compose(["experiment=hlat_70b"])
     gpu = compose(list(_GPU_BASELINE))
+    if not all(_is_known(config) for config in (small, large, gpu)):
+        return []
     few = changed(_on(large, 4), pipeline_parallel_size=4)
     return [
         Point("MFU of 7B on 32 nodes", 0.335, _time(_on(small, 32)).mfu_fraction, True),
@@ -68,9 +73,14 @@ def _on(config: Config, nodes: int) -> Config:
     return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, nodes=nodes))
 
 
+def _is_known(config: Config) -> bool:
+    cluster = config.cluster
+    return not missing(config) and None not in (cluster.price_usd_per_node_hour, cluster.hardware.memory_bytes)
+
+
 def _time(config: Config) -> StepTime:
     found = step_time(config)
-    assert found is not None, "the clusters of these points are known"
+    assert found is not None
     return found
 
 
@@ -80,5 +90,5 @@ def _scaling(config: Config, nodes: int) -> float:
 
 def _usd(config: Config) -> float:
     usd = cost(config, _time(config).total_s).usd_per_4m_tokens
-    assert usd is not None, "these clusters have prices"
+    assert usd is not None
     return usd

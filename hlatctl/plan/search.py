@@ -62,10 +62,8 @@ def is_valid(config: Config) -> bool:
 
 
 def changed(config: Config, **layout: object) -> Config:
-    """The same run with other values of ``parallel.*``; the sequence is cut where layers are."""
-    parallel = dataclasses.replace(config.parallel, **layout)  # type: ignore[arg-type]
-    parallel = dataclasses.replace(parallel, sequence_parallel=parallel.tensor_parallel_size > 1)
-    return dataclasses.replace(config, parallel=parallel)
+    """The same run with other values of ``parallel.*``."""
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, **layout))  # type: ignore[arg-type]
 
 
 def _rank(candidate: Candidate) -> tuple[float, int]:
@@ -101,8 +99,8 @@ def _layouts(config: Config) -> Iterator[Config]:
         for data_parallel in _DATA_PARALLEL[config.backend.name]:
             for checkpointing in _CHECKPOINTING:
                 yield changed(
-                    config, tensor_parallel_size=tensor, pipeline_parallel_size=stages, data_parallel=data_parallel,
-                    activation_checkpointing=checkpointing,
+                    config, tensor_parallel_size=tensor, sequence_parallel=tensor > 1, pipeline_parallel_size=stages,
+                    data_parallel=data_parallel, activation_checkpointing=checkpointing,
                 )  # fmt: skip
 
 

@@ -55,9 +55,9 @@ def sections(config: Config, compose: Compose) -> list[Section]:
     if time is not None:
         found.append(Section("cost, if nothing breaks", _cost(config, time.total_s)))
     found.append(Section("data, disk and tracking", _volume(config, time)))
-    if config.cluster.hardware.bf16_flops_per_s is not None:
+    if time is not None:
         found.append(Section("how far to trust this: HLAT's published figures", _trust(compose)))
-    return found
+    return [section for section in found if section.figures]
 
 
 def _run(config: Config, found: Budget) -> list[Figure]:

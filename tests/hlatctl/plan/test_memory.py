@@ -9,6 +9,7 @@ import dataclasses
 
 import pytest
 
+from conf.compose import compose, groups
 from conf.schema import CheckpointConfig, ClusterConfig, Config, HardwareConfig, ParallelConfig, PrecisionConfig
 from hlatctl.plan.memory import Memory, check_memory, memory
 from hlatctl.plan.remedies import remedies
@@ -62,6 +63,11 @@ def test_a_run_that_does_not_fit_is_refused_with_need_and_memory(hlat_70b: Confi
         "cluster.hardware.memory_bytes=17179869184 (16 GiB): a process needs 18.4 GiB, of which moments 4.28 GiB"
     )
     assert "hlatctl plan" in caught.value.hint
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_every_experiment_fits(experiment: str) -> None:
+    check_memory(compose([f"experiment={experiment}"]))
 
 
 def test_nothing_is_refused_where_the_device_s_memory_is_not_known(hlat_70b: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -107,6 +108,13 @@ def test_mfu_stays_below_the_share_that_products_reach(nodes: int, tensor: int, 
     assert 0 < found.mfu_fraction <= 0.5 * _MFU_FLOPS / _FLOPS + 1e-9
     times = (getattr(found, field.name) for field in dataclasses.fields(found))
     assert all(time_s >= 0 for time_s in times)
+
+
+def test_points_on_hardware_that_somebody_has_made_unknown_are_left_out() -> None:
+    def without_link(overrides: Sequence[str]) -> Config:
+        return with_hardware(compose(overrides), link_bytes_per_s=None)
+
+    assert points(without_link) == []
 
 
 def test_the_model_is_fitted_to_two_points_and_is_off_by_so_much_elsewhere(hlat_7b: Config) -> None:
