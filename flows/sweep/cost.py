@@ -1,6 +1,7 @@
 """What a sweep will take: trials, hours, dollars, as far as that is known before it starts.
 
-How long a step takes is what earlier runs of the same shapes on the same number of processes have measured.
+How long a step takes is what an earlier run of the same shapes on the same number of processes has measured, or else what
+``hlatctl.plan`` predicts from the hardware.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import conf.load
 from conf.schema import Config
 from conf.space import Space
 from flows.stages.compile import graph_key
+from hlatctl.plan.cost import cost
+from hlatctl.plan.step_time import step_time_s
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import number, read_events
@@ -33,7 +36,8 @@ class Plan:
     Args:
         arms, seeds, trials: how many.
         steps, tokens: of all trials.
-        wall_s: of training, with so many trials at once; None where no earlier run tells how long a step takes.
+        wall_s: of training, with so many trials at once; None where nothing tells how long a step takes.
+        measured: the time a step takes is that of an earlier run, for every arm.
         process_hours: of all processes.
         usd: of all nodes; None if it can't be predicted.
         priced: the nodes have a price.
@@ -46,6 +50,7 @@ class Plan:
     steps: int
     tokens: int
     wall_s: float | None
+    measured: bool
     process_hours: float | None
     usd: float | None
     priced: bool
@@ -53,9 +58,10 @@ class Plan:
     def text(self) -> str:
         """In one sentence."""
         seeds = f" x {self.seeds} seeds" if self.seeds > 1 else ""
-        took = "time unknown: no earlier run has these shapes"
+        took = "time unknown: no earlier run has these shapes, and cluster.hardware does not say enough"
         if self.wall_s is not None and self.process_hours is not None:
-            took = f"at most {duration(self.wall_s)} of training, {self.process_hours:.2g} process-hours"
+            whence = "as measured before" if self.measured else "as predicted"
+            took = f"at most {duration(self.wall_s)} of training, {self.process_hours:.2g} process-hours, {whence}"
         dollars = f", {self.usd:,.2f} USD" if self.usd is not None else ", cost unknown" if self.priced else ""
         return (
             f"{self.trials} trials ({self.arms} arms{seeds}), {self.parallel} at once: {self.steps:,} steps, "
@@ -71,21 +77,22 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
         arms: of each arm that is known its configuration; one stands for all where they are drawn.
         runs_dir: of the earlier runs.
     """
-    known = list(arms)
+    known, pace = list(arms), _Pace(runs_dir)
     each = space.trials / len(known)
-    pace = _Pace(runs_dir)
-    seconds = [(config.total_steps * step_s if (step_s := pace.step_s(config)) else None, config) for config in known]
-    told = [(train_s, config) for train_s, config in seconds if train_s is not None]
+    measured = [pace.step_s(config) for config in known]
+    paces = [found or step_time_s(config) for found, config in zip(measured, known, strict=True)]
+    told = [(cost(config, step_s), config) for step_s, config in zip(paces, known, strict=True) if step_s is not None]
     complete = len(told) == len(known)
-    prices = [config.cluster.price_usd_per_node_hour for config in known]
-    priced = [(s / 3600 * c.cluster.nodes * price) for s, c in told if (price := c.cluster.price_usd_per_node_hour)]
+    days = sum(found.days for found, _ in told)
+    usd = [found.usd for found, _ in told if found.usd is not None]
     return Plan(
         arms=space.arms, seeds=space.settings.seeds, trials=space.trials, parallel=space.settings.parallel,
         steps=round(each * sum(config.total_steps for config in known)),
         tokens=round(each * sum(config.total_tokens for config in known)),
-        wall_s=each * sum(s for s, _ in told) / space.settings.parallel if complete else None,
-        process_hours=each * sum(s * c.world_size for s, c in told) / 3600 if complete else None,
-        usd=each * sum(priced) if complete and all(prices) else None, priced=any(prices),
+        wall_s=each * days * 86400 / space.settings.parallel if complete else None, measured=all(measured),
+        process_hours=each * sum(found.accelerator_hours for found, _ in told) if complete else None,
+        usd=each * sum(usd) if len(usd) == len(known) else None,
+        priced=any(config.cluster.price_usd_per_node_hour for config in known),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from flows.ask import ask_about
 from flows.stages.validate import check as check_inputs
 from flows.sweep.cost import Plan, plan
 from flows.sweep.objective import Objective, check, objective
+from hlatctl.plan.memory import check_memory
 from hlatctl.run import files, runs
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
@@ -164,6 +165,7 @@ def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Conf
         try:
             config = variations.compose(point)
             check(aim, config)
+            check_memory(config)
         except ConfigError as error:
             arm = " ".join(f"{key}={value}" for key, value in point.items())
             raise ConfigError(f"{error.message} (in the arm {arm})", hint=error.hint) from None
