@@ -1,7 +1,7 @@
 """What a sweep will take: trials, hours, dollars, as far as that is known before it starts.
 
-How long a step takes is what an earlier run of the same shapes on the same number of processes has measured, or else what
-``hlatctl.plan`` predicts from the hardware.
+How long a step takes is what an earlier run of the same shapes on the same number of processes has measured, or else
+what ``hlatctl.plan`` predicts from the hardware.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
             "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated, argv=argv,
-            overrides=prepared.space.overrides, objective=prepared.objective.name,
+            folder=prepared.space.folder, overrides=prepared.space.overrides, objective=prepared.objective.name,
             direction="min" if prepared.objective.minimize else "max", accelerators=prepared.accelerators,
             plan=asdict(prepared.plan), **_space_fields(prepared.space),
         )  # fmt: skip

@@ -81,15 +81,19 @@ class _Head:
 
     def run(self) -> SweepState:
         """All of it."""
-        if self._all_done():
+        if self._all_done() and self._book.state.status in ("finished", "failed"):
             self._say(f"sweep {self._book.sweep.run_id} is finished")
             return self._book.state
         self._book.event("head_started", pid=os.getpid(), host=platform.node())
         if self._player is None:
             self._prefect.begin()
         self._adopt()
-        with self._signals.kept():
-            self._loop()
+        try:
+            with self._signals.kept():
+                self._loop()
+        except SystemExit:  # the head is told to go (SIGTERM): trials have processes of their own
+            self._say(f"this process ends, its trials go on; `hlatctl resume {self._book.sweep.run_id}` watches them")
+            raise
         return self._finish()
 
     def _loop(self) -> None:
@@ -137,8 +141,6 @@ class _Head:
         if error is not None:
             raise error
         return state
-
-    # Starting
 
     def _adopt(self) -> None:
         """Watch again what still runs; a trial that nobody drives waits for its turn."""
@@ -202,8 +204,6 @@ class _Head:
         if asked.status == "stopping":  # a request from before its head began is forgotten
             trial.request_stop(self._book.sweep.run_id)
 
-    # Watching
-
     def _look_in(self, trial: Trial) -> None:
         """From the thread that plays it."""
         with self._book.lock:
@@ -242,8 +242,6 @@ class _Head:
             if self._book.state.trials[number].status in ("asked", "running") and trial.alive:
                 self._book.event("trial_paused", trial=number)
                 trial.request_stop(self._book.sweep.run_id)
-
-    # Ending
 
     def _conclude(self, trial: Trial) -> None:
         """What the end of a trial's process means."""

@@ -10,6 +10,7 @@ import dataclasses
 import shutil
 import statistics
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -18,6 +19,7 @@ from conf.fingerprint import data_fingerprint
 from conf.schema import Config
 from flows import detached, pretrain
 from flows.stages.compile import graph_key
+from hlatctl.run.errors import HlatctlError, RunBusyError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import OPERATOR_WRITER, JournalTail, JournalWriter, number
 from hlatctl.run.lease import head_pid
@@ -27,7 +29,9 @@ from hlatctl.run.state import RunState
 
 #: The newest steps, whose median time stands for that of those to come.
 _PACE_STEPS = 100
-_UNDER_WAY = ("", "running")
+#: How long a person's command may hold the journal of requests.
+_OPERATOR_S = 10.0
+_POLL_S = 0.1
 #: Stages that a played trial leaves out: the sweep has validated it, and 200 pages of figures take minutes.
 _NOT_PLAYED = ("validate", "report")
 
@@ -93,20 +97,18 @@ class Trial:
 
     def end_of_play(self) -> None:
         """Raise what has ended a played trial, if that is no error that its journal tells of."""
-        from hlatctl.run.errors import HlatctlError
-
         error = self._played.exception() if self._played is not None else None
         if error is not None and not isinstance(error, HlatctlError):
             raise error
 
     def request_stop(self, by: str) -> None:
         """Ask it to write a checkpoint and end."""
-        with JournalWriter(self.run, OPERATOR_WRITER) as journal:
+        with self._operator() as journal:
             journal.append("stop_requested", durable=True, by=by)
 
     def drop_checkpoints(self) -> None:
         """Delete its checkpoints, and tell its journal."""
-        with JournalWriter(self.run, OPERATOR_WRITER) as journal:
+        with self._operator() as journal:
             for step in folder_steps(self.run):
                 shutil.rmtree(self.run.checkpoint(step), ignore_errors=True)
                 journal.append("checkpoint_deleted", step=step)
@@ -136,6 +138,17 @@ class Trial:
         steps = sorted(self.state.steps)[-_PACE_STEPS:]
         pace_s = statistics.median(number(self.state.steps[step], "step_s") for step in steps) if steps else 0.0
         return self.config.world_size * pace_s * max(0, self.config.total_steps - self.state.step) / 3600
+
+    def _operator(self) -> JournalWriter:
+        """The journal of requests, which a person's command may hold for a moment."""
+        deadline = time.monotonic() + _OPERATOR_S
+        while True:
+            try:
+                return JournalWriter(self.run, OPERATOR_WRITER)
+            except RunBusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
 
     def _make(self) -> None:
         if self.state.run_id:

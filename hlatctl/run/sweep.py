@@ -69,6 +69,7 @@ class SweepState:
 
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
+        folder: that relative paths in overrides begin in.
         overrides: what every trial has.
         axes: ``[{"key", "values", "low", "high", "log", "integer"}]``; ``low`` is None where ``values`` are listed.
         objective: as its name is typed.
@@ -84,6 +85,7 @@ class SweepState:
     simulated: bool = False
     created_unix_s: float = 0.0
     last_event_unix_s: float = 0.0
+    folder: str = ""
     overrides: list[str] = field(default_factory=list)
     axes: list[dict[str, Any]] = field(default_factory=list)
     objective: str = ""
@@ -120,7 +122,7 @@ def apply(state: SweepState, event: Event) -> None:
 def _sweep_created(state: SweepState, event: Event) -> None:
     state.sweep_id, state.simulated = event["sweep_id"], bool(event["simulated"])
     state.created_unix_s = event["time_unix_s"]
-    state.overrides = list(event["overrides"])
+    state.folder, state.overrides = event["folder"], list(event["overrides"])
     state.objective, state.direction = event["objective"], event["direction"]
     state.accelerators = bool(event["accelerators"])
     _space(state, event)

@@ -260,7 +260,8 @@ def test_trials_are_children_of_their_sweeps_run_which_tells_how_it_ended(runs_d
     trials = [make_run(runs_dir, sweep.trial(n).run_id, {"sweep": "rates", "trial": n}) for n in range(2)]
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
-            "sweep_created", sweep_id="rates", simulated=False, overrides=["train.tokens=1M"], objective="loss",
+            "sweep_created", sweep_id="rates", simulated=False, folder="/", overrides=["train.tokens=1M"],
+            objective="loss",
             direction="min", accelerators=False, axes=[{"key": "optimizer.lr"}], settings={"pruner": "median"}, arms=2,
             trials=2,
         )  # fmt: skip

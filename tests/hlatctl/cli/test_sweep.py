@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,10 @@ def test_unknown_or_great_cost_needs_a_yes(
         "error: sweep.confirm_above_usd=100: a sweep of unknown cost needs a yes, and there is nobody to ask",
         "hint: --yes goes on without asking",
     ]
+    assert main(["sweep", "experiment=hlat_7b", "eval.enabled=false", "seed=1,2"]) == 10
+    told = capsys.readouterr().err
+    assert re.search(r"2 trials .*; at most .* of training, .* process-hours, as predicted, [\d,.]+ USD\n", told)
+    assert re.search(r"error: sweep.confirm_above_usd=100: a sweep of [\d,.]+ USD needs a yes", told)
     assert not (tmp_path / "runs").exists(), "nothing has been made"
 
 
