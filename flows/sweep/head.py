@@ -122,7 +122,7 @@ class _Head:
         return self._book.state.stop_requested or self._unreported is not None
 
     def _all_done(self) -> bool:
-        return not self._waiting and not self._running and self._book.next_arm() is None
+        return all(trial.ended for trial in self._book.trials) and self._book.next_arm() is None
 
     def _finish(self) -> SweepState:
         book, state, name = self._book, self._book.state, f"sweep {self._book.sweep.run_id}"

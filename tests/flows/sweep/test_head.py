@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from flows.sweep.head import drive
 from flows.sweep.trials import Trial
 from hlatctl.report.sweep import arms
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, RunExistsError, StoppedError, TrainingError
+from hlatctl.run.errors import ConfigError, RunBusyError, RunExistsError, StoppedError, TrainingError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.runs import find_sweep
@@ -180,18 +182,28 @@ def test_a_trial_that_fails_is_marked_and_the_sweep_goes_on(tmp_path: Path, monk
         drive(make(tmp_path, RATES, sweep_id="t"), silent)
 
 
-def test_a_sweep_that_is_asked_to_stop_stops_and_goes_on(tmp_path: Path) -> None:
-    sweep = make(tmp_path, RATES)
+def test_a_sweep_that_is_asked_to_stop_stops_its_trials_and_goes_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, play = make(tmp_path, "optimizer.lr=1e-3,3e-3"), mock._play_train
 
-    def stop(text: str) -> None:
-        if "started" in text:
-            with JournalWriter(sweep, OPERATOR_WRITER) as journal:
-                journal.append("stop_requested", by="somebody")
+    def stopped(run: RunPaths, config: Config, job: Job) -> int:
+        with suppress(RunBusyError), JournalWriter(sweep, OPERATOR_WRITER) as journal:
+            journal.append("stop_requested", by="somebody")
+        deadline = time.monotonic() + 60
+        while not kinds(run)["stop_requested"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return play(run, config, job)
 
-    with pytest.raises(StoppedError, match=r"sweep s: stopped, \d of 3 trials"):
-        drive(sweep, stop)
-    assert state_of(sweep).status == "stopped"
-    assert drive(sweep, silent).count("finished") == 3
+    with monkeypatch.context() as patch:
+        patch.setitem(mock._PLAYS, "train", stopped)
+        with pytest.raises(StoppedError, match=r"sweep s: stopped, \d of 2 trials: \d paused"):
+            drive(sweep, silent)
+    state = state_of(sweep)
+    assert (state.status, state.trials[0].status) == ("stopped", "paused")
+    state = drive(sweep, silent)
+    assert (state.status, state.count("finished")) == ("finished", 2)
+    assert kinds(sweep.trial(0))["run_created"] == 1
 
 
 def test_a_trial_that_a_person_stops_counts_as_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
