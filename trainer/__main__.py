@@ -56,7 +56,8 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
 
 
 def _compile_only(config: Config, backend: Backend) -> int:
-    from trainer import cache, loop
+    from hlatctl.cache import manifest
+    from trainer import loop
 
     for message in backend.warnings:
         _warn(backend, message)
@@ -66,7 +67,7 @@ def _compile_only(config: Config, backend: Backend) -> int:
     backend.gather(None)  # every process has written its graphs
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder and backend.rank == 0:
-        cache.write_manifest(Path(folder))
+        manifest.write_manifest(Path(folder))
     return 0
 
 

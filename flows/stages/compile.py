@@ -12,10 +12,10 @@ from conf.schema import Config
 from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
 from flows.stages import run_stage
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 from hlatctl.run.provenance import package_versions
 
-CACHE_MANIFEST = "cache_manifest.json"
 #: Packages whose version enters a compiled graph.
 _GRAPH_PACKAGES = ("hlatctl", "torch", "triton")
 
@@ -56,19 +56,18 @@ def compile_graphs(ctx: FlowContext) -> None:
     def done() -> str:
         if not ctx.config.backend.compile:
             return "backend.compile=false"
-        return f"compiled before in {shared}" if (shared / CACHE_MANIFEST).is_file() else ""
+        return f"compiled before in {shared}" if (shared / MANIFEST).is_file() else ""
 
     run_stage(ctx, "compile", key, work, done=done)
 
 
 def warm_cache(ctx: FlowContext) -> None:
-    """Copy the shared cache to the worker's own disk, verified file by file, and note where the trainer finds it."""
+    """Bring the shared cache to each worker's own disk, compared as it is copied; note where the trainer finds it."""
     key, shared, local = graph_key(ctx.config), shared_cache(ctx.config), local_cache(ctx.config)
 
     def work() -> dict[str, Any]:
-        run_job(
-            ctx, ctx.job("warm-cache", "-m", "trainer.cache", "--from", os.fspath(shared), "--to", os.fspath(local))
-        )
+        places = ("--from", os.fspath(shared), "--to", os.fspath(local))
+        run_job(ctx, ctx.job("warm-cache", "-m", "trainer.cache", *places, each_node=True))
         record = {"v": 1, "fingerprint": key, "shared": os.fspath(shared), "local": os.fspath(local)}
         files.write_json(ctx.run.compile_cache, record)
         return record
@@ -76,7 +75,7 @@ def warm_cache(ctx: FlowContext) -> None:
     def done() -> str:
         if not ctx.config.backend.compile:
             return "backend.compile=false"
-        return "" if (shared / CACHE_MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
+        return "" if (shared / MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
 
     run_stage(ctx, "warm_cache", key, work, done=done)
 
@@ -88,9 +87,9 @@ def cache_env(folder: Path) -> dict[str, str]:
 
 def _publish(partial: Path, shared: Path) -> dict[str, Any]:
     """Move a filled cache to its place, whole; another run may have been quicker, and equal keys mean equal graphs."""
-    if not (partial / CACHE_MANIFEST).is_file():
+    if not (partial / MANIFEST).is_file():
         return {"files": 0}
-    count = len(files.read_json(partial / CACHE_MANIFEST)["files"])
+    count = len(files.read_json(partial / MANIFEST)["files"])
     if not shared.exists():
         partial.rename(shared)
     return {"files": count}
