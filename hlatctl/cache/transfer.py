@@ -34,6 +34,7 @@ def copy_checked(source: Store, file: File, target: Path, sha256: str | None) ->
         for block in _blocks(source, file.path, buffer):
             if (
                 size == 0
+                and sha256 is None
                 and file.path.endswith(".neff")
                 and (why := why_no_neff(bytes(block[:_HEAD_BYTES]), file.bytes))
             ):
