@@ -287,7 +287,7 @@ class BackendConfig:
 
     name: str = "torch_native"
     device: str = "cpu"
-    """`cpu` or `cuda`."""
+    """`cpu`, `cuda` or `neuron`."""
     compile: bool = True
     """Compile the model's graphs with torch.compile."""
 

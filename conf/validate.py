@@ -19,7 +19,7 @@ from hlatctl.run.errors import ConfigError
 #: What each name may be today. A new backend, launcher or precision adds itself here.
 CHOICES: dict[str, tuple[str, ...]] = {
     "backend.name": ("torch_native",),
-    "backend.device": ("cpu", "cuda"),
+    "backend.device": ("cpu", "cuda", "neuron"),
     "cluster.launcher": ("local", "mock"),
     "precision.name": ("fp32", "mixed", "bf16_sr", "bf16"),
     "parallel.data_parallel": ("replicate", "fsdp"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import fingerprint
+from conf.devices import DEVICES
 from conf.schema import Config
 from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
@@ -45,7 +46,7 @@ def compile_graphs(ctx: FlowContext) -> None:
         partial.mkdir(parents=True)
         job = ctx.job(
             "compile", "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only",
-            distributed=True, env=cache_env(partial),
+            distributed=True, env=cache_env(ctx.config, partial),
         )  # fmt: skip
         try:
             run_job(ctx, job)
@@ -80,9 +81,9 @@ def warm_cache(ctx: FlowContext) -> None:
     run_stage(ctx, "warm_cache", key, work, done=done)
 
 
-def cache_env(folder: Path) -> dict[str, str]:
-    """Variables that make Inductor keep its graphs in a folder."""
-    return {"TORCHINDUCTOR_CACHE_DIR": os.fspath(folder)}
+def cache_env(config: Config, folder: Path) -> dict[str, str]:
+    """Variables that make the device's compiler keep its graphs in a folder."""
+    return {DEVICES[config.backend.device].cache_variable: os.fspath(folder)}
 
 
 def _publish(partial: Path, shared: Path) -> dict[str, Any]:

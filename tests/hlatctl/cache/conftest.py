@@ -38,8 +38,9 @@ def make_module(source: Path) -> MakeModule:
 
 def tree(folder: Path) -> dict[str, bytes]:
     """What a compiler sees of a cache."""
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "cache_manifest.json" and "/." not in path.as_posix()
+        name: path.read_bytes()
+        for name, path in paths.items()
+        if name != "cache_manifest.json" and not name.startswith(".") and "/." not in name
     }
