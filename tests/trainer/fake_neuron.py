@@ -31,29 +31,29 @@ calls: dict[str, int] = {"synchronize": 0, "collective": 0}
 class OnNeuron(torch.Tensor):
     """A tensor of the device."""
 
-    inner: torch.Tensor
+    held: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> OnNeuron:
-        made: OnNeuron = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+    def __new__(cls, held: torch.Tensor) -> OnNeuron:
+        made: OnNeuron = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             device=torch.device(NAME, 0), requires_grad=False,
         )  # fmt: skip
-        made.inner = inner
+        made.held = held
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return on_cpu(function, args, kwargs or {})
 
     def tolist(self) -> Any:
         """As any tensor's; PyTorch refuses it to subclasses."""
-        return self.inner.tolist()
+        return self.held.tolist()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"OnNeuron({self.inner!r})"
+        return f"OnNeuron({self.held!r})"
 
 
 def on_cpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,11 +68,12 @@ def on_cpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"{name}: expected all tensors on {NAME}, found one on {strangers[0].device}")
     stays = torch.device(asked).type == NAME if asked is not None else bool(here) or not tensors
     inner = {**kwargs, "device": torch.device("cpu")} if asked is not None and stays else kwargs
-    inner_args, inner_kwargs = pytree.tree_map_only(OnNeuron, lambda each: each.inner, (args, inner))
+    inner_args, inner_kwargs = pytree.tree_map_only(OnNeuron, lambda each: each.held, (args, inner))
     result = function(*inner_args, **inner_kwargs)
     if not stays:
         return result
-    return return_and_correct_aliasing(function, args, kwargs, pytree.tree_map_only(torch.Tensor, OnNeuron, result))
+    wrapped = pytree.tree_map_only(torch.Tensor, OnNeuron, result)
+    return return_and_correct_aliasing(function, args, kwargs, wrapped)  # type: ignore[no-untyped-call]
 
 
 class NeuronModule(_DummyBackendModule):
@@ -101,7 +102,8 @@ def register() -> None:
     """Make PyTorch know the device, its process groups and its compiler, as importing ``torch_neuronx`` does."""
     sys.modules["torch_neuronx"] = types.ModuleType("torch_neuronx")
     _setup_privateuseone_for_python_backend(NAME, NeuronModule())
-    everything, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library  # untyped
+    everything, aten = library("_", "IMPL"), library("aten", "IMPL")
     everything.fallback(lambda function, *args, **kwargs: on_cpu(function, args, kwargs), "PrivateUse1")
     # torch.tensor() copies below the level of tensor classes, where PyTorch does not find the fallback.
     copy = torch.ops.aten.copy_.default

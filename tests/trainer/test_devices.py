@@ -55,7 +55,12 @@ def test_each_device_is_compiled_for_by_its_own_compiler(
     device: str, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: (asked.append(options["backend"]), function)[1])
+
+    def compiled(function: Callable[..., Any], *, backend: str, **_: Any) -> Callable[..., Any]:
+        asked.append(backend)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
     config = make_config(model={"num_layers": 1})
     layout = make_layout(config, device, 1)
     prepare(Llama(config.model, 8), layout, PRECISIONS["fp32"], compile_backend=DEVICES[device].compile_backend)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hlatctl.cache import manifest
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.cli.main import main
 from tests.hlatctl.cache.conftest import VERSION, MakeModule, tree
 
@@ -28,7 +29,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def hlatctl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Hlatctl:
     def run(*argv: str | Path) -> tuple[int, str, str]:
-        code = main(["cache", *map(os.fspath, argv), "--runs-dir", os.fspath(tmp_path / "runs")])
+        code = main(["cache", *[os.fspath(word) for word in argv], "--runs-dir", os.fspath(tmp_path / "runs")])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -134,7 +135,7 @@ def test_gc_deletes_what_is_out_of_use_and_keeps_the_rest(
     for name in ("unused", "used"):
         (source.parent / name / "ab").mkdir(parents=True)
         manifest.write_manifest(source.parent / name)
-        os.utime(source.parent / name / manifest.MANIFEST, (long_ago,) * 2)
+        os.utime(source.parent / name / MANIFEST, (long_ago,) * 2)
     run = tmp_path / "runs" / "run-1"
     run.mkdir()
     (run / "compile_cache.json").write_text('{"fingerprint": "used"}')

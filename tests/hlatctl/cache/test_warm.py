@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from hlatctl.cache import manifest, transfer, warm
-from hlatctl.cache.store import Folder, open_store
+from hlatctl.cache.layout import MANIFEST
+from hlatctl.cache.store import Folder, Store, open_store
 from hlatctl.run.errors import StorageError
 from tests.hlatctl.cache.conftest import VERSION, MakeModule, neff, tree
 
@@ -34,7 +35,7 @@ def test_complete_modules_arrive_and_a_second_call_brings_nothing(
     assert (done.modules, done.copied) == (3, 3)
     assert done.skipped == [f"{VERSION}/{unfinished.name}: has no model.done: its compilation never ended"]
     assert tree(target) == {path: content for path, content in tree(source).items() if unfinished.name not in path}
-    assert {path.name for path in target.iterdir()} == {VERSION, manifest.MANIFEST, ".warm.lock"}
+    assert {path.name for path in target.iterdir()} == {VERSION, MANIFEST, ".warm.lock"}
     again = warm.warm(Folder(source), target)
     assert (again.modules, again.copied, again.copied_bytes) == (3, 0, 0)
 
@@ -45,8 +46,12 @@ def test_second_call_reads_no_file_until_the_machine_starts_anew(
     make_module(1)
     warm.warm(Folder(source), target)
     read: list[str] = []
-    original = transfer.sha256_of
-    monkeypatch.setattr(warm, "sha256_of", lambda store, path: (read.append(path), original(store, path))[1])
+
+    def reading(store: Store, path: str) -> str:
+        read.append(path)
+        return transfer.sha256_of(store, path)
+
+    monkeypatch.setattr(warm, "sha256_of", reading)
     warm.warm(Folder(source), target)
     assert read == []
     monkeypatch.setattr(manifest, "boot_id", lambda: "another")
@@ -113,7 +118,7 @@ def test_warm_up_that_was_killed_goes_on_where_it_was(source: Path, target: Path
         process.kill()
     there = {path.parent.name: path.stat().st_mtime_ns for path in target.glob("*/*/model.done")}
     assert 5 <= len(there) < 150
-    assert not (target / manifest.MANIFEST).exists()
+    assert not (target / MANIFEST).exists()
     done = warm.warm(Folder(source), target)
     assert done.copied == 150 - len(there)
     assert tree(target) == tree(source)
@@ -175,7 +180,7 @@ def test_manifest_that_leads_out_of_its_folder_is_refused(source: Path, target: 
 @pytest.mark.parametrize("text", ["{", "[]", '{"files": [{"path": "a/b"}]}', '{"files": 3}'])
 def test_manifest_that_can_t_be_read_is_told_of(source: Path, target: Path, text: str) -> None:
     source.mkdir()
-    (source / manifest.MANIFEST).write_text(text)
+    (source / MANIFEST).write_text(text)
     with pytest.raises(StorageError, match=r"cache_manifest\.json: no readable manifest"):
         warm.warm(Folder(source), target)
 
