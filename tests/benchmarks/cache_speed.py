@@ -2,8 +2,8 @@
 
 2,000 synthetic modules in Neuron's layout, 1 MB each. Before each copy the target is deleted, nothing is left to be
 written, and the source is put out of the page cache (``posix_fadvise``): all read it from the disk. None waits until
-what it has written is on the disk. HLAT's script copied the whole cache for each process of a node, one after another, and
-again what was there; here for two of a trn1's 32.
+what it has written is on the disk. HLAT's script copied the whole cache for each process of a node, one after another,
+and again what was there; here for two of a trn1's 32.
 """
 
 from __future__ import annotations

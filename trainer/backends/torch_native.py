@@ -9,7 +9,7 @@ import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from trainer.init import initialize
 from trainer.model import Llama
 from trainer.optim import AdamW, local
 from trainer.parallel import held_parameters, loss_of, make_layout, prepare
-from trainer.pipeline import Pipeline
 from trainer.precision import PRECISIONS
 from trainer.storage import load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from trainer.pipeline import Pipeline
 
 #: A peer that is silent this long is gone; far above a checkpoint's or a compilation's time.
 _TIMEOUT = timedelta(minutes=15)
@@ -72,6 +74,8 @@ class TorchNative:
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
+            from trainer.pipeline import Pipeline  # late: what it stands on takes half a second
+
             self._pipeline = Pipeline(
                 model, layout, lambda hidden, targets: self._loss(model, hidden, targets) * self._scale, self.device
             )
