@@ -57,7 +57,7 @@ def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
     parts: dict[str, Any] = {key: values[key] for key in _GRAPH_KEYS}
     parts.update({key: value for key, value in values.items() if key.startswith(("model.", "parallel."))})
     # Names and initial values do not enter a graph.
-    for key in ("model.name", "model.initializer_range"):
+    for key in ("model.name", "model.initializer_range", "model.scaled_initialization"):
         del parts[key]
     parts["micro_batch_size"] = config.micro_batch_size
     parts["versions"] = versions

@@ -14,7 +14,7 @@ from hlatctl.run.manifest import why_invalid
 #: In the folder of every checkpoint: the keys of ``model`` that it was written with.
 MODEL = "model.json"
 #: These say nothing of the weights: a label, and how random ones are drawn.
-_FREE_KEYS = ("name", "initializer_range")
+_FREE_KEYS = ("name", "initializer_range", "scaled_initialization")
 
 
 def check_initial_weights(config: Config, *, checksums: bool) -> None:

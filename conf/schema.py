@@ -31,6 +31,8 @@ class ModelConfig:
     """The embedding is the output projection too."""
     initializer_range: float = 0.021
     """Standard deviation of the initial weights (HLAT's scripts)."""
+    scaled_initialization: bool = True
+    """The two projections back into the residual stream of layer l begin smaller, by sqrt(2 l) (HLAT)."""
 
     @property
     def head_dim(self) -> int:

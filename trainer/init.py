@@ -47,13 +47,14 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
 def initial_value(name: str, shape: list[int], config: ModelConfig, seed: int) -> Tensor:
     """A parameter's initial value, FP32.
 
-    Norms are 1, all else is normal with a deviation of ``initializer_range``; for the two projections back into the
-    residual stream that is divided by sqrt(2 l), l the 1-based layer (HLAT, arXiv 2404.10630, section 3.3).
+    Norms are 1, all else is normal with a deviation of ``initializer_range``; with ``scaled_initialization`` that is
+    divided by sqrt(2 l) for the two projections back into the residual stream, l the 1-based layer (HLAT, arXiv
+    2404.10630, section 3.3).
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape)
     std = config.initializer_range
-    if name.endswith(("attention.o.weight", "mlp.down.weight")):
+    if config.scaled_initialization and name.endswith(("attention.o.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * (int(name.split(".")[1]) + 1))
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

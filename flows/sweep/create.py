@@ -27,7 +27,8 @@ from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import fold
 
 _PROCESSES = "cluster.processes_per_node"
-_MOCK = "cluster.launcher=mock"
+#: What every trial of a dry run has besides.
+MOCK = "cluster.launcher=mock"
 #: Arms that are looked at before a sweep begins; those that are drawn are looked at when they are.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
@@ -58,7 +59,7 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
         ConfigError, DataError: an axis, an arm or its inputs, or the objective.
     """
     return _checked(
-        _with_slots(spaces.parse([*arguments, *([_MOCK] if simulated else [])], folder)), simulated=simulated
+        _with_slots(spaces.parse([*arguments, *([MOCK] if simulated else [])], folder)), simulated=simulated
     )
 
 

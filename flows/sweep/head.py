@@ -18,7 +18,7 @@ from functools import partial
 
 from flows import pretrain
 from flows.signals import Signals
-from flows.sweep import signs
+from flows.sweep import report, signs
 from flows.sweep.book import Book
 from flows.sweep.objective import check
 from flows.sweep.trackers import PrefectView, conclude_mlflow
@@ -138,9 +138,17 @@ class _Head:
         self._prefect.end(outcome)
         if self._player is None and book.trials:
             conclude_mlflow(book.sweep, book.example, self._say)
+            self._report()
         if error is not None:
             raise error
         return state
+
+    def _report(self) -> None:
+        """The page; a sweep whose report can't be written has ended as it did all the same."""
+        try:
+            self._say(f"report: {report.build(self._book.sweep)}")
+        except HlatctlError as error:
+            self._say(f"no report: {error.message}; `hlatctl sweep-report {self._book.sweep.run_id}` tries again")
 
     def _adopt(self) -> None:
         """Watch again what still runs; a trial that nobody drives waits for its turn."""

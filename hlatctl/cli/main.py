@@ -29,6 +29,7 @@ from hlatctl.cli import (
     status,
     stop,
     sweep,
+    sweep_report,
     sync,
     train,
     ui,
@@ -48,8 +49,8 @@ app = typer.Typer(
 )
 
 for _command in (
-    train.train, plan.plan, sweep.sweep, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show,
-    diff.diff, compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
+    train.train, plan.plan, sweep.sweep, sweep_report.sweep_report, runs.runs, status.status, logs.logs, stop.stop,
+    resume.resume, show.show, diff.diff, compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

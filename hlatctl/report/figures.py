@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 #: Name of the figure that has nothing to do with tokens.
 TIME = "time"
-_INK, _FAINT, _MARK, _QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
+INK, FAINT, MARK, QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
 #: Colours of the ledger's categories; restarts share one, and what is not named here another.
 _TIME_COLOURS = {
-    "productive": _INK, "data_wait": "#6d9dc5", "checkpoint_stall": "#e0a458", "between_steps": _FAINT, "lost": _MARK,
+    "productive": INK, "data_wait": "#6d9dc5", "checkpoint_stall": "#e0a458", "between_steps": FAINT, "lost": MARK,
     "restart": "#8c2f39", "start": "#c99a8b", "compile": "#5b8e7d", "evaluation_wait": "#9d7fb0",
     "end": "#c7b8d3", "idle": "#e6e8eb",
 }  # fmt: skip
 #: Shares below this have no room for a line of the legend.
 _LEAST_SHARE = 0.001
 #: More points than this on a line are more than its pixels.
-_MAX_POINTS = 1500
+MAX_POINTS = 1500
 _STYLE: Any = {
     # Text stays text: small, searchable, and in the page's own typeface.
     "svg.fonttype": "none", "svg.hashsalt": "hlatctl", "font.family": "sans-serif", "font.size": 9,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": _QUIET, "axes.labelcolor": "#333",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": QUIET, "axes.labelcolor": "#333",
     "axes.grid": True, "grid.color": "#e6e8eb", "grid.linewidth": 0.7, "axes.axisbelow": True,
     "xtick.color": "#555", "ytick.color": "#555", "lines.linewidth": 1.3, "legend.frameon": False,
 }  # fmt: skip
@@ -54,9 +54,9 @@ class Series:
         """From a folded journal."""
         steps = steps_of(state)
         names = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s")
-        values = {name: thin(column(steps, name), _MAX_POINTS) for name in names}
-        values["smooth_loss"] = thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), _MAX_POINTS)
-        return cls(thin(column(steps, "tokens"), _MAX_POINTS), values)
+        values = {name: thin(column(steps, name), MAX_POINTS) for name in names}
+        values["smooth_loss"] = thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS)
+        return cls(thin(column(steps, "tokens"), MAX_POINTS), values)
 
 
 def draw(state: RunState, config: Config, found: Numbers, time: Ledger) -> dict[str, str]:
@@ -78,16 +78,16 @@ def draw(state: RunState, config: Config, found: Numbers, time: Ledger) -> dict[
     restarts = [attempt.tokens for attempt in found.attempts[1:]]
     last_tokens = max(config.total_tokens, series.tokens[-1])
     drawn = {
-        name: _svg(partial(_over_tokens, plot, restarts, last_tokens), height_in=3.4 if name == "loss" else 2.1)
+        name: svg(partial(_over_tokens, plot, restarts, last_tokens), height_in=3.4 if name == "loss" else 2.1)
         for name, plot in figures.items()
     }
-    return {**drawn, TIME: _svg(partial(_time, time), height_in=1.9)}
+    return {**drawn, TIME: svg(partial(_time, time), height_in=1.9)}
 
 
 def _over_tokens(plot: Callable[[Axes], None], restarts: Sequence[int], last_tokens: float, axes: Axes) -> None:
     plot(axes)
     for tokens in restarts:
-        axes.axvline(tokens, color=_QUIET, linewidth=0.9, linestyle=(0, (3, 3)))
+        axes.axvline(tokens, color=QUIET, linewidth=0.9, linestyle=(0, (3, 3)))
     axes.set_xlim(0, last_tokens)
     axes.xaxis.set_major_formatter(lambda value, _: count(value))
     axes.set_xlabel("tokens")
@@ -111,7 +111,12 @@ def _time(time: Ledger, axes: Axes) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8)
 
 
-def _svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
+def svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
+    """One figure as SVG text, as wide as the page.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -127,19 +132,19 @@ def _svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
 
 
 def _loss(axes: Axes, series: Series, found: Numbers) -> None:
-    axes.plot(series.tokens, series.values["loss"], color=_FAINT, linewidth=0.8, label="training, each step")
+    axes.plot(series.tokens, series.values["loss"], color=FAINT, linewidth=0.8, label="training, each step")
     axes.plot(
-        series.tokens, series.values["smooth_loss"], color=_INK, label=f"training, mean of {LOSS_WINDOW_STEPS} steps"
+        series.tokens, series.values["smooth_loss"], color=INK, label=f"training, mean of {LOSS_WINDOW_STEPS} steps"
     )
     scores = comparable(found.milestones, "validation_loss")  # those under another contract stay in the table
     scored = [(milestone.tokens, score.value) for milestone, score in scores if score.value is not None]
     if scored:
         axes.plot(
-            *zip(*scored, strict=True), "o", color=_MARK, markersize=5, clip_on=False, label="validation, at milestones"
+            *zip(*scored, strict=True), "o", color=MARK, markersize=5, clip_on=False, label="validation, at milestones"
         )
         for tokens, value in scored:
             axes.annotate(
-                f"{value:.3f}", (tokens, value), xytext=(-4, 7), textcoords="offset points", color=_MARK, fontsize=8,
+                f"{value:.3f}", (tokens, value), xytext=(-4, 7), textcoords="offset points", color=MARK, fontsize=8,
                 horizontalalignment="right",
             )  # fmt: skip
     axes.set_ylabel("loss (nats per token)")
@@ -150,7 +155,7 @@ def _gradient_norm(axes: Axes, series: Series, state: RunState) -> None:
     spikes = [(finite_or_nan(state.steps[at]["tokens"]), finite_or_nan(spike.get("grad_norm")))
               for spike in state.spikes if (at := int(spike.get("step", 0))) in state.steps]  # fmt: skip
     if spikes:
-        axes.plot(*zip(*spikes, strict=True), "^", color=_MARK, markersize=4, label="spike")
+        axes.plot(*zip(*spikes, strict=True), "^", color=MARK, markersize=4, label="spike")
 
 
 def _throughput(axes: Axes, series: Series) -> None:
@@ -159,12 +164,12 @@ def _throughput(axes: Axes, series: Series) -> None:
     waits = series.values["data_wait_s"]
     share = [100 * wait / step if step else math.nan for wait, step in zip(waits, series.values["step_s"], strict=True)]
     right = axes.twinx()
-    right.plot(series.tokens, share, color=_MARK, linewidth=0.9)
-    right.set_ylabel("data wait (% of step)", color=_MARK)
+    right.plot(series.tokens, share, color=MARK, linewidth=0.9)
+    right.set_ylabel("data wait (% of step)", color=MARK)
     right.set_ylim(0, max(5.0, *(value for value in share if not math.isnan(value)), 0.0))
     right.grid(visible=False)
 
 
 def _line(axes: Axes, series: Series, name: str, label: str) -> None:
-    axes.plot(series.tokens, series.values[name], color=_INK)
+    axes.plot(series.tokens, series.values[name], color=INK)
     axes.set_ylabel(label)

@@ -90,6 +90,7 @@ class Numbers:
         data_wait_fraction: share of the steps' time spent waiting for data.
         wall_s: from the run's creation to its newest event.
         evaluates: the model from elsewhere that the run does nothing but evaluate; empty for a training run.
+        sweep: that the run is a trial of; empty if of none.
     """
 
     run_id: str
@@ -116,6 +117,7 @@ class Numbers:
     warnings: list[str]
     message: str
     evaluates: str
+    sweep: str
 
 
 def numbers(state: RunState, config: Config) -> Numbers:
@@ -152,6 +154,7 @@ def numbers(state: RunState, config: Config) -> Numbers:
         warnings=state.warnings,
         message=state.message,
         evaluates=state.evaluates,
+        sweep=state.sweep,
     )
 
 

@@ -85,39 +85,49 @@ def render(
         _head(found, time), _drill(drilled), _training(figures), _scores(found), _time(time, figures),
         _attempts(found.attempts), _stages(found.stages), _warnings(found), _origin(config_yaml, provenance),
     ]  # fmt: skip
-    return _PAGE.substitute(title=escape(f"{found.run_id} · hlatctl"), body="\n".join(filter(None, sections)))
+    return document(found.run_id, sections)
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    """A page of sections of HTML; empty ones are left out."""
+    return _PAGE.substitute(title=escape(f"{title} · hlatctl"), body="\n".join(filter(None, sections)))
 
 
 def _head(found: Numbers, time: Ledger) -> str:
+    kicker = f"{found.experiment_name} · made {utc(found.created_unix_s)}"
+    return heading(found.run_id, kicker, facts(found, time), simulated=found.simulated)
+
+
+def heading(title: str, kicker: str, tiles: Iterable[tuple[str, str]], *, simulated: bool) -> str:
+    """What a page begins with: a title, a line above it, and facts by name."""
     banner = (
         '<p class="banner"><strong>SIMULATED</strong> — nothing was trained; every number on this page is made up by '
-        "the mock cluster.</p>\n" if found.simulated else ""
+        "the mock cluster.</p>\n" if simulated else ""
     )  # fmt: skip
-    tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts(found, time))
-    return (
-        f'{banner}<p class="kicker">{escape(found.experiment_name)} · made {utc(found.created_unix_s)}</p>\n'
-        f"<h1>{escape(found.run_id)}</h1>\n"
-        f'<dl class="tiles">{tiles}</dl>'
-    )
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in tiles)
+    return f'{banner}<p class="kicker">{escape(kicker)}</p>\n<h1>{escape(title)}</h1>\n<dl class="tiles">{shown}</dl>'
 
 
 def _drill(drilled: Drill | None) -> str:
     if drilled is None:
         return ""
-    outcomes, follows = _table(drill.HEADER, drill.rows(drilled)), _table(("besides", ""), drill.facts(drilled))
+    outcomes, follows = table(drill.HEADER, drill.rows(drilled)), table(("besides", ""), drill.facts(drilled))
     return f"<h2>Fire drill</h2>\n{outcomes}\n{follows}"
 
 
 def _training(figures: dict[str, str]) -> str:
     if not figures:
         return '<h2>Training</h2>\n<p class="quiet">No step has been made yet.</p>'
-    return "\n".join(["<h2>Training</h2>", *(_figure(name, svg) for name, svg in figures.items() if name != TIME)])
+    return "\n".join(
+        ["<h2>Training</h2>", *(figure(svg, _CAPTIONS[name]) for name, svg in figures.items() if name != TIME)]
+    )
 
 
-def _figure(name: str, svg: str) -> str:
+def figure(svg: str, caption: str) -> str:
+    """A figure and what stands below it."""
     # As an image: ids inside one SVG can't meet those of another.
     data = base64.b64encode(svg.encode()).decode()
-    caption = escape(_CAPTIONS[name])
+    caption = escape(caption)
     image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
@@ -125,8 +135,8 @@ def _figure(name: str, svg: str) -> str:
 def _time(time: Ledger, figures: dict[str, str]) -> str:
     if not time.wall_s:
         return ""
-    drawn = _figure(TIME, figures[TIME]) if TIME in figures else ""
-    split, follows = _table(*ledger.time_table(time)), _table(("what follows from it", ""), ledger.facts(time))
+    drawn = figure(figures[TIME], _CAPTIONS[TIME]) if TIME in figures else ""
+    split, follows = table(*ledger.time_table(time)), table(("what follows from it", ""), ledger.facts(time))
     return "\n".join(filter(None, ["<h2>Time</h2>", drawn, split, follows]))
 
 
@@ -138,7 +148,7 @@ def _scores(found: Numbers) -> str:
     notes += [f"{count(m.tokens)} tokens: {m.status}, {m.message}" for m in found.milestones if m.message]
     notes += filter(None, [contract_note(found.milestones)])
     listed = "".join(f'<p class="quiet">{escape(note)}</p>\n' for note in notes)
-    return f"<h2>Scores</h2>\n{_table(header, rows)}\n{listed}"
+    return f"<h2>Scores</h2>\n{table(header, rows)}\n{listed}"
 
 
 def _attempts(attempts: list[Attempt]) -> str:
@@ -154,14 +164,14 @@ def _attempts(attempts: list[Attempt]) -> str:
         ]
         for a in attempts
     ]  # fmt: skip
-    return f"<h2>Attempts</h2>\n{_table(_ATTEMPT_HEADER, rows)}"
+    return f"<h2>Attempts</h2>\n{table(_ATTEMPT_HEADER, rows)}"
 
 
 def _stages(stages: list[Stage]) -> str:
     if not stages:
         return ""
     rows = [[s.name, s.status, duration(s.wall_s) if s.wall_s else "–", s.message or "–"] for s in stages]
-    return f"<h2>Stages</h2>\n{_table(('stage', 'status', 'took', 'remark'), rows)}"
+    return f"<h2>Stages</h2>\n{table(('stage', 'status', 'took', 'remark'), rows)}"
 
 
 def _warnings(found: Numbers) -> str:
@@ -178,24 +188,26 @@ def _origin(config_yaml: str, provenance: dict[str, Any]) -> str:
     if git.get("commit"):
         changed = " with uncommitted changes" if git.get("dirty") else ""
         parts.append(f'<p class="quiet">Commit {escape(str(git["commit"]))}{changed}.</p>')
-    parts.append(_details("Configuration", config_yaml))
+    parts.append(details("Configuration", config_yaml))
     if provenance:
-        parts.append(_details("Provenance", json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)))
+        parts.append(details("Provenance", json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)))
     if diff:
-        parts.append(_details("Uncommitted changes", diff))
+        parts.append(details("Uncommitted changes", diff))
     return "\n".join(parts)
 
 
-def _details(title: str, text: str) -> str:
+def details(title: str, text: str) -> str:
+    """Text that is shown when a person asks for it."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text.rstrip())}</pre></details>"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
 def _cell(text: str) -> str:
-    kind = ' class="number"' if text[:1].isdigit() or text == "–" else ""
+    kind = ' class="number"' if text[:1].isdigit() or text[:1] in ("+", "-", "–") else ""
     return f"<td{kind}>{escape(text)}</td>"

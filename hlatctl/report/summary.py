@@ -25,15 +25,15 @@ def render(found: Numbers, time: Ledger) -> str:
     parts = [f"# {found.run_id}\n"]
     if found.simulated:
         parts.append("**SIMULATED**: nothing was trained; every number below is made up.\n")
-    parts.append(_table(["", ""], [[name, value] for name, value in facts(found, time)]))
+    parts.append(table(["", ""], [[name, value] for name, value in facts(found, time)]))
     if found.milestones:
         parts.append("## Scores\n")
-        parts.append(_table(*score_table(found.milestones)))
+        parts.append(table(*score_table(found.milestones)))
         parts += [f"{note}\n" for note in [contract_note(found.milestones)] if note]
     if len(found.attempts) > 1:
         parts.append("## Attempts\n")
         rows = [[str(a.number), f"{a.from_step} to {a.last_step}", a.cause or "goes on", a.why] for a in found.attempts]
-        parts.append(_table(["attempt", "steps", "ended", "then"], rows))
+        parts.append(table(["attempt", "steps", "ended", "then"], rows))
     parts.extend(f"Warning: {warning}\n" for warning in found.warnings)
     return "\n".join(parts)
 
@@ -42,6 +42,7 @@ def facts(found: Numbers, time: Ledger) -> list[tuple[str, str]]:
     """The few facts that a person looks for first, name and text; what is not known is left out."""
     known = [
         ("status", found.status + (f": {found.message}" if found.message else "")),
+        ("sweep", found.sweep),
         ("model", found.evaluates),
         ("steps", "" if found.evaluates else f"{found.step:,} of {found.total_steps:,}"),
         ("tokens", "" if found.evaluates else f"{count(found.tokens)} of {count(found.total_tokens)}"),
@@ -99,7 +100,8 @@ def score_text(score: Score | None) -> str:
     return f"{score.value:.{digits}f}{error}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table of texts, as Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |\n" for line in lines

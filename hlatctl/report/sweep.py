@@ -50,17 +50,38 @@ def best(state: SweepState) -> Arm | None:
     return first if first is not None and first.mean is not None else None
 
 
+def distance(arm: Arm, winner: Arm) -> tuple[float, float | None] | None:
+    """How far an arm's objective is off the winner's: the mean over seeds, and its standard error with two or more.
+
+    Trials with one seed begin alike and see the same text, so that they differ by less than their arms' means do. None
+    where no seed has finished in both.
+    """
+    theirs = {trial.seed: trial.value for trial in winner.trials if trial.value is not None}
+    gaps = [t.value - theirs[t.seed] for t in arm.trials if t.value is not None and t.seed in theirs]
+    return (math.fsum(gaps) / len(gaps), _stderr(gaps)) if gaps else None
+
+
 def header(state: SweepState) -> list[str]:
     """Of :func:`rows`."""
-    return ["arm", *(str(axis["key"]) for axis in state.axes), state.objective, "trials", "hours", "saved", "how"]
+    return [
+        "arm",
+        *(str(axis["key"]) for axis in state.axes),
+        state.objective,
+        "off the best",
+        "trials",
+        "hours",
+        "saved",
+        "how",
+    ]
 
 
 def rows(state: SweepState) -> list[list[str]]:
     """An arm a row, best first: what it is, its objective, what it took, and how its trials stand."""
+    winner = best(state)
     return [
         [
             str(arm.number), *(arm.point[str(axis["key"])] for axis in state.axes), value_text(arm),
-            str(len(arm.trials)), f"{sum(t.process_hours for t in arm.trials):.3g}",
+            _off(arm, winner), str(len(arm.trials)), f"{sum(t.process_hours for t in arm.trials):.3g}",
             f"{sum(t.saved_process_hours for t in arm.trials):.3g}", _how(arm),
         ]
         for arm in arms(state)
@@ -93,14 +114,24 @@ def value_text(arm: Arm) -> str:
     return f"{arm.mean:.4f}" + (f" ± {arm.stderr:.4f}" if arm.stderr is not None else "")
 
 
+def _off(arm: Arm, winner: Arm | None) -> str:
+    gap = distance(arm, winner) if winner is not None and arm.number != winner.number else None
+    if gap is None:
+        return "–"
+    return f"{gap[0]:+.4f}" + (f" ± {gap[1]:.4f}" if gap[1] is not None else "")
+
+
 def _arm(number: int, trials: list[TrialState]) -> Arm:
     values = [trial.value for trial in trials if trial.value is not None]
-    deviation = statistics.stdev(values) if len(values) > 1 else None
     return Arm(
         number=number, point=trials[0].point, trials=trials, values=values,
         mean=math.fsum(values) / len(values) if values else None,
-        stderr=deviation / math.sqrt(len(values)) if deviation is not None else None,
+        stderr=_stderr(values),
     )  # fmt: skip
+
+
+def _stderr(values: list[float]) -> float | None:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def _how(arm: Arm) -> str:

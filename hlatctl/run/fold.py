@@ -36,7 +36,7 @@ def apply(state: RunState, event: Event) -> None:
 def _run_created(state: RunState, event: Event) -> None:
     state.run_id = event.get("run_id", "")
     state.simulated = bool(event.get("simulated", False))
-    state.evaluates = str(event.get("evaluates", ""))
+    state.evaluates, state.sweep = str(event.get("evaluates", "")), str(event.get("sweep") or "")
     state.created_unix_s = event["time_unix_s"]
 
 

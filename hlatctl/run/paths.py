@@ -145,6 +145,11 @@ class SweepPaths(RunPaths):
         """``optuna.db``: Optuna's view of the journal."""
         return self.root / "optuna.db"
 
+    @property
+    def best(self) -> Path:
+        """``report/best.yaml``: the winning arm as an experiment."""
+        return self.report / "best.yaml"
+
     def trial(self, number: int) -> RunPaths:
         """The run directory of one trial."""
         return RunPaths(self.root.parent / trial_id(self.run_id, number))

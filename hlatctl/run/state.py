@@ -126,6 +126,7 @@ class RunState:
 
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
+        sweep: that it is a trial of; empty if of none.
         steps: the step events that count, by step; superseded ones are left out.
         peak_flops_per_s: of one of the devices trained on; none if it isn't known.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
@@ -140,6 +141,7 @@ class RunState:
     status: str = "created"
     simulated: bool = False
     evaluates: str = ""
+    sweep: str = ""
     contract: str = ""
     created_unix_s: float = 0.0
     last_event_unix_s: float = 0.0

@@ -24,7 +24,8 @@ def corpus(folder: Path) -> Config:
 @pytest.mark.parametrize(
     "changes",
     [{"optimizer__lr": 1e-5}, {"seed": 7}, {"train__tokens": 10**9}, {"checkpoint__every_steps": 7},
-     {"eval__enabled": False}, {"model__initializer_range": 0.5}, {"experiment_name": "other"}],
+     {"eval__enabled": False}, {"model__initializer_range": 0.5}, {"model__scaled_initialization": False},
+     {"experiment_name": "other"}],
 )  # fmt: skip
 def test_what_does_not_enter_a_graph_does_not_recompile_it(changes: dict[str, object]) -> None:
     assert graph_fingerprint(config_with(**changes), VERSIONS) == graph_fingerprint(Config(), VERSIONS)

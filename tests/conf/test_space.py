@@ -101,6 +101,21 @@ def test_a_file_of_conf_sweep_stands_for_its_arguments(tmp_path: Path, monkeypat
     assert "sweep" not in groups(), "it is no group of a run's configuration"
 
 
+@pytest.mark.parametrize("name", space.sweep_files())
+def test_every_sweep_that_is_ready_to_run_composes(name: str) -> None:
+    found = parse(f"sweep={name}")
+    variations = Variations(found.overrides, HERE)
+    configs = [variations.compose(point) for point in found.grid()]
+    assert len(configs) == found.arms >= 2
+    assert all(config.total_steps * found.trials < 10_000 for config in configs), "minutes of two cores"
+    assert found.settings.seeds > 1, "a difference without its error says nothing"
+
+
+def test_the_papers_choices_can_be_tried() -> None:
+    names = ["beta2", "document_masking", "precision", "scaled_initialization", "weight_decay"]
+    assert space.sweep_files() == names
+
+
 def test_quick_variations_are_what_hydra_composes() -> None:
     variations = Variations(["experiment=quickstart", "train.tokens=1M"], HERE, "/runs")
     points = [

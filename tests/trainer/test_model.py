@@ -54,6 +54,15 @@ def test_projections_into_the_residual_stream_start_smaller_with_depth() -> None
         assert weights[f"layers.{layer - 1}.attention.qkv.weight"].std().item() == pytest.approx(0.021, rel=0.02)
 
 
+def test_without_scaled_initialization_they_start_as_all_others_do() -> None:
+    scaled, plain = (
+        dict(build(replace(_SMALL, scaled_initialization=on), seq_len=8, seed=0).named_parameters())
+        for on in (True, False)
+    )
+    assert torch.allclose(plain["layers.2.mlp.down.weight"], scaled["layers.2.mlp.down.weight"] * math.sqrt(6))
+    assert torch.equal(plain["layers.2.attention.qkv.weight"], scaled["layers.2.attention.qkv.weight"])
+
+
 @pytest.mark.parametrize("config", [_SMALL, ModelConfig()])
 def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None:
     with torch.device("meta"):

@@ -1,0 +1,82 @@
+"""A sweep's report: what has won, ready to be trained; axes by importance; figures, page, Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+from pathlib import Path
+
+from conf import space as spaces
+from conf.experiment_file import as_experiment
+from flows.sweep.create import MOCK
+from flows.sweep.study import Study
+from hlatctl.report import sweep_figures, sweep_page
+from hlatctl.report.sweep import arms, best, distance
+from hlatctl.report.sweep_figures import Curve
+from hlatctl.report.sweep_page import Winner
+from hlatctl.run import files
+from hlatctl.run.errors import StorageError
+from hlatctl.run.fold import fold as fold_run
+from hlatctl.run.journal import read_events
+from hlatctl.run.paths import SweepPaths
+from hlatctl.run.sweep import SweepState, fold
+
+
+def build(sweep: SweepPaths) -> Path:
+    """Build a sweep's report from the journals as they are now and return its page.
+
+    Raises:
+        ConfigError: ``sweep.yaml`` is damaged, or what has won composes no more.
+        StorageError: the report can't be written.
+        DependencyError: matplotlib, optuna or scikit-learn is not installed.
+    """
+    state = fold(read_events(sweep))
+    importances = _importances(sweep, state)
+    winner = _winner(state)
+    curves = {number: Curve.of(fold_run(read_events(sweep.trial(number)))) for number in sorted(state.trials)}
+    drawn = sweep_figures.draw(state, curves, importances)
+    try:
+        for name, text in drawn.items():
+            files.write_text(sweep.report / "figures" / f"{name}.svg", text)
+        if winner is not None:
+            files.write_text(sweep.best, winner.experiment)
+        files.write_text(sweep.report / "numbers.json", _numbers(state, importances, winner))
+        files.write_text(sweep.report / "summary.md", sweep_page.markdown(state, importances, winner))
+        files.write_text(sweep.report / "index.html", sweep_page.render(state, drawn, winner))
+    except OSError as error:
+        raise StorageError(f"{sweep.report}: can't be written ({error.strerror})") from None
+    return sweep.report / "index.html"
+
+
+def _importances(sweep: SweepPaths, state: SweepState) -> dict[str, float]:
+    space = spaces.load(sweep.space)
+    study = Study(space, state, minimize=state.direction == "min", seed=0, first_rung_tokens=1, path=None)
+    return study.importances()
+
+
+def _winner(state: SweepState) -> Winner | None:
+    arm = best(state)
+    if arm is None:
+        return None
+    overrides = [*state.overrides, *(f"{key}={value}" for key, value in arm.point.items())]
+    typed = [text for text in overrides if not text.startswith("runs_dir=") and text != MOCK]
+    return Winner(
+        text=arm.text, command=shlex.join(["hlatctl", "train", *typed]),
+        experiment=as_experiment(typed, Path(state.folder), f"The best arm of the sweep {state.sweep_id}."),
+    )  # fmt: skip
+
+
+def _numbers(state: SweepState, importances: dict[str, float], winner: Winner | None) -> str:
+    first = best(state)
+    found = [
+        {"arm": arm.number, "point": arm.point, "values": arm.values, "mean": arm.mean, "stderr": arm.stderr,
+         "off_the_best": distance(arm, first) if first else None, "trials": [trial.number for trial in arm.trials]}
+        for arm in arms(state)
+    ]  # fmt: skip
+    for trial in (told := dataclasses.asdict(state))["trials"].values():  # JSON has no NaN
+        trial["rungs"] = {tokens: value if math.isfinite(value) else None for tokens, value in trial["rungs"].items()}
+    record = {**told, "best_first": found, "importances": importances,
+              "command": winner.command if winner else None}  # fmt: skip
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"

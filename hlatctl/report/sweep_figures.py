@@ -1,0 +1,190 @@
+"""A sweep's figures as SVG text: all arms' losses, and their settings beside what came of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hlatctl.report.figures import INK, MAX_POINTS, QUIET, svg
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, column, smooth, steps_of, thin
+from hlatctl.report.sweep import Arm, arms
+from hlatctl.run.state import RunState
+from hlatctl.run.sweep import SweepState
+from hlatctl.units import count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOSS, SETTINGS, IMPORTANCES = "loss", "settings", "importances"
+#: The best arms, best first; what is further down is grey.
+_COLOURS = (INK, "#c4561a", "#5b8e7d", "#9d7fb0", "#e0a458", "#8c2f39", "#6d9dc5", "#4f5560")
+_OTHERS = "#d3d7dc"
+#: Letters of a setting that a legend or an axis has room for.
+_LONGEST = 44
+#: Of the losses after the first few, this share is within the figure: a first loss of 10 would flatten the rest.
+_SHOWN_FROM = 0.1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A trial's training loss by tokens, each value the mean of its neighbourhood."""
+
+    tokens: list[float]
+    losses: list[float]
+
+    @classmethod
+    def of(cls, state: RunState) -> Curve:
+        """From a folded journal."""
+        steps = steps_of(state)
+        return cls(thin(column(steps, "tokens"), MAX_POINTS),
+                   thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS))  # fmt: skip
+
+
+def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[str, float]) -> dict[str, str]:
+    """SVG text by the figure's name; what there is nothing to draw of is left out.
+
+    Args:
+        state: of the sweep.
+        curves: by number of the trial.
+        importances: of axes, the greatest first.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+    """
+    found = arms(state)
+    drawn = {}
+    if any(curve.tokens for curve in curves.values()):
+        drawn[LOSS] = svg(lambda axes: _losses(axes, found, curves), height_in=4.0)
+    valued = [arm for arm in found if arm.mean is not None]
+    if state.axes and len(valued) > 1:
+        drawn[SETTINGS] = svg(lambda axes: _settings(axes, state, valued), height_in=3.4)
+    if importances:
+        drawn[IMPORTANCES] = svg(lambda axes: _importances(axes, importances), height_in=0.7 + 0.3 * len(importances))
+    return drawn
+
+
+def _losses(axes: Axes, found: Sequence[Arm], curves: Mapping[int, Curve]) -> None:
+    others = len(found) - len(_COLOURS)
+    for rank, arm in reversed(list(enumerate(found))):  # the best on top
+        for trial in arm.trials:
+            curve = curves.get(trial.number)
+            if curve is None or not curve.tokens:
+                continue
+            axes.plot(curve.tokens, curve.losses, color=_colour(rank), linewidth=1.1, alpha=0.9)
+            if trial.ended and trial.status != "finished":
+                axes.plot(curve.tokens[-1], curve.losses[-1], "x", color=_colour(rank), markersize=5)
+    for rank, arm in enumerate(found[: len(_COLOURS)]):
+        axes.plot([], [], color=_colour(rank), label=_short(_label(arm)))
+    if others > 0:
+        axes.plot([], [], color=_OTHERS, label=f"{others} more")
+    axes.set_ylim(*_range([curve for curve in curves.values() if curve.tokens]))
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(lambda value, _: count(value))
+    axes.set_xlabel("tokens")
+    axes.set_ylabel(f"training loss, mean of {LOSS_WINDOW_STEPS} steps")
+    axes.legend(loc="upper right", fontsize=8)
+
+
+def _range(curves: Sequence[Curve]) -> tuple[float, float]:
+    """From the least loss to the greatest after the first tenth of the tokens, with a little room."""
+    last = max(max(curve.tokens) for curve in curves)
+    values = [loss for curve in curves for at, loss in zip(curve.tokens, curve.losses, strict=True)
+              if at >= _SHOWN_FROM * last and math.isfinite(loss)]  # fmt: skip
+    values = values or [loss for curve in curves for loss in curve.losses if math.isfinite(loss)] or [0.0, 1.0]
+    room = 0.05 * (max(values) - min(values)) or 0.1
+    return min(values) - room, max(values) + room
+
+
+def _settings(axes: Axes, state: SweepState, valued: Sequence[Arm]) -> None:
+    """Parallel coordinates: a line for each arm, from what it was set to, to what came of it."""
+    scales = [_Scale.of(axis, [arm.point[str(axis["key"])] for arm in valued]) for axis in state.axes]
+    means = [arm.mean for arm in valued if arm.mean is not None]
+    scales.append(_Scale.linear(min(means), max(means)))
+    for rank, arm in reversed(list(enumerate(valued))):
+        heights = [scale.at(arm.point[str(axis["key"])]) for scale, axis in zip(scales, state.axes, strict=False)]
+        heights.append(scales[-1].at(str(arm.mean)))
+        axes.plot(range(len(heights)), heights, color=_colour(rank), linewidth=2.2 if rank == 0 else 1.1, clip_on=False)
+    for at, scale in enumerate(scales):
+        axes.axvline(at, color=QUIET, linewidth=0.9)
+        for text, height in scale.ticks:
+            axes.annotate(
+                text, (at, height), xytext=(5, 0), textcoords="offset points", fontsize=8, color="#333",
+                verticalalignment="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+            )  # fmt: skip
+    names = [*(_short(str(axis["key"]), 22) for axis in state.axes), _short(state.objective, 22)]
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.05, len(names) - 1 + 0.12 * (len(names) - 1))
+    axes.set_ylim(-0.06, 1.06)
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where a value stands on an axis, from 0 to 1.
+
+    Args:
+        heights: of listed values; empty where values are numbers between ``low`` and ``high``.
+        log: evenly in the logarithm.
+    """
+
+    heights: dict[str, float]
+    low: float = 0.0
+    high: float = 1.0
+    log: bool = False
+
+    @classmethod
+    def of(cls, axis: Mapping[str, Any], tried: Sequence[str]) -> _Scale:
+        """Of a sweep's axis; an interval only as far as it was tried."""
+        if axis["low"] is None:
+            values = [value for value in axis["values"] if value in tried]
+            return cls({value: (at + 0.5) / len(values) for at, value in enumerate(values)})
+        numbers = [float(value) for value in tried]
+        return cls({}, min(numbers), max(numbers), bool(axis["log"]))
+
+    @classmethod
+    def linear(cls, low: float, high: float) -> _Scale:
+        """Of numbers."""
+        return cls({}, low, high)
+
+    def at(self, text: str) -> float:
+        """The height of a value."""
+        if self.heights:
+            return self.heights[text]
+        low, high, value = self.low, self.high, float(text)
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return (value - low) / (high - low) if high > low else 0.5
+
+    @property
+    def ticks(self) -> list[tuple[str, float]]:
+        """Texts to show, with their heights."""
+        if self.heights:
+            return [(_short(text, 18), height) for text, height in self.heights.items()]
+        ends = dict.fromkeys((self.low, self.high))
+        return [(f"{end:.4g}", self.at(str(end))) for end in ends]
+
+
+def _importances(axes: Axes, importances: Mapping[str, float]) -> None:
+    names = list(reversed(importances))
+    axes.barh(names, [100 * importances[name] for name in names], color=INK, height=0.55)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of what the axes explain each by itself")
+    axes.grid(visible=False, axis="y")
+
+
+def _label(arm: Arm) -> str:
+    """The setting without the groups of its keys."""
+    return " ".join(f"{key.rsplit('.', maxsplit=1)[-1]}={value}" for key, value in arm.point.items()) or arm.text
+
+
+def _colour(rank: int) -> str:
+    return _COLOURS[rank] if rank < len(_COLOURS) else _OTHERS
+
+
+def _short(text: str, longest: int = _LONGEST) -> str:
+    return text if len(text) <= longest else f"…{text[1 - longest :]}"
