@@ -170,7 +170,7 @@ class _Scale:
 
 
 def _importances(axes: Axes, importances: Mapping[str, float]) -> None:
-    names = list(reversed(importances))
+    names = list(importances)[::-1]
     axes.barh(names, [100 * importances[name] for name in names], color=INK, height=0.55)
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of what the axes explain each by itself")

@@ -45,6 +45,8 @@ def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cl
     assert losses[1] < losses[0], "the larger rate learns more of so little text"
     assert result.stderr.splitlines()[-1].endswith(f"optimizer.lr=0.01: {losses[1]:.4f}")
     assert sweep.study.is_file()
+    assert f"report: {sweep.report / 'index.html'}" in result.stderr
+    assert "  lr: 0.01\n" in sweep.best.read_text(encoding="utf-8")
     seen = prefect_flow_runs(cli.prefect_api_url)
     assert "swept" in seen
     assert all(seen[name]["parent_task_run_id"] for name in ids), "trials are children of the sweep's flow run"

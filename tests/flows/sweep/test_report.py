@@ -12,11 +12,12 @@ import pytest
 
 from conf import compose as composition
 from conf.compose import compose
+from flows.sweep.head import drive
 from flows.sweep.report import build
 from hlatctl.run.errors import StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.paths import SweepPaths
-from tests.flows.sweep.test_head import drive, make, silent, state_of
+from tests.flows.sweep.test_head import make, silent, state_of
 
 
 @pytest.fixture(scope="module")

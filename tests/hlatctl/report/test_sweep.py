@@ -58,8 +58,7 @@ def test_arms_are_compared_seed_by_seed() -> None:
         found.trials[number] = trial(number, arm, "finished", value)
         found.trials[number].seed = seed
     first, second = arms(found)
-    gap = distance(second, first)
-    assert gap == (pytest.approx(0.11), pytest.approx(0.01))
+    assert distance(second, first) == pytest.approx((0.11, 0.01))
     assert rows(found)[1][3] == "+0.1100 ± 0.0100"
     second.trials[:] = second.trials[2:]
     assert distance(second, first) is None, "no seed in common"
