@@ -33,6 +33,7 @@ def plan(overrides: Overrides = None, as_json: Json = False) -> None:
                 "config": dataclasses.asdict(config),
                 "stages": [dataclasses.asdict(stage) for stage in flow.stages],
                 "launch_script": flow.launch_script,
+                "environment_collisions": flow.collisions,
                 "budget": dataclasses.asdict(budget),
             }
         )
@@ -48,6 +49,7 @@ def _sections(config: Config, flow: FlowDescription, budget: str) -> list[tuple[
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         ("launch script of the first training attempt", flow.launch_script),
+        *([("environment that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         ("what it takes", budget),
     ]
 
