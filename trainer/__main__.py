@@ -1,4 +1,4 @@
-"""``torchrun -m trainer --run-dir RUN --attempt K [--compile-only | --check-coverage]``: one training process. Wiring only."""
+"""``torchrun -m trainer --run-dir RUN --attempt K``: one training process, or what comes before it. Wiring only."""
 
 from __future__ import annotations
 

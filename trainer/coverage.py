@@ -98,23 +98,23 @@ def judge(run: RunPaths, backend: Backend, before: set[str]) -> None:
 def summary(processes: list[dict[str, Any]]) -> dict[str, Any]:
     """All processes' counts, and each missing graph once, by host.
 
-    A process counts its misses; the cache shows them, once for all processes of a host. Either alone is a miss.
+    A graph that is missing may be counted several times, by each process and by each layer of caches; the cache itself
+    shows it once. What is counted and does not show up there can't be cached.
     """
     missing = sorted({f"{p['host']}: {graph}" for p in processes for graph in p["missing"]})
     hits, misses = (sum(p[key] for p in processes) for key in ("hits", "misses"))
-    return {"hits": hits, "misses": max(misses, len(missing)), "missing": missing}
+    return {"hits": hits, "misses": len(missing) or misses, "missing": missing}
 
 
 def _missing(run: RunPaths, record: dict[str, Any]) -> CompileError:
     named = record["missing"]
-    asked = record["hits"] + record["misses"]
-    what = f", the first {named[0]}" if named else ": they can't be cached"
+    what = f", the first {named[0]}" if named else ": they can't be kept there"
     try:
         shared = files.read_json(run.compile_cache)["shared"]
     except (OSError, ValueError, KeyError):
         shared = "the shared cache of compiled graphs"
     return CompileError(
-        f"{record['misses']} of {asked} graphs are not in the cache{what}",
+        f"graphs that a short attempt needs and the cache lacks: {record['misses']}{what}",
         hint=f"all of them are in {run.coverage}; remove {shared}, so that they are compiled again, or go on without "
         "this gate: backend.coverage_gate=false",
     )

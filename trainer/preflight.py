@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from hlatctl.run.paths import RunPaths
 from trainer.process import die_with_launcher
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainer.backends.base import Backend
 
 _MATMUL_SIZE = 1024
@@ -156,7 +159,7 @@ def _matmul_gflops_per_s(backend: Backend) -> float:
     import torch
 
     a = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, device=backend.device)
-    best_s = min(_timed_s(backend, lambda: a @ a) for _ in range(_REPEATS + 1))
+    best_s = min(_timed_s(lambda: a @ a) for _ in range(_REPEATS + 1))
     return 2 * _MATMUL_SIZE**3 / best_s / 1e9
 
 
@@ -165,7 +168,12 @@ def _allreduce_mib_per_s(backend: Backend) -> float:
     import torch
 
     payload = torch.ones(_ALLREDUCE_MIB << 18, device=backend.device)
-    best_s = min(_timed_s(backend, lambda: backend.reduce_sum(payload)) for _ in range(_REPEATS + 1))
+
+    def reduce() -> Tensor:
+        backend.reduce_sum(payload)
+        return payload
+
+    best_s = min(_timed_s(reduce) for _ in range(_REPEATS + 1))
     return _ALLREDUCE_MIB / best_s
 
 
@@ -178,13 +186,9 @@ def _clock_skew_s(backend: Backend) -> float:
     return max(0.0, before - float(theirs), float(theirs) - after)
 
 
-def _timed_s(backend: Backend, work: Any) -> float:
-    import torch
-
+def _timed_s(work: Callable[[], Tensor]) -> float:
     started = time.perf_counter()
-    work()
-    if backend.device.type != "cpu":
-        torch.accelerator.synchronize()
+    work().flatten()[0].item()  # reading one number waits for any device
     return max(time.perf_counter() - started, 1e-9)
 
 

@@ -33,7 +33,7 @@ def parse(text: str) -> list[Device]:
     """
     try:
         return [_device(entry) for entry in json.loads(text)]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise tools.ToolError(f"neuron-ls: its output can't be read ({type(error).__name__}: {error})") from None
 
 

@@ -76,7 +76,7 @@ def fork_safety(variables: dict[str, str], release: str = platform.release()) ->
     version = tuple(int(number) for number in re.findall(r"\d+", release)[:2])
     needed = version < _FORK_SAFE_KERNEL and variables.get("FI_PROVIDER") == "efa"
     problem = (
-        f"Linux {release} needs FI_EFA_FORK_SAFE=1 and backend.env does not set it; collectives between nodes would fail"
+        f"Linux {release} needs backend.env.FI_EFA_FORK_SAFE=1; without it collectives between nodes fail"
         if needed and variables.get("FI_EFA_FORK_SAFE") != "1"
         else ""
     )

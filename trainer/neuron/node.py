@@ -20,11 +20,12 @@ from hlatctl.run.errors import run_main
 from trainer.neuron import collectives, devices, host, monitor, tools, versions
 
 
-def look(config: Config, *, across_nodes: bool = False) -> Iterator[Check]:
+def look(config: Config, *, across_nodes: bool = False, thorough: bool = False) -> Iterator[Check]:
     """One check after the other.
 
     Args:
         across_nodes: also what one node does for all of them.
+        thorough: measure too what the configuration asks nothing of.
     """
     cores, preflight = config.cluster.processes_per_node, config.preflight
     found = devices.check(cores)
@@ -37,8 +38,8 @@ def look(config: Config, *, across_nodes: bool = False) -> Iterator[Check]:
     yield host.reserved_ports(preflight.reserved_ports)
     yield host.somaxconn(preflight.min_somaxconn)
     yield _compiler(config)
-    if preflight.min_nccom_gib_per_s is not None:
-        least, key = preflight.min_nccom_gib_per_s, "preflight.min_nccom_gib_per_s"
+    if preflight.min_nccom_gib_per_s is not None or thorough:
+        least, key = preflight.min_nccom_gib_per_s or 0.0, "preflight.min_nccom_gib_per_s"
         yield _unless(found, lambda: collectives.check(cores, 1, least, key=key), "nccom-test in the node")
     if across_nodes and config.cluster.nodes > 1 and preflight.min_nccom_nodes_gib_per_s is not None:
         least_far, key_far = preflight.min_nccom_nodes_gib_per_s, "preflight.min_nccom_nodes_gib_per_s"
@@ -67,10 +68,10 @@ def _compiler(config: Config) -> Check:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the checks as JSON lines."""
+    """Print the checks as JSON lines, those of one node."""
     parser = argparse.ArgumentParser(prog="trainer.neuron.node", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
-    for check in look(load(parser.parse_args(argv).config)):
+    for check in look(load(parser.parse_args(argv).config), thorough=True):
         print(json.dumps(dataclasses.asdict(check)), flush=True)
     return 0
 
