@@ -35,6 +35,8 @@ _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
 _POLL_S = 0.2
+#: Of the whole job's time: who is missing has to be said before it is over.
+_PATIENCE = 0.8
 #: The weights and both moments of AdamW.
 _NUMBERS_PER_PARAMETER = 3
 
@@ -88,8 +90,8 @@ def look_at_node(config: Config, run: RunPaths) -> None:
         first_node = os.environ.get("GROUP_RANK", "0") == "0"
         checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
         files.write_json(own, {"v": 1, "host": platform.node(), "checks": checks})
-    deadline = time.monotonic() + config.preflight.timeout_s
-    # All nodes: the first one may still be testing what lies between them.
+    deadline = time.monotonic() + _PATIENCE * config.preflight.timeout_s
+    # For all nodes: the first one may still be testing what lies between them.
     while len(list(run.preflight_nodes.glob("*.json"))) < config.cluster.nodes:
         if time.monotonic() > deadline:
             raise PreflightError(

@@ -21,18 +21,20 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 _NODE_TIMEOUT_S = 1800
-#: A model of seconds: its graphs are those of a large one, fewer.
-_SMALL = (
-    "model=llama_tiny", "train.max_steps=20", "train.seq_len=512", "checkpoint.every_steps=10", "eval.enabled=false",
-    "tracking=none", "cluster.nodes=1",
-)  # fmt: skip
-#: The commands that prove a node, in order: name, command, what its success shows.
+_ALONE = "cluster.nodes=1 eval.enabled=false tracking=none"
+#: The commands that prove a node, in order: name, command (a model of seconds), what its success shows.
 _RUNS = (
-    ("compile ahead, every graph found, 20 steps", "train",
-     "graphs were compiled ahead, a short attempt found every one in the cache, and 20 steps were trained"),
-    ("killed and resumed", "drill --fault kill_process", "a killed process's run went on with the very losses of one "
-     "that was not disturbed"),
-)  # fmt: skip
+    (
+        "compile ahead, every graph found, 20 steps",
+        f"train {_ALONE} backend.coverage_gate=true train.max_steps=20",
+        "graphs were compiled ahead, a short attempt found every one in the cache, and 20 steps were trained",
+    ),
+    (
+        "killed and resumed",
+        f"drill --fault kill_process {_ALONE}",
+        "a killed process's run went on with the very losses of one that was not disturbed",
+    ),
+)
 
 
 def doctor(
@@ -85,7 +87,7 @@ def _look(config: Config, overrides: list[str], neuron: bool) -> Iterator[Check]
         yield Check(**json.loads(ask_about("trainer.neuron.rounding_probe", config, timeout_s=_NODE_TIMEOUT_S)))
     with tempfile.TemporaryDirectory(prefix="hlatctl-doctor-") as folder:
         for name, command, shows in _RUNS:
-            words = [*command.split(), *_SMALL, *overrides]
+            words = [*command.split(), *overrides]
             if unfit:
                 why = f"not tried before this is mended: {unfit.name}"
                 yield Check(name=name, status="skip", shows=why, command=f"hlatctl {' '.join(words)}")
