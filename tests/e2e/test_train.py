@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hlatctl.run import files
-from hlatctl.run.errors import ERROR_FILE_ENV, CompileError, load_error
 from hlatctl.run.manifest import checkpoint_steps, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
@@ -79,34 +75,6 @@ def test_a_short_attempt_has_found_every_graph_and_left_nothing(whole: RunPaths)
     assert (record["misses"], record["missing"], len(record["processes"])) == (0, [], 2)
     assert record["hits"] > 0
     assert not (whole.root / ".short-attempt").exists()
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed, so nothing is compiled")
-def test_a_graph_that_the_cache_lacks_is_named(whole: RunPaths, tmp_path: Path) -> None:
-    cache, error = tmp_path / "cache", tmp_path / "error.json"
-    shutil.copytree(files.read_json(whole.compile_cache)["local"], cache)
-    graph = min((cache / "fxgraph").glob("*/*"))
-    shutil.rmtree(graph)
-    alone = RunPaths(tmp_path / "run")
-    alone.root.mkdir()
-    text, _ = files.unseal_lines(whole.config.read_text(encoding="utf-8"))
-    alone.config.write_text(text, encoding="utf-8")
-    shutil.copyfile(whole.dataset, alone.dataset)
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainer",
-         "--run-dir", os.fspath(alone.root), "--attempt", "0", "--check-coverage"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": os.fspath(cache),
-             ERROR_FILE_ENV: os.fspath(error)},
-        capture_output=True, check=False,
-    )  # fmt: skip
-    assert result.returncode != 0
-    told = load_error(error)
-    assert isinstance(told, CompileError)
-    assert told.message == (
-        f"graphs that a short attempt needs and the cache lacks: 1, the first {platform.node()}: "
-        f"{graph.relative_to(cache)}"
-    )
-    assert not alone.checkpoints.exists(), "the run itself is not touched"
 
 
 def test_preflight_measured_every_worker(whole: RunPaths) -> None:
