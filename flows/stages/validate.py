@@ -12,6 +12,7 @@ from conf.schema import Config
 from flows.ask import ask_about
 from flows.context import FlowContext
 from flows.stages import run_stage
+from hlatctl.plan.memory import check_memory
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.provenance import package_versions
@@ -43,12 +44,14 @@ def check(config: Config, *, begun: bool = False) -> None:
         begun: the run has a checkpoint of its own, so that its initial weights are needed no more.
 
     Raises:
-        ConfigError: a rule is broken, the suite has no task of that name, or the initial weights are another model's.
+        ConfigError: a rule is broken, the devices' memory is too small, the suite has no task of that name, or the
+            initial weights are another model's.
         DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
         DependencyError: a package of the suite or of its runner is missing, or the Neuron stack is another one.
         CheckpointError: the initial weights are incomplete.
     """
     conf.validate.validate(config)
+    check_memory(config)
     problem = environment.software_problem(config, package_versions(environment.NEURON_PACKAGES))
     if problem:
         raise DependencyError(problem, hint="an environment of its own for each stack: docs/neuron.md, version matrix")
