@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from conf.devices import DEVICES
 from conf.schema import Config
 
 COMPILER_FLAGS = "NEURON_CC_FLAGS"
@@ -21,7 +22,6 @@ SET_ELSEWHERE = {
     STOCHASTIC_ROUNDING: "precision.name",
     "NEURON_COMPILE_CACHE_URL": "cluster.worker_cache_dir",
     "TORCH_NEURONX_NEFF_CACHE_DIR": "cluster.worker_cache_dir",
-    "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "cluster.worker_cache_dir",
     "TORCHINDUCTOR_CACHE_DIR": "cluster.worker_cache_dir",
     "OMP_NUM_THREADS": "cluster.threads_per_process",
 }
@@ -61,6 +61,11 @@ def variables(config: Config) -> dict[str, str]:
         # The runtime's default is off, and on with the deprecated XLA_USE_BF16 and XLA_DOWNCAST_BF16: so it is said.
         found[STOCHASTIC_ROUNDING] = "1" if config.precision.name == "bf16_sr" else "0"
     return found
+
+
+def cache_variable(config: Config) -> str:
+    """The variable that tells the compiler where its cache is ("Neuron Persistent Cache"; ``conf.devices``)."""
+    return "NEURON_COMPILE_CACHE_URL" if config.backend.name == "nxd" else DEVICES[config.backend.device].cache_variable
 
 
 def unset(config: Config) -> tuple[str, ...]:

@@ -100,12 +100,20 @@ class FlowContext:
         self._journal.close()
 
     def job(
-        self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, env: dict[str, str] | None = None,
-        wrapper: tuple[str, ...] = (),
+        self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, each_node: bool = False,
+        env: dict[str, str] | None = None, wrapper: tuple[str, ...] = (),
     ) -> Job:  # fmt: skip
         """A job of this run; see :func:`make_job`. It is kept from hosts that the node ledger leaves out."""
         job = make_job(
-            self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, env=env, wrapper=wrapper
+            self.config,
+            self.run,
+            name,
+            *argv,
+            attempt=attempt,
+            distributed=distributed,
+            each_node=each_node,
+            env=env,
+            wrapper=wrapper,
         )
         return dataclasses.replace(job, excluded_hosts=self.place().left_out)
 
@@ -160,6 +168,7 @@ def make_job(
     *argv: str,
     attempt: int = 0,
     distributed: bool = False,
+    each_node: bool = False,
     env: dict[str, str] | None = None,
     wrapper: tuple[str, ...] = (),
 ) -> Job:
@@ -173,6 +182,7 @@ def make_job(
         attempt: whose folders its files go to; 0 is everything that is not a training attempt.
         distributed: one process per slot of the cluster, by torchrun, with the environment that the configuration
             gives training; otherwise a single process.
+        each_node: that single process once on every node.
         env: variables besides the common ones.
         wrapper: see :class:`flows.launch.base.Job`.
     """
@@ -197,4 +207,5 @@ def make_job(
         wrapper=wrapper,
         nodes=cluster.nodes,
         processes_per_node=cluster.processes_per_node if distributed else 0,
+        each_node=each_node,
     )

@@ -10,9 +10,10 @@ from conf import environment, fingerprint
 from conf.schema import Config
 from flows.context import cache_root
 from flows.launch import launcher_for
-from flows.stages.compile import CACHE_MANIFEST, graph_key
+from flows.stages.compile import graph_key
 from flows.stages.coverage import no_coverage
 from flows.stages.train import training_job
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.run.paths import RunPaths
 
 
@@ -42,7 +43,7 @@ def describe(config: Config) -> FlowDescription:
     data_key, graphs = fingerprint.data_fingerprint(config), graph_key(config)
     whole, hardware = fingerprint.config_fingerprint(config), fingerprint.hardware_fingerprint(config)
     prepared = (cache / "data" / data_key / "dataset.json").is_file()
-    compiled = (cache / "compile" / graphs / CACHE_MANIFEST).is_file()
+    compiled = (cache / "compile" / graphs / MANIFEST).is_file()
     stages = [
         StageDescription(name="validate", fingerprint=whole, will_run=True, why="always"),
         StageDescription(name="provenance", fingerprint=whole, will_run=True, why="once a run"),
@@ -54,7 +55,7 @@ def describe(config: Config) -> FlowDescription:
         _compile_stage(config, graphs, compiled),
         StageDescription(
             name="warm_cache", fingerprint=graphs, will_run=config.backend.compile,
-            why="verified every time" if config.backend.compile else "backend.compile=false",
+            why="checked every time" if config.backend.compile else "backend.compile=false",
         ),
         StageDescription(
             name="coverage", fingerprint=graphs, will_run=not (why_not := no_coverage(config)),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.environment import cache_variable
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run.errors import run_main
@@ -59,7 +60,8 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
 
 
 def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
-    from trainer import cache, coverage, loop
+    from hlatctl.cache import manifest
+    from trainer import coverage, loop
 
     for message in backend.warnings:
         _warn(backend, message)
@@ -70,19 +72,19 @@ def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
     else:
         loop.compile_only(config, backend)
     backend.gather(None)  # every process has written its graphs
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    folder = os.environ.get(cache_variable(config))
     if folder and backend.rank == 0:
-        cache.write_manifest(Path(folder))
+        manifest.write_manifest(Path(folder))
     return 0
 
 
 def _check_coverage(config: Config, run: RunPaths, backend: Backend) -> int:
     from trainer import coverage
 
-    before = coverage.cached_graphs()
+    before = coverage.cached_graphs(config)
     backend.gather(None)  # nobody compiles before everybody has looked
     coverage.visit(config, run, backend)
-    coverage.judge(run, backend, before)
+    coverage.judge(config, run, backend, before)
     return 0
 
 

@@ -14,7 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.environment import cache_variable
 from conf.schema import Config
+from hlatctl.cache.layout import INDUCTOR, modules
+from hlatctl.cache.store import Folder
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError
 from hlatctl.run.paths import RunPaths
@@ -26,11 +29,6 @@ if TYPE_CHECKING:
 EXTRACTING = "NEURON_EXTRACT_GRAPHS_ONLY"
 #: Steps 1 and 2 differ, later ones do not (seen with PyTorch/XLA 2.9); HLAT's scripts extract from 4 too.
 STEPS = 4
-#: The folders that are one graph each: Neuron's persistent cache, Inductor's.
-_GRAPHS = ("neuronxcc-*/MODULE_*", "fxgraph/*/*")
-#: Lone files of graphs, as TorchNeuron keeps them.
-_GRAPH_FILES = "*.neff"
-_CACHE_VARIABLES = ("NEURON_COMPILE_CACHE_URL", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def visit(config: Config, run: RunPaths, backend: Backend) -> None:
@@ -61,18 +59,16 @@ def _short(config: Config) -> Config:
     )
 
 
-def cached_graphs() -> set[str]:
-    """Names of the graphs in the cache that this process's compiler uses, relative to its folder."""
-    folder = next((os.environ[name] for name in _CACHE_VARIABLES if os.environ.get(name)), None)
-    if folder is None:
+def cached_graphs(config: Config) -> set[str]:
+    """Names of the graphs in the cache that this process's compiler uses; Inductor's kernels are no graphs."""
+    folder = os.environ.get(cache_variable(config))
+    if not folder or not Path(folder).is_dir():
         return set()
-    root = Path(folder)
-    found = {path for pattern in _GRAPHS for path in root.glob(pattern) if not path.name.startswith(".")}
-    found |= {path for path in root.rglob(_GRAPH_FILES) if path.parent not in found}
-    return {path.relative_to(root).as_posix() for path in found}
+    found = modules(Folder(Path(folder)).files())
+    return {module.name for module in found if module.layout != INDUCTOR or module.name.startswith("fxgraph/")}
 
 
-def judge(run: RunPaths, backend: Backend, before: set[str]) -> None:
+def judge(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
     """Write ``coverage.json``.
 
     A graph that this machine's cache has got since is one that it lacked.
@@ -85,7 +81,7 @@ def judge(run: RunPaths, backend: Backend, before: set[str]) -> None:
     """
     mine = {
         "host": platform.node(), "rank": backend.rank, **backend.compile_counters(),
-        "missing": sorted(cached_graphs() - before),
+        "missing": sorted(cached_graphs(config) - before),
     }  # fmt: skip
     processes = backend.gather(mine)
     if backend.rank == 0:

@@ -32,7 +32,8 @@ class Job:
         env: variables to set for it.
         unset: variables to take from its environment.
         wrapper: a program of this interpreter, as ``-m module arguments``, that starts the whole command on each node.
-        processes_per_node: 0 runs ``argv`` once, on one node, without torchrun.
+        processes_per_node: 0 runs ``argv`` once, without torchrun, on one node if not ``each_node``.
+        each_node: runs ``argv`` once on every one of its nodes; without torchrun.
         nodes: nodes it takes.
         excluded_hosts: it is kept from these.
         beside_training: it may run where training runs, and must not slow it.
@@ -47,6 +48,7 @@ class Job:
     unset: tuple[str, ...] = ()
     wrapper: tuple[str, ...] = ()
     processes_per_node: int = 0
+    each_node: bool = False
     nodes: int = 1
     excluded_hosts: tuple[str, ...] = ()
     beside_training: bool = False

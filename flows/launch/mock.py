@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import conf.load
+from conf.environment import cache_variable
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Plan, Status
 from flows.launch.local import LocalLauncher
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter, eval_writer, train_writer
 from hlatctl.run.manifest import checkpoint_steps, write_manifest
@@ -114,11 +116,11 @@ def _play_data(run: RunPaths, config: Config, job: Job) -> int:
 
 
 def _play_compile(run: RunPaths, config: Config, job: Job) -> int:
-    folder = job.env.get("NEURON_COMPILE_CACHE_URL") or job.env["TORCHINDUCTOR_CACHE_DIR"]
+    folder = job.env[cache_variable(config)]
     if job.wrapper:  # its graphs lie by node
         for host in _hosts_of(config, job):
             (Path(folder) / f"node-{host}" / "neuronxcc-simulated").mkdir(parents=True)
-    files.write_json(Path(folder) / "cache_manifest.json", {"files": []})
+    files.write_json(Path(folder) / MANIFEST, {"files": []})
     return 0
 
 

@@ -8,30 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from conf import fingerprint
-from conf.environment import NEURON_PACKAGES
+from conf.environment import NEURON_PACKAGES, cache_variable
 from conf.schema import Config
 from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
 from flows.stages import run_stage
+from hlatctl.cache.layout import MANIFEST, NEURON, modules
+from hlatctl.cache.manifest import write_manifest
+from hlatctl.cache.store import Folder
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError
 from hlatctl.run.provenance import package_versions
 
-CACHE_MANIFEST = "cache_manifest.json"
 #: What a node that compiled leaves in its folder.
 REPORT = "report.json"
 #: Packages whose version enters a compiled graph.
 _GRAPH_PACKAGES = ("hlatctl", "triton", *NEURON_PACKAGES)
-
-
-#: Where each compiler looks for its cache: "Neuron Persistent Cache" and "TorchNeuron environment variables" in AWS's
-#: documentation.
-_CACHE_VARIABLES = {
-    "cpu": ("TORCHINDUCTOR_CACHE_DIR",),
-    "cuda": ("TORCHINDUCTOR_CACHE_DIR",),
-    "neuron": ("TORCHINDUCTOR_CACHE_DIR", "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"),
-    "nxd": ("NEURON_COMPILE_CACHE_URL",),
-}
 
 
 def graph_key(config: Config) -> str:
@@ -71,19 +63,18 @@ def compile_graphs(ctx: FlowContext) -> None:
     def done() -> str:
         if not ctx.config.backend.compile:
             return "backend.compile=false"
-        return f"compiled before in {shared}" if (shared / CACHE_MANIFEST).is_file() else ""
+        return f"compiled before in {shared}" if (shared / MANIFEST).is_file() else ""
 
     run_stage(ctx, "compile", key, work, done=done)
 
 
 def warm_cache(ctx: FlowContext) -> None:
-    """Copy the shared cache to the worker's own disk, verified file by file, and note where the trainer finds it."""
+    """Bring the shared cache to each worker's own disk, compared as it is copied; note where the trainer finds it."""
     key, shared, local = graph_key(ctx.config), shared_cache(ctx.config), local_cache(ctx.config)
 
     def work() -> dict[str, Any]:
-        run_job(
-            ctx, ctx.job("warm-cache", "-m", "trainer.cache", "--from", os.fspath(shared), "--to", os.fspath(local))
-        )
+        places = ("--from", os.fspath(shared), "--to", os.fspath(local))
+        run_job(ctx, ctx.job("warm-cache", "-m", "trainer.cache", *places, each_node=True))
         record = {"v": 1, "fingerprint": key, "shared": os.fspath(shared), "local": os.fspath(local)}
         files.write_json(ctx.run.compile_cache, record)
         return record
@@ -91,15 +82,14 @@ def warm_cache(ctx: FlowContext) -> None:
     def done() -> str:
         if not ctx.config.backend.compile:
             return "backend.compile=false"
-        return "" if (shared / CACHE_MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
+        return "" if (shared / MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
 
     run_stage(ctx, "warm_cache", key, work, done=done)
 
 
 def cache_env(config: Config, folder: Path) -> dict[str, str]:
-    """Variables that make the compiler keep its graphs in a folder."""
-    names = _CACHE_VARIABLES["nxd" if config.backend.name == "nxd" else config.backend.device]
-    return dict.fromkeys(names, os.fspath(folder))
+    """The variable that makes the compiler keep its graphs in a folder."""
+    return {cache_variable(config): os.fspath(folder)}
 
 
 def _wrapper(config: Config, folder: Path) -> tuple[str, ...]:
@@ -111,9 +101,9 @@ def _wrapper(config: Config, folder: Path) -> tuple[str, ...]:
 
 def _publish(partial: Path, shared: Path) -> dict[str, Any]:
     """Move a filled cache to its place, whole; another run may have been quicker, and equal keys mean equal graphs."""
-    if not (partial / CACHE_MANIFEST).is_file():
+    if not (partial / MANIFEST).is_file():
         return {"files": 0}
-    count = len(files.read_json(partial / CACHE_MANIFEST)["files"])
+    count = len(files.read_json(partial / MANIFEST)["files"])
     if not shared.exists():
         partial.rename(shared)
     return {"files": count}
@@ -140,14 +130,17 @@ def merge_nodes(folder: Path) -> dict[str, Any]:
             hint="install the same neuronx-cc on every node",
         )
     reports = [files.read_json(node / REPORT) for node in nodes if (node / REPORT).is_file()]
-    for done in (done for node in nodes for done in sorted(node.glob("neuronxcc-*/MODULE_*/model.done"))):
-        target = folder / done.parent.parent.name / done.parent.name
+    complete = (
+        (node, m) for node in nodes for m in modules(Folder(node).files()) if m.layout == NEURON and not m.problem
+    )
+    for node, module in complete:
+        target = folder / module.name
         target.parent.mkdir(exist_ok=True)
         if not target.exists():
-            done.parent.rename(target)
+            (node / module.name).rename(target)
     for node in nodes:
         shutil.rmtree(node)
-    files.write_json(folder / CACHE_MANIFEST, {"v": 1, "files": files.describe_tree(folder)})
+    write_manifest(folder)
     return {
         "graphs": len(list(folder.glob("neuronxcc-*/MODULE_*"))), "nodes": len(nodes),
         "slowest_graph_s": max((report["slowest_graph_s"] for report in reports), default=0.0),

@@ -13,7 +13,8 @@ from conf.schema import Config
 from flows.context import FlowContext
 from flows.jobs import run_job
 from flows.stages import run_stage
-from flows.stages.compile import CACHE_MANIFEST, cache_env, graph_key, local_cache, shared_cache
+from flows.stages.compile import cache_env, graph_key, local_cache, shared_cache
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 
 STAGE = "coverage"
@@ -37,7 +38,7 @@ def check_coverage(ctx: FlowContext) -> None:
         passed = ctx.state.stages.get(STAGE)
         if why := no_coverage(ctx.config):
             return why
-        if not (shared_cache(ctx.config) / CACHE_MANIFEST).is_file():
+        if not (shared_cache(ctx.config) / MANIFEST).is_file():
             return "no graphs were compiled"
         if ctx.training_lives():
             return "training is running on the nodes"
