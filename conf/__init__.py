@@ -1,5 +1,5 @@
 """What may be asked of hlatctl: the schema, how a configuration is composed, checked and fingerprinted.
 
-``schema`` is the truth; the YAML groups hold differences. Only ``compose`` imports Hydra, so the trainer and the
-evaluator read a resolved ``config.yaml`` (``load``) without it.
+``schema`` is the truth; the YAML groups hold differences. Only ``compose``, and ``axes`` and ``variations`` for sweeps,
+import Hydra, so the trainer and the evaluator read a resolved ``config.yaml`` (``load``) without it.
 """

@@ -1,4 +1,4 @@
-"""Composition of a configuration from YAML groups and overrides, in Hydra's grammar; the only importer of Hydra.
+"""Composition of a configuration from YAML groups and overrides, in Hydra's grammar.
 
 Hydra's structured configs reject frozen nested dataclasses, so the schema's defaults go into its ConfigStore as plain
 values (Hydra still refuses unknown keys and mistyped overrides), and ``conf.load.decode`` builds the typed result.
@@ -25,16 +25,26 @@ CONF_DIR = Path(__file__).parent
 _MAX_LOCAL_PROCESSES = 16
 
 
-def compose(overrides: Sequence[str] = ()) -> Config:
+def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config:
     """Compose, decode and validate a configuration.
 
     Args:
         overrides: Hydra overrides, such as ``["experiment=quickstart", "train.tokens=100000"]``.
+        folder: that relative paths begin in; none: the working directory.
 
     Raises:
         ConfigError: unknown key or group (with the nearest match), bad grammar, wrong type, or a broken rule.
     """
-    config = _resolve_paths(decode(_compose_plain(list(overrides))))
+    return finish(compose_plain(list(overrides)), folder)
+
+
+def finish(plain: dict[str, Any], folder: Path | None = None) -> Config:
+    """The typed, validated configuration of composed plain values.
+
+    Raises:
+        ConfigError: wrong type, or a broken rule.
+    """
+    config = _resolve_paths(decode(plain), folder)
     validate(config)
     return config
 
@@ -61,14 +71,12 @@ def override_eval(config: Config, overrides: Sequence[str]) -> Config:
             config, eval=dataclasses.replace(config.eval, suite=EvalConfig().suite, groups={}, tasks=[], code=code)
         )
     added = [f"+{override}" if override.startswith("eval=") else override for override in overrides]
-    changed = _resolve_paths(decode(_compose_plain(added, of_run=config)))
-    validate(changed)
-    return changed
+    return finish(compose_plain(added, of_run=config))
 
 
 def groups() -> dict[str, list[str]]:
     """The configuration groups and their options."""
-    folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and any(p.glob("*.yaml")))
+    folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and p.name != "sweep" and any(p.glob("*.yaml")))
     return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in folders}
 
 
@@ -77,8 +85,12 @@ def default_runs_dir() -> Path:
     return Path(os.environ.get(RUNS_DIR_ENV) or "runs").expanduser().absolute()
 
 
-def _compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[str, Any]:
-    """Plain values: of the YAML files, or of a run's configuration, which then takes their place."""
+def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[str, Any]:
+    """Plain values, not checked: of the YAML files, or of a run's configuration, which then takes their place.
+
+    Raises:
+        ConfigError: unknown key or group, or bad grammar.
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
@@ -100,17 +112,25 @@ def _compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[s
     return {str(key): value for key, value in plain.items()}
 
 
-def local_processes() -> int:
-    """Training processes for this machine: the largest power of two that its usable cores hold, at most 16."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(1 << (usable.bit_length() - 1), _MAX_LOCAL_PROCESSES)
+def local_cores() -> int:
+    """Cores of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _resolve_paths(config: Config) -> Config:
+def local_processes(runs: int = 1) -> int:
+    """Training processes of each of so many runs on this machine at once.
+
+    The largest power of two that its share of the usable cores holds, at least 1 and at most 16.
+    """
+    share = max(1, local_cores() // runs)
+    return min(1 << (share.bit_length() - 1), _MAX_LOCAL_PROCESSES)
+
+
+def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
     """Make paths absolute: a run is resumed from another working directory."""
 
     def absolute(path: str | None) -> str | None:
-        return os.fspath(Path(path).expanduser().absolute()) if path else None
+        return os.fspath((folder or Path.cwd()) / Path(path).expanduser()) if path else None
 
     return dataclasses.replace(
         config,

@@ -473,3 +473,38 @@ class Config:
             found[math.ceil(tokens / self.tokens_per_step)] = tokens
         found[self.total_steps] = self.total_tokens
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """How a sweep tries its settings (`hlatctl sweep`, as `sweep.*`); no part of a run's own configuration.
+
+    An arm is one setting of all axes; a trial is the run of an arm with one seed.
+    """
+
+    sampler: str | None = None
+    """`grid`: every arm; `random`; `tpe`: tree-structured Parzen estimator. None: `grid`, or `tpe` with an interval."""
+    trials: int | None = None
+    """Arms that `random` and `tpe` draw, 20 if nothing is said; a grid has as many as it has."""
+    seeds: int = 1
+    """Trials of each arm, with `seed`, `seed` + 1, and so on."""
+    objective: str | None = None
+    """What is compared: `loss` (of training), `validation_loss`, `eval.TASK`; each also `@tokens=N`: at that milestone.
+    None: `validation_loss`, or `loss` where nothing is evaluated."""
+    direction: str | None = None
+    """`min` or `max`; none: `max` for `eval.TASK`, otherwise `min`."""
+    parallel: int = 1
+    """Trials at once; on this machine they divide its cores."""
+    pruner: str = "none"
+    """What ends trials that fall behind: `median` of the others at the same tokens, `asha` (halving), or `none`."""
+    rungs: int = 8
+    """Equal parts of a run after each of which `loss` is compared; evaluations are compared at their milestones."""
+    startup_trials: int = 5
+    """Trials that have to be finished before `median` prunes and before `tpe` draws otherwise than at random."""
+    stop_diverged: bool = True
+    """End a trial whose loss or gradients are not finite, whose gradient norm keeps growing, or whose loss is above its
+    start."""
+    keep_pruned_checkpoints: bool = False
+    """Keep the checkpoints of trials that were ended early."""
+    confirm_above_usd: float = 100.0
+    """Ask before a sweep that is predicted to cost more."""

@@ -19,12 +19,15 @@ _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 
 
-def start_head(run: RunPaths, *, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+def start_head(
+    run: RunPaths, *, inside: Sequence[str] = (), env: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start ``hlatctl resume`` for a run in a session of its own; returns once it drives the run, or has ended well.
 
     Args:
         run: that nobody drives.
         inside: words of a command that runs the words after it, such as bubblewrap's.
+        env: variables besides this process's.
 
     Raises:
         LaunchError: it ended, or did not begin.
@@ -38,7 +41,7 @@ def start_head(run: RunPaths, *, inside: Sequence[str] = ()) -> subprocess.Popen
             [*inside, sys.executable, "-P", "-m", "hlatctl", "resume", run.run_id, "--runs-dir",
              os.fspath(run.root.parent)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env={**os.environ, "PYTHONPATH": search_path, **(env or {})},
         )  # fmt: skip
     deadline = time.monotonic() + _START_TIMEOUT_S
     while head_pid(run) not in (head.pid, *processes.descendants(head.pid)):

@@ -77,7 +77,7 @@ def sync(run: RunPaths) -> int:
 def copy_new(run: RunPaths, config: Config) -> int:
     """``sync`` for whoever holds the lock already."""
     uri = config.tracking.mlflow_uri or default_tracking_uri(run.root.parent)
-    with _as_storage_error(uri):
+    with as_storage_error(uri):
         artifacts = artifacts_dir(run.root.parent).as_uri() if uri.startswith(_SQLITE) else None
         return MirrorRun(run, config, connect(uri), uri, artifacts).copy_new()
 
@@ -114,7 +114,7 @@ def _check_sqlite(path: Path) -> None:
 
 
 @contextmanager
-def _as_storage_error(uri: str) -> Iterator[None]:
+def as_storage_error(uri: str) -> Iterator[None]:
     """MLflow's many ways to fail, as one that a person can act on, without credentials."""
     try:
         yield

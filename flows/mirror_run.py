@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from conf.load import flatten
 from conf.schema import Config
+from flows.mirror_parent import trial_tags
 from hlatctl.run import contract, files
 from hlatctl.run.journal import Event, JournalTail
 from hlatctl.run.paths import RunPaths
@@ -166,6 +167,7 @@ class MirrorRun:
             self._cursor.mlflow_run_id = found[0].info.run_id
         else:
             tags = identity | {"hlatctl.simulated": str(bool(created.get("simulated", False))).lower()}
+            tags |= trial_tags(self._client, experiment_id, self._run.root.parent, created)
             new = self._client.create_run(
                 experiment_id, int(created["time_unix_s"] * 1000), tags | self._provenance_tags(), self._run.run_id
             )

@@ -6,6 +6,7 @@ Prefect is a view. A run whose Prefect does not answer, or goes away in the midd
 from __future__ import annotations
 
 import contextvars
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from hlatctl.run.state import RunState
 
 Pipeline = Callable[[FlowContext, Any], None]
 _PROGRESS_EVERY_S = 10.0
+#: Names the task run of a sweep's flow run that stands for this process's run.
+PARENT_ENV = "HLATCTL_PREFECT_PARENT"
 
 
 class PrefectCaller:
@@ -75,7 +78,7 @@ class _Progress:
         try:
             work()
         except Exception as error:
-            if not _is_prefects(error):
+            if not is_prefects(error):
                 raise
             self._lost = True
             _tell_lost(self._ctx, f"Prefect does not answer any more ({type(error).__name__}); the run goes on")
@@ -102,17 +105,17 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = "pretrai
     try:
         prefect_env.configure(Path(ctx.config.runs_dir), ctx.message)
         flow = _make_flow(ctx, pipeline, name)
-        flow(run_id=ctx.run.run_id, experiment=ctx.config.experiment_name)
+        _call(flow, {"run_id": ctx.run.run_id, "experiment": ctx.config.experiment_name})
     except HlatctlError:
         raise
     except Exception as error:
-        if not _is_prefects(error):
+        if not is_prefects(error):
             raise
         _tell_lost(ctx, f"Prefect failed ({type(error).__name__}: {error}); going on without it")
         return False
     except BaseException as error:
         # Prefect turns SIGTERM into an exception of its own; without Prefect it just ends this process.
-        if _is_prefects(error):
+        if is_prefects(error):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     return True
@@ -141,6 +144,23 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str) -> Any:
     return run_flow
 
 
+def _call(flow: Any, parameters: dict[str, str]) -> None:
+    """Run the flow, as a child of the task run that the environment names if it names one."""
+    parent = os.environ.get(PARENT_ENV)
+    if not parent:
+        flow(**parameters)
+        return
+    from uuid import UUID
+
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+    from prefect.states import Pending
+
+    with get_client(sync_client=True) as client:
+        made = client.create_flow_run(flow, parameters=parameters, parent_task_run_id=UUID(parent), state=Pending())
+    run_flow(flow, flow_run=made, parameters=parameters)
+
+
 def _tell_lost(ctx: FlowContext, message: str) -> None:
     ctx.event("tracking_lost", what="prefect", message=message)
     ctx.message(message)
@@ -154,6 +174,6 @@ def _named(name: str, stage: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def _is_prefects(error: BaseException) -> bool:
+def is_prefects(error: BaseException) -> bool:
     """It comes from Prefect or from the connection to it, and not from a stage."""
     return type(error).__module__.split(".")[0] in ("prefect", "httpx", "httpcore", "anyio", "sqlalchemy", "websockets")

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,13 +66,24 @@ class PlainCaller:
         return self._pool.submit(stage)
 
 
-def create(config: Config, *, argv: list[str], run_id: str | None = None, simulated: bool = False) -> RunPaths:
+@dataclass(frozen=True, kw_only=True)
+class TrialOf:
+    """The place of a run in a sweep, which has checked the inputs of all its trials."""
+
+    sweep: str
+    trial: int
+
+
+def create(
+    config: Config, *, argv: list[str], run_id: str | None = None, simulated: bool = False, of: TrialOf | None = None
+) -> RunPaths:
     """Make a run's directory, once the configuration and its inputs have been found good.
 
     Args:
         argv: the command line, for provenance.
         run_id: none: one made from the experiment's name and the time.
         simulated: nothing will really be trained.
+        of: the sweep that it is a trial of.
 
     Raises:
         ConfigError, DataError: the configuration or its inputs; nothing has been made.
@@ -79,16 +91,24 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, simula
     """
     if run_id is not None:
         runs.check_run_id(run_id)
-    check(config)
+    if of is None:
+        check(config)
     run_id = run_id or runs.new_run_id(config.experiment_name)
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config))
     with JournalWriter(run, FLOW_WRITER) as journal:
-        journal.append("run_created", durable=True, run_id=run_id, simulated=simulated, argv=argv)
+        place = {"sweep": of.sweep, "trial": of.trial} if of else {}
+        journal.append("run_created", durable=True, run_id=run_id, simulated=simulated, argv=argv, **place)
     return run
 
 
-def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
+def drive(run: RunPaths, observer: Observer | None = None, caller: Caller | None = None) -> RunState:
     """Bring a run to its end from wherever it stands; what `train` and `resume` both do.
+
+    Args:
+        run: its directory.
+        observer: whoever watches.
+        caller: calls the stages, without Prefect and with no mirror to MLflow beside them; none: Prefect does, if it
+            answers.
 
     Raises:
         RunBusyError: another process drives it.
@@ -102,11 +122,13 @@ def drive(run: RunPaths, observer: Observer | None = None) -> RunState:
             ctx.close()
             return ctx.state
         ctx.event("head_started", pid=os.getpid(), host=platform.node())
-        prefect_env.begin(Path(ctx.config.runs_dir), ctx.message)
-        follower = mirror_process.start(ctx)
+        follower = None
+        if caller is None:
+            prefect_env.begin(Path(ctx.config.runs_dir), ctx.message)
+            follower = mirror_process.start(ctx)
         try:
             with ctx.signals.kept():
-                _run(ctx)
+                _run(ctx, caller)
             _finish(ctx, "finished", "")
         except HlatctlError as error:
             stopped = isinstance(error, StoppedError)
@@ -182,7 +204,10 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         raise
 
 
-def _run(ctx: FlowContext) -> None:
+def _run(ctx: FlowContext, caller: Caller | None) -> None:
+    if caller is not None:
+        pipeline(ctx, caller)
+        return
     from flows.prefect_flow import run_under_prefect
 
     if not run_under_prefect(ctx, pipeline):

@@ -12,7 +12,7 @@ import typer
 
 from hlatctl.run import runs
 from hlatctl.run.errors import HlatctlError
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, SweepPaths
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -87,6 +87,11 @@ def tokens_of(text: str, option: str) -> int:
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
     """The run that a person means."""
     return runs.find_run(runs_folder(runs_dir), name)
+
+
+def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
+    """The sweep that a person means, or None if it is no sweep."""
+    return runs.find_sweep(runs_folder(runs_dir), name)
 
 
 def look(run: RunPaths) -> RunView:

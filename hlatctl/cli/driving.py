@@ -1,14 +1,17 @@
-"""Driving a run from a terminal: progress while it goes on, a summary when it has ended."""
+"""Driving a run or a sweep from a terminal: progress while it goes on, a summary when it has ended."""
 
 from __future__ import annotations
 
 import sys
 
-from hlatctl.cli.common import look, read_state, say
+from hlatctl.cli.common import columns, look, read_state, say
 from hlatctl.cli.progress import observer_for
 from hlatctl.cli.summary import end_lines
 from hlatctl.run.errors import HlatctlError
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, SweepPaths
+
+#: Arms of a sweep that are shown when it has ended.
+_MOST_ROWS = 20
 
 
 def drive(run: RunPaths) -> None:
@@ -33,3 +36,26 @@ def drive(run: RunPaths) -> None:
         raise
     for line in end_lines(look(run)):
         say(line)
+
+
+def drive_sweep(sweep: SweepPaths) -> None:
+    """Bring a sweep to its end and tell how its arms compare.
+
+    Raises:
+        HlatctlError: the flow's own error.
+    """
+    from flows.sweep import head
+    from hlatctl.report import sweep as report
+    from hlatctl.run.journal import read_events
+    from hlatctl.run.sweep import fold
+
+    say(f"sweep {sweep.run_id} in {sweep.root}")
+    head.drive(sweep, say)
+    state = fold(read_events(sweep))
+    rows = report.rows(state)
+    say()
+    say(columns([report.header(state), *rows[:_MOST_ROWS]]))
+    if len(rows) > _MOST_ROWS:
+        say(f"and {len(rows) - _MOST_ROWS} more: hlatctl status {sweep.run_id}")
+    say()
+    say(columns([list(fact) for fact in report.facts(state)]))

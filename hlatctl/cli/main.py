@@ -29,6 +29,7 @@ from hlatctl.cli import (
     show,
     status,
     stop,
+    sweep,
     sync,
     train,
     ui,
@@ -48,9 +49,8 @@ app = typer.Typer(
 )
 
 for _command in (
-    train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    compare.compare, goodput.goodput, drill.drill, doctor.doctor,
-    ui.ui, sync.sync,
+    train.train, plan.plan, sweep.sweep, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show,
+    diff.diff, compare.compare, goodput.goodput, drill.drill, doctor.doctor, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

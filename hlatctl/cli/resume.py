@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from hlatctl.cli.common import Detach, RunName, RunsDir, find_run
-from hlatctl.cli.driving import drive
+from hlatctl.cli.common import Detach, RunName, RunsDir, find_run, find_sweep
+from hlatctl.cli.driving import drive, drive_sweep
 from hlatctl.cli.train import start_head
 
 
@@ -14,13 +14,16 @@ def resume(
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Go on with a run from wherever it stands.
+    """Go on with a run, or a sweep, from wherever it stands.
 
     Whether it was stopped, failed, or lost its process: what is done is not done again.
     """
-    found = find_run(run, runs_dir)
+    swept = find_sweep(run, runs_dir)
+    found = swept or find_run(run, runs_dir)
     typer.echo(found.run_id)
     if detach:
         start_head(found)
+    elif swept:
+        drive_sweep(swept)
     else:
         drive(found)

@@ -7,9 +7,21 @@ from typing import Any
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, RunView, columns, find_run, look, print_json, say
+from hlatctl.cli.common import (
+    INTERRUPTED,
+    Json,
+    RunName,
+    RunsDir,
+    RunView,
+    columns,
+    find_run,
+    find_sweep,
+    look,
+    print_json,
+    say,
+)
 from hlatctl.cli.summary import status_rows, validation_loss
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.state import RunState
 
 _GOES_ON = {
@@ -21,10 +33,13 @@ _GOES_ON = {
 
 
 def status(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
-    """Tell how a run stands.
+    """Tell how a run, or a sweep, stands.
 
-    Stage, step, loss, speed, attempts, milestones.
+    Stage, step, loss, speed, attempts, milestones; of a sweep its arms, best first.
     """
+    if swept := find_sweep(run, runs_dir):
+        _sweep_status(swept, as_json=as_json)
+        return
     view = look(find_run(run, runs_dir))
     if as_json:
         print_json(_record(view))
@@ -51,3 +66,22 @@ def _record(view: RunView) -> dict[str, Any]:
 def _report(run: RunPaths, state: RunState) -> str | None:
     page = run.report / "index.html"
     return str(page) if page.is_file() else None
+
+
+def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
+    from hlatctl.report import sweep as report
+    from hlatctl.run.journal import read_events
+    from hlatctl.run.lease import head_pid
+    from hlatctl.run.sweep import fold
+
+    state, pid = fold(read_events(sweep)), head_pid(sweep)
+    if state.status == "running" and pid is None:
+        state.status = INTERRUPTED
+    if as_json:
+        print_json({**dataclasses.asdict(state), "path": str(sweep.root), "head_pid": pid})
+        return
+    typer.echo(columns([list(fact) for fact in report.facts(state)]))
+    if state.trials:
+        typer.echo("\n" + columns([report.header(state), *report.rows(state)]))
+    if pid is None and state.status in _GOES_ON:
+        say(f"hint: hlatctl resume {sweep.run_id} goes on with it ({_GOES_ON[state.status]})")

@@ -219,6 +219,11 @@ def _gradient_spike(state: RunState, event: Event) -> None:
     state.spikes.append(event)
 
 
+def _gradient_spike_ended(state: RunState, event: Event) -> None:
+    if state.spikes and state.spikes[-1].get("step") == event["step"]:
+        state.spikes[-1] = {**state.spikes[-1], "length_steps": int(event["length_steps"])}
+
+
 def _warning(state: RunState, event: Event) -> None:
     state.warnings.append(str(event.get("message", "")))
 
@@ -249,6 +254,7 @@ _HANDLERS = {
     "eval_failed": _eval_failed,
     "eval_rejected": _warning,
     "gradient_spike": _gradient_spike,
+    "gradient_spike_ended": _gradient_spike_ended,
     "warning": _warning,
     "alarm": _warning,
     "environment_collision": _warning,

@@ -3,6 +3,7 @@
 Layout (``docs/architecture.md`` has the whole picture)::
 
     <runs_dir>/<run_id>/   one run, see RunPaths
+    <runs_dir>/<sweep_id>/ one sweep, see SweepPaths; its trials are runs beside it
     <runs_dir>/.cache/     prepared corpora and compiled graphs, shared by runs, keyed by fingerprint
     <runs_dir>/.prefect/   Prefect's own database when no server is configured
     <runs_dir>/nodes.jsonl what is known of each node, from all runs
@@ -134,6 +135,34 @@ class RunPaths:
     def mirror(self) -> Path:
         """``mirror.json``: how far the journal has been copied to MLflow."""
         return self.root / "mirror.json"
+
+
+@dataclass(frozen=True)
+class SweepPaths(RunPaths):
+    """Paths of one sweep's directory, which has a journal, logs and a head lock as a run's; its trials lie beside it.
+
+    Args:
+        root: ``<runs_dir>/<sweep_id>``.
+    """
+
+    @property
+    def space(self) -> Path:
+        """``sweep.yaml``: what the sweep tries, complete; rewritten only when it is extended."""
+        return self.root / "sweep.yaml"
+
+    @property
+    def study(self) -> Path:
+        """``optuna.db``: Optuna's view of the journal."""
+        return self.root / "optuna.db"
+
+    def trial(self, number: int) -> RunPaths:
+        """The run directory of one trial."""
+        return RunPaths(self.root.parent / trial_id(self.run_id, number))
+
+
+def trial_id(sweep_id: str, number: int) -> str:
+    """The run id of a sweep's trial: ``beta2-t0007``."""
+    return f"{sweep_id}-t{number:04d}"
 
 
 def cache_dir(runs_dir: Path) -> Path:

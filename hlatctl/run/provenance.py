@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -41,17 +42,24 @@ def collect(argv: list[str], code_dir: Path) -> dict[str, Any]:
 
 def package_versions(names: tuple[str, ...]) -> dict[str, str]:
     """Installed versions; packages that are absent are left out."""
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    return {name: version for name in names if (version := _version(name))}
 
 
+@functools.cache
+def _version(name: str) -> str:
+    """Of what this process would import, or has imported; empty if it is absent."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit, branch and uncommitted difference of the checkout around a folder; None outside of one."""
+    """Commit, branch and uncommitted difference of the checkout around a folder; None outside of one.
+
+    Asked once a process: what runs is the code as it was then.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

@@ -1,4 +1,4 @@
-"""The runs of a runs folder: new ids, creation, lookup by id, unique prefix or ``latest``."""
+"""The runs and sweeps of a runs folder: new ids, creation, lookup by id, unique prefix or ``latest``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, SweepPaths, trial_id
 
 LATEST = "latest"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -34,11 +36,11 @@ def compile_caches_used(runs_dir: Path) -> dict[str, float]:
     return used
 
 
-def check_run_id(run_id: str) -> None:
+def check_run_id(run_id: str, option: str = "--run-id") -> None:
     """Refuse an id that is no plain folder name, or that means something else."""
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ConfigError(
-            f"--run-id={run_id}: must be 1 to 100 letters, digits, '.', '_' or '-', must not begin with '.', "
+            f"{option}={run_id}: must be 1 to 100 letters, digits, '.', '_' or '-', must not begin with '.', "
             f"and must not be '{LATEST}'"
         )
 
@@ -52,26 +54,55 @@ def create_run(runs_dir: Path, run_id: str, config_yaml: str) -> RunPaths:
     """
     check_run_id(run_id)
     run = RunPaths(runs_dir / run_id)
+    _make(run.root, "--run-id")
+    with _undone(run.root):
+        files.write_text(run.config, files.seal_lines(config_yaml))
+    return run
+
+
+def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str) -> SweepPaths:
+    """Make a sweep's directory holding what it tries, sealed; nothing is left behind if that fails.
+
+    Raises:
+        ConfigError: the id can't be one.
+        RunExistsError: the id is taken.
+        StorageError: the runs folder can't be written.
+    """
+    check_run_id(sweep_id, "--sweep-id")
+    check_run_id(trial_id(sweep_id, 0), "--sweep-id")
+    sweep = SweepPaths(runs_dir / sweep_id)
+    _make(sweep.root, "--sweep-id")
+    with _undone(sweep.root):
+        files.write_text(sweep.space, sweep_yaml)
+    return sweep
+
+
+def _make(root: Path, option: str) -> None:
+    runs_dir, run_id = root.parent, root.name
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
-        run.root.mkdir()
+        root.mkdir()
     except FileExistsError:
         if not runs_dir.is_dir():
             raise StorageError(f"runs_dir={runs_dir}: is not a folder", hint="choose another with runs_dir=") from None
         raise RunExistsError(
-            f"--run-id={run_id}: exists in {runs_dir}",
+            f"{option}={run_id}: exists in {runs_dir}",
             hint=f"`hlatctl resume {run_id}` goes on with it; or use another id",
         ) from None
     except OSError as error:
         raise StorageError(
             f"runs_dir={runs_dir}: can't be written ({error.strerror})", hint="choose another with runs_dir="
         ) from None
+
+
+@contextmanager
+def _undone(root: Path) -> Iterator[None]:
+    """Remove the folder again if what it is made for fails."""
     try:
-        files.write_text(run.config, files.seal_lines(config_yaml))
+        yield
     except BaseException:
-        shutil.rmtree(run.root, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
         raise
-    return run
 
 
 def list_runs(runs_dir: Path) -> list[RunPaths]:
@@ -106,3 +137,24 @@ def find_run(runs_dir: Path, name: str) -> RunPaths:
     near = difflib.get_close_matches(name, ids, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else "`hlatctl runs` lists them"
     raise RunNotFoundError(f"{name}: no run of that name in {runs_dir}", hint=hint)
+
+
+def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
+    """All sweeps of a folder, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    found = [SweepPaths(p) for p in runs_dir.iterdir() if (p / "sweep.yaml").is_file()]
+    return sorted(found, key=lambda sweep: (sweep.root.stat().st_ctime_ns, sweep.run_id))
+
+
+def find_sweep(runs_dir: Path, name: str) -> SweepPaths | None:
+    """The sweep of that id, or whose id alone (its trials' aside) begins so; None where a run may be meant."""
+    sweeps = {sweep.run_id: sweep for sweep in list_sweeps(runs_dir)}
+    if not name or name in sweeps:
+        return sweeps.get(name)
+    matches = [sweep for sweep in sweeps.values() if sweep.run_id.startswith(name)]
+    if len(matches) != 1:
+        return None
+    trials = trial_id(matches[0].run_id, 0).removesuffix("0000")
+    others = [r for r in list_runs(runs_dir) if r.run_id.startswith(name) and not r.run_id.startswith(trials)]
+    return None if others else matches[0]

@@ -131,6 +131,7 @@ class RunState:
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
         evaluates: the model from elsewhere that this run does nothing but evaluate; empty for a training run.
         contract: of the first evaluation that names one, which the run's scores are shown under; empty before it.
+        spikes: events that a spike began with; of one that has ended they also have ``length_steps``.
         trust: how far each of these is trusted: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps
             came after it).
     """

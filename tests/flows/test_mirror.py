@@ -19,7 +19,7 @@ import pytest
 
 from conf import load
 from conf.schema import Config, TrackingConfig
-from flows import mirror, mirror_run, servers
+from flows import mirror, mirror_run, mirror_sweep, servers
 from hlatctl.run import files, runs
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
@@ -49,11 +49,11 @@ def runs_dir(tmp_path: Path, empty_database: Path) -> Path:
     return folder
 
 
-def make_run(runs_dir: Path, run_id: str = "one", **tracking: Any) -> RunPaths:
+def make_run(runs_dir: Path, run_id: str = "one", of: dict[str, Any] | None = None, **tracking: Any) -> RunPaths:
     config = Config(runs_dir=str(runs_dir), tracking=TrackingConfig(poll_s=0.2, **tracking))
     run = runs.create_run(runs_dir, run_id, load.dump(config))
     with JournalWriter(run, FLOW_WRITER) as journal:
-        journal.append("run_created", run_id=run_id, simulated=False)
+        journal.append("run_created", run_id=run_id, simulated=False, **(of or {}))
         journal.append("head_started", pid=1, host="here")
     return run
 
@@ -253,6 +253,35 @@ def test_passwords_in_addresses_reach_neither_messages_nor_mlflow(runs_dir: Path
     assert f"tracking.mlflow_uri=http://***@127.0.0.1:{free_port}" in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "hlatctl sync" in caught.value.hint
+
+
+def test_trials_are_children_of_their_sweeps_run_which_tells_how_it_ended(runs_dir: Path) -> None:
+    sweep = runs.create_sweep(runs_dir, "rates", "overrides: []\n")
+    trials = [make_run(runs_dir, sweep.trial(n).run_id, {"sweep": "rates", "trial": n}) for n in range(2)]
+    with JournalWriter(sweep, FLOW_WRITER) as journal:
+        journal.append(
+            "sweep_created", sweep_id="rates", simulated=False, folder="/", overrides=["train.tokens=1M"],
+            objective="loss",
+            direction="min", accelerators=False, axes=[{"key": "optimizer.lr"}], settings={"pruner": "median"}, arms=2,
+            trials=2,
+        )  # fmt: skip
+        for n, run in enumerate(trials):
+            journal.append("trial_asked", trial=n, run_id=run.run_id, arm=n, point={"optimizer.lr": f"0.{n + 1}"},
+                           seed=None, overrides=[])  # fmt: skip
+            mirror.sync(run)
+            journal.append("trial_ended", trial=n, outcome="finished", why="", value=3.0 - n, tokens=100,
+                           process_hours=1.5, saved_process_hours=0.0)  # fmt: skip
+        journal.append("sweep_finished", outcome="finished", message="")
+    for _ in range(2):
+        mirror_sweep.conclude(sweep, TrackingConfig())
+    parents = {mlflow_run(runs_dir, run).data.tags["mlflow.parentRunId"] for run in trials}
+    assert len(parents) == 1
+    parent = mirror.connect(mirror.default_tracking_uri(runs_dir)).get_run(parents.pop())
+    assert (parent.info.run_name, parent.info.status) == ("rates", "FINISHED")
+    assert parent.data.metrics["best_objective"] == 2.0
+    assert parent.data.metrics["process_hours"] == 3.0
+    assert parent.data.params["sweep.pruner"] == "median"
+    assert parent.data.tags["hlatctl.best"] == "optimizer.lr=0.2"
 
 
 @pytest.fixture

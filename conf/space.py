@@ -1,0 +1,255 @@
+"""A sweep as it was asked for: its axes, its settings, what all trials share; how it is kept and how it grows.
+
+Which arm is tried when is the sampler's business (``flows.sweep``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from conf.axes import Axis, make_axis, parse_override
+from conf.compose import CONF_DIR
+from conf.load import decode_dataclass
+from conf.schema import SweepConfig
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+SWEEP_FILES = CONF_DIR / "sweep"
+_CHOICES = {
+    "sampler": (None, "grid", "random", "tpe"), "direction": (None, "min", "max"),
+    "pruner": ("none", "median", "asha"),
+}  # fmt: skip
+_AT_LEAST = {
+    "trials": 1, "seeds": 1, "parallel": 1, "rungs": 1, "startup_trials": 0, "confirm_above_usd": 0.0,
+}  # fmt: skip
+#: What an extended sweep may change besides its axes: it changes no trial and no comparison.
+_MAY_CHANGE = ("trials", "parallel", "confirm_above_usd")
+#: Arms that are drawn if nobody says how many.
+_DEFAULT_TRIALS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """A sweep as it was asked for.
+
+    Args:
+        overrides: what every trial has.
+        axes: what differs, in the order given.
+        settings: of the sweep.
+        folder: where it was typed; relative paths begin there.
+    """
+
+    overrides: list[str]
+    axes: list[Axis]
+    settings: SweepConfig
+    folder: str
+
+    @property
+    def is_finite(self) -> bool:
+        """It has no interval."""
+        return not any(axis.is_interval for axis in self.axes)
+
+    @property
+    def sampler(self) -> str:
+        """The one that was named, or the one that fits."""
+        return self.settings.sampler or ("grid" if self.is_finite else "tpe")
+
+    @property
+    def arms(self) -> int:
+        """How many arms are tried."""
+        if self.sampler == "grid":
+            return math.prod(len(axis.values) for axis in self.axes)
+        return self.settings.trials or _DEFAULT_TRIALS
+
+    @property
+    def trials(self) -> int:
+        """Runs in all."""
+        return self.arms * self.settings.seeds
+
+    def grid(self) -> Iterator[dict[str, str]]:
+        """Every arm of finite axes, the last axis changing fastest."""
+        for values in itertools.product(*(axis.values for axis in self.axes)):
+            yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
+
+    def example(self) -> dict[str, str]:
+        """One arm, for what has to be known before any is: the first value of each axis, the middle of an interval."""
+        return {axis.key: axis.example for axis in self.axes}
+
+
+def parse(arguments: Sequence[str], folder: Path) -> Space:
+    """What was typed as a space to sweep.
+
+    Args:
+        arguments: ``sweep=NAME`` stands for those in ``conf/sweep/NAME.yaml``; of a key that is given again, the last
+            counts.
+        folder: that relative paths begin in.
+
+    Raises:
+        ConfigError: bad grammar, an empty axis, an axis of one value, nothing swept, or a setting that can't be.
+    """
+    parsed: dict[str, Override] = {}
+    for text in expand(arguments):
+        override = parse_override(text)
+        parsed.pop(override.key_or_group, None)
+        parsed[override.key_or_group] = override
+    own = {key: override for key, override in parsed.items() if key.startswith("sweep.")}
+    axes = [make_axis(o) for key, o in parsed.items() if o.is_sweep_override() and key not in own]
+    overrides = [str(o.input_line) for key, o in parsed.items() if not o.is_sweep_override() and key not in own]
+    space = Space(overrides=overrides, axes=axes, settings=_settings(own), folder=str(folder))
+    _check(space)
+    return space
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """The arguments with ``sweep=NAME`` replaced by what the file of that name lists.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    expanded: list[str] = []
+    for text in arguments:
+        if not text.startswith("sweep="):
+            expanded.append(text)
+            continue
+        name, known = text.removeprefix("sweep="), sweep_files()
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean sweep={near[0]}? " if near else ""
+            raise ConfigError(f"sweep={name}: no such sweep", hint=f"{hint}known: {', '.join(known) or 'none'}")
+        expanded += yaml.safe_load((SWEEP_FILES / f"{name}.yaml").read_text(encoding="utf-8"))["arguments"]
+    return expanded
+
+
+def sweep_files() -> list[str]:
+    """Names of the sweeps that are ready to run."""
+    return sorted(path.stem for path in SWEEP_FILES.glob("*.yaml"))
+
+
+def extend(space: Space, arguments: Sequence[str]) -> Space:
+    """A sweep's space with more values.
+
+    Args:
+        space: of the sweep.
+        arguments: each axis named has all its values, the old ones and the new ones; ``sweep.trials`` may be more.
+
+    Raises:
+        ConfigError: anything else has changed.
+    """
+    old_axes = {axis.key: axis for axis in space.axes}
+    typed = [parse_override(text) for text in arguments]
+    own = {o.key_or_group: o for o in typed if o.key_or_group.startswith("sweep.")}
+    axes = dict(old_axes)
+    for override in typed:
+        key = override.get_key_element()
+        if override.key_or_group in own:
+            continue
+        if key not in old_axes:
+            raise _changed(f"{override.input_line}", f"its axes are {', '.join(old_axes) or 'none'}")
+        if not override.is_sweep_override():
+            raise _changed(f"{override.input_line}", f"it has tried {', '.join(old_axes[key].values) or 'an interval'}")
+        axes[key] = _more(old_axes[key], make_axis(override, least=1))
+    given = _values(own)
+    for name in given:
+        if name not in _MAY_CHANGE:
+            raise _changed(f"sweep.{name}={given[name]}", f"it was made with {getattr(space.settings, name)}")
+    settings = decode_dataclass(SweepConfig, {**asdict(space.settings), **given}, "sweep.")
+    extended = Space(overrides=space.overrides, axes=list(axes.values()), settings=settings, folder=space.folder)
+    _check(extended)
+    if extended.arms < space.arms:
+        raise _changed(f"sweep.trials={settings.trials}", f"it has {space.arms} arms, and may only have more")
+    return extended
+
+
+def dump(space: Space) -> str:
+    """A space as YAML, sealed."""
+    text = yaml.safe_dump(asdict(space), sort_keys=False, allow_unicode=True)
+    return files.seal_lines(text)
+
+
+def load(path: Path) -> Space:
+    """Read what :func:`dump` has written.
+
+    Raises:
+        ConfigError: it is missing, or is not as it was written.
+    """
+    try:
+        text, _ = files.unseal_lines(path.read_text(encoding="utf-8"))
+        return decode_dataclass(Space, yaml.safe_load(text), "")
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not readable ({error})") from None
+
+
+def _more(old: Axis, new: Axis) -> Axis:
+    """The new axis, if it only adds to the old one."""
+    missing = [value for value in old.values if value not in new.values]
+    if missing:
+        raise _changed(f"{new.key}={','.join(new.values)}", f"it has tried {', '.join(missing)} too, which is left out")
+    if old.is_interval and old != new:
+        raise _changed(new.key, f"its interval is {old.low:g} to {old.high:g}")
+    added = [value for value in new.values if value not in old.values]
+    return old if old.is_interval else Axis(key=old.key, values=[*old.values, *added])
+
+
+def _changed(what: str, rule: str) -> ConfigError:
+    hint = "an extended sweep keeps all it has and adds values to its axes; `hlatctl sweep` begins another"
+    return ConfigError(f"{what}: is another space than the sweep's: {rule}", hint=hint)
+
+
+def _values(own: dict[str, Override]) -> dict[str, Any]:
+    """Settings by name, as they were typed."""
+    known = [field.name for field in fields(SweepConfig)]
+    values: dict[str, Any] = {}
+    for key, override in own.items():
+        name = key.removeprefix("sweep.")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean sweep.{near[0]}?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"{key}: unknown key", hint=hint)
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: is a setting of the sweep, and can't be an axis")
+        values[name] = override.value()
+    return values
+
+
+def _settings(own: dict[str, Override]) -> SweepConfig:
+    return decode_dataclass(SweepConfig, _values(own), "sweep.")
+
+
+def _check(space: Space) -> None:
+    """The rules across settings and axes."""
+    settings = space.settings
+    for name, allowed in _CHOICES.items():
+        if getattr(settings, name) not in allowed:
+            names = ", ".join(filter(None, allowed))
+            raise ConfigError(f"sweep.{name}={getattr(settings, name)}: not known", hint=f"use one of: {names}")
+    for name, least in _AT_LEAST.items():
+        if (value := getattr(settings, name)) is not None and value < least:
+            raise ConfigError(f"sweep.{name}={value}: must be at least {least}")
+    if not space.axes and settings.seeds == 1:
+        raise ConfigError("nothing is swept: no argument has several values",
+                          hint="such as optimizer.beta2=0.95,0.99, or sweep.seeds=3")  # fmt: skip
+    interval = next((axis for axis in space.axes if axis.is_interval), None)
+    if space.sampler == "grid" and interval:
+        raise ConfigError(
+            f"sweep.sampler=grid: {interval.key} is an interval from {interval.low:g} to {interval.high:g}, which has "
+            "no end of values", hint=f"list them, {interval.key}={interval.low:g},{interval.high:g}, or use "
+            "sweep.sampler=tpe",
+        )  # fmt: skip
+    if space.sampler == "grid" and settings.trials is not None:
+        raise ConfigError(
+            f"sweep.trials={settings.trials}: a grid tries all of its {space.arms} arms",
+            hint="leave it out, or use sweep.sampler=random",
+        )
+    if settings.seeds > 1 and any(axis.key.lstrip("+") == "seed" for axis in space.axes):
+        raise ConfigError(f"sweep.seeds={settings.seeds}: seed is an axis already", hint="leave one of them out")

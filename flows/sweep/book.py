@@ -1,0 +1,127 @@
+"""A sweep's journal and what follows from it: how the sweep stands, which trial comes next, which one falls behind.
+
+Threads that play trials write here too: every method holds one lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from conf import space as spaces
+from conf.variations import Variations
+from flows.sweep.objective import objective
+from flows.sweep.study import Study
+from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
+from hlatctl.run.paths import SweepPaths
+from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply
+
+
+class Book:
+    """Opens a sweep's journal for writing.
+
+    Args:
+        sweep: its directory.
+
+    Raises:
+        ConfigError: ``sweep.yaml`` is damaged.
+        RunBusyError: another process writes the journal.
+    """
+
+    def __init__(self, sweep: SweepPaths) -> None:
+        self.sweep = sweep
+        self.space = spaces.load(sweep.space)
+        self.settings = self.space.settings
+        self.state = SweepState()
+        self.lock = threading.RLock()
+        self.variations = Variations(self.space.overrides, Path(self.space.folder), os.fspath(sweep.root.parent))
+        self._tail = JournalTail(sweep)
+        self._journal = JournalWriter(sweep, FLOW_WRITER)
+        self.refresh()
+        self.example = example = self.variations.compose(self.space.example())
+        self.objective = objective(self.settings, example)
+        self._study = Study(
+            self.space, self.state, minimize=self.objective.minimize, seed=example.seed,
+            first_rung_tokens=self.objective.rungs(example, self.settings.rungs)[0],
+            path=None if self.state.simulated else sweep.study,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Release the journal."""
+        self._journal.close()
+
+    @property
+    def trials(self) -> list[TrialState]:
+        """All that were asked for, by number."""
+        return [self.state.trials[number] for number in sorted(self.state.trials)]
+
+    def event(self, kind: str, *, durable: bool = True, **fields: Any) -> None:
+        """Journal an event and fold it."""
+        with self.lock:
+            self._journal.append(kind, durable=durable, **fields)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Fold what others have written."""
+        with self.lock:
+            for event in self._tail.read_new():
+                apply(self.state, event)
+
+    def next_arm(self) -> tuple[int, dict[str, str] | None] | None:
+        """Number and point of the next trial's arm, the point being None if it is to be drawn; None at the end."""
+        trials = self.trials
+        if trials and sum(trial.arm == trials[-1].arm for trial in trials) < self.settings.seeds:
+            return trials[-1].arm, trials[-1].point
+        arm = trials[-1].arm + 1 if trials else 0
+        if self.space.sampler == "grid":
+            tried = {tuple(trial.point.items()) for trial in trials}
+            point = next((point for point in self.space.grid() if tuple(point.items()) not in tried), None)
+            return None if point is None else (arm, point)
+        return (arm, None) if arm < self.space.arms else None
+
+    def ask(self) -> int | None:
+        """The number of one more trial, or None if there is none."""
+        with self.lock:
+            following = self.next_arm()
+            if following is None:
+                return None
+            number, (arm, point) = len(self.state.trials), following
+            point = self._study.draw(arm) if point is None else point
+            overrides = [*self.space.overrides, *(f"{key}={value}" for key, value in point.items())]
+            seed = None
+            if self.settings.seeds > 1:
+                seed = self._study.seed + sum(trial.arm == arm for trial in self.trials)
+                overrides.append(f"seed={seed}")
+            self.event(
+                "trial_asked", trial=number, run_id=self.sweep.trial(number).run_id, arm=arm, point=point, seed=seed,
+                overrides=overrides,
+            )  # fmt: skip
+            self._study.add(self.state.trials[number])
+            return number
+
+    def rung(self, number: int, tokens: int, value: float) -> bool:
+        """A trial's objective at a rung; whether it has fallen behind."""
+        with self.lock:
+            self.event("trial_rung", durable=False, trial=number, tokens=tokens, value=value)
+            return self._study.report(number, tokens, value)
+
+    def end(self, number: int, outcome: str, why: str, **fields: Any) -> None:
+        """A trial's end.
+
+        Args:
+            number: of the trial.
+            outcome: ``finished``, ``pruned``, ``diverged`` or ``failed``.
+            why: of one that has not finished.
+            fields: of the event besides, in place of nothing.
+        """
+        nothing = {"value": None, "tokens": 0, "process_hours": 0.0, "saved_process_hours": 0.0}
+        with self.lock:
+            self.event("trial_ended", trial=number, outcome=outcome, why=why, **(nothing | fields))
+            self._study.tell(self.state.trials[number])
+
+    def told(self) -> str:
+        """How many trials there are, and how they stand."""
+        counts = [f"{n} {status}" for status in (*ENDED, "paused") if (n := self.state.count(status))]
+        return f"{len(self.state.trials)} of {self.space.trials} trials" + (f": {', '.join(counts)}" if counts else "")

@@ -1,0 +1,199 @@
+"""Making a sweep, or giving one more values: everything is checked, and its plan is known, before anything is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf import space as spaces
+from conf.compose import local_cores, local_processes
+from conf.schema import Config
+from conf.space import Space
+from conf.variations import Variations
+from flows.ask import ask_about
+from flows.stages.validate import check as check_inputs
+from flows.sweep.cost import Plan, plan
+from flows.sweep.objective import Objective, check, objective
+from hlatctl.plan.memory import check_memory
+from hlatctl.run import files, runs
+from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import SweepPaths
+from hlatctl.run.sweep import fold
+
+_PROCESSES = "cluster.processes_per_node"
+_MOCK = "cluster.launcher=mock"
+#: Arms that are looked at before a sweep begins; those that are drawn are looked at when they are.
+_MOST_CHECKED = 1000
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A sweep that could be made."""
+
+    space: Space
+    plan: Plan
+    objective: Objective
+    runs_dir: Path
+    experiment_name: str
+    simulated: bool
+    accelerators: bool
+
+
+def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepared:
+    """Check a sweep that is asked for; makes nothing.
+
+    Args:
+        arguments: as ``conf.space.parse`` takes them.
+        folder: that relative paths begin in.
+        simulated: its trials are only played.
+
+    Raises:
+        ConfigError, DataError: an axis, an arm or its inputs, or the objective.
+    """
+    return _checked(
+        _with_slots(spaces.parse([*arguments, *([_MOCK] if simulated else [])], folder)), simulated=simulated
+    )
+
+
+def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:
+    """Check what a sweep is to try besides; changes nothing.
+
+    Raises:
+        ConfigError: it is another space than the sweep's, or an arm is bad.
+    """
+    space = spaces.extend(spaces.load(sweep.space), arguments)
+    return _checked(space, simulated=fold(read_events(sweep)).simulated)
+
+
+def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepPaths:
+    """Make a sweep's directory.
+
+    Args:
+        prepared: the sweep.
+        sweep_id: none: one made from the experiment's name and the time.
+        argv: the command line.
+
+    Raises:
+        ConfigError, RunExistsError, StorageError: the directory can't be made.
+    """
+    sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-sweep")
+    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space))
+    with JournalWriter(sweep, FLOW_WRITER) as journal:
+        journal.append(
+            "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated, argv=argv,
+            folder=prepared.space.folder, overrides=prepared.space.overrides, objective=prepared.objective.name,
+            direction="min" if prepared.objective.minimize else "max", accelerators=prepared.accelerators,
+            plan=asdict(prepared.plan), **_space_fields(prepared.space),
+        )  # fmt: skip
+    return sweep
+
+
+def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
+    """Give a sweep its larger space; the next head goes on with it.
+
+    Raises:
+        RunBusyError: a process drives it.
+    """
+    try:
+        with hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
+            files.write_text(sweep.space, spaces.dump(prepared.space))
+            journal.append("sweep_extended", durable=True, argv=argv, **_space_fields(prepared.space))
+    except RunBusyError as error:
+        raise RunBusyError(error.message, hint=f"`hlatctl stop {sweep.run_id}` first") from None
+
+
+def _space_fields(space: Space) -> dict[str, Any]:
+    return {
+        "axes": [asdict(axis) for axis in space.axes], "settings": {**asdict(space.settings), "sampler": space.sampler},
+        "arms": space.arms, "trials": space.trials,
+    }  # fmt: skip
+
+
+def _with_slots(space: Space) -> Space:
+    """On this machine the trials at once divide its cores.
+
+    Raises:
+        ConfigError: together they would take more than there are.
+    """
+    config = _variations(space).compose(space.example())
+    parallel, cores = space.settings.parallel, local_cores()
+    if config.cluster.launcher != "local" or parallel == 1:
+        return space
+    named = any(text.lstrip("+").split("=")[0] == _PROCESSES for text in space.overrides)
+    if not named and parallel <= cores:
+        return dataclasses.replace(space, overrides=[*space.overrides, f"{_PROCESSES}={local_processes(parallel)}"])
+    each = config.cluster.processes_per_node * config.cluster.threads_per_process if named else 1
+    if parallel * each > cores:
+        raise ConfigError(
+            f"sweep.parallel={parallel}: with {each} processes or threads each, the trials take {parallel * each} "
+            f"cores, and this machine has {cores}",
+            hint=f"sweep.parallel={max(1, cores // each)}" + (f", or fewer {_PROCESSES}" if each > 1 else ""),
+        )
+    return space
+
+
+def _checked(space: Space, *, simulated: bool) -> Prepared:
+    variations = _variations(space)
+    first = variations.compose(space.example())
+    aim = objective(space.settings, first)
+    configs = list(_arms(space, variations, aim)) or [first]
+    if not simulated:
+        _check_inputs(configs)
+        _check_task(aim, first)
+    return Prepared(
+        space=space, plan=plan(space, configs, Path(first.runs_dir)), objective=aim, runs_dir=Path(first.runs_dir),
+        experiment_name=first.experiment_name, simulated=simulated, accelerators=first.backend.device != "cpu",
+    )  # fmt: skip
+
+
+def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Config]:
+    """The configuration of every arm that is known before.
+
+    Raises:
+        ConfigError: one of them is bad; the message names it.
+    """
+    if space.sampler != "grid":
+        return
+    for point in itertools.islice(space.grid(), _MOST_CHECKED):
+        try:
+            config = variations.compose(point)
+            check(aim, config)
+            check_memory(config)
+        except ConfigError as error:
+            arm = " ".join(f"{key}={value}" for key, value in point.items())
+            raise ConfigError(f"{error.message} (in the arm {arm})", hint=error.hint) from None
+        yield config
+
+
+def _check_inputs(configs: list[Config]) -> None:
+    """Ask about corpus, tokenizer, suite and initial weights once for all arms that have the same."""
+    seen: list[Any] = []
+    for config in configs:
+        inputs = (config.data, config.tokenizer, config.eval, config.train.init_from)
+        if inputs not in seen:
+            seen.append(inputs)
+            check_inputs(config)
+
+
+def _check_task(aim: Objective, config: Config) -> None:
+    """Ask whether there is a task of the objective's name."""
+    if not aim.score or aim.score.startswith("validation"):
+        return
+    asked = dataclasses.replace(config, eval=dataclasses.replace(config.eval, tasks=[aim.score]))
+    try:
+        ask_about("eval.check", asked, timeout_s=_TIMEOUT_S)
+    except HlatctlError as error:
+        raise ConfigError(
+            f"sweep.objective={aim.name}: no trial reports it ({error.message})", hint=error.hint
+        ) from None
+
+
+def _variations(space: Space) -> Variations:
+    return Variations(space.overrides, Path(space.folder))

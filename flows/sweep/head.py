@@ -1,0 +1,301 @@
+"""Driving a sweep from wherever it stands: starts its trials, compares them, ends those that fall behind.
+
+Everything is journalled before it is done, so that a head which dies at any point leaves a journal from which the next
+one goes on: an asked trial gets its run directory once, a running one is watched again, an ended one is never touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from flows import pretrain
+from flows.signals import Signals
+from flows.sweep import signs
+from flows.sweep.book import Book
+from flows.sweep.objective import check
+from flows.sweep.trackers import PrefectView, conclude_mlflow
+from flows.sweep.trials import Trial
+from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, StoppedError, TrainingError
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import SweepPaths
+from hlatctl.run.sweep import ENDED, SweepState, TrialState
+
+#: A trial whose head process is gone so often, with nothing in its journal that says why, has failed.
+_MAX_LOST_HEADS = 3
+#: Played trials at once: they wait for the disk more than they compute.
+_PLAYED_AT_ONCE = 8
+_POLL_S = 0.5
+_PLAYED_POLL_S = 0.02
+
+
+def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
+    """Bring a sweep to its end from wherever it stands.
+
+    Args:
+        sweep: its directory.
+        say: told a sentence for whoever watches.
+
+    Raises:
+        RunBusyError: another process drives it.
+        StoppedError: it was stopped on request and can be resumed.
+        ConfigError: no trial reports the objective.
+        TrainingError: every trial has failed.
+    """
+    with hold_head(sweep):
+        book = Book(sweep)
+        player = ThreadPoolExecutor(_PLAYED_AT_ONCE) if book.state.simulated else None
+        try:
+            return _Head(book, say, player).run()
+        finally:
+            if player is not None:
+                player.shutdown()
+            book.close()
+
+
+class _Head:
+    """The process that drives a sweep.
+
+    Args:
+        book: of the sweep.
+        say: as for :func:`drive`.
+        player: plays the trials of a dry run.
+    """
+
+    def __init__(self, book: Book, say: Callable[[str], None], player: ThreadPoolExecutor | None) -> None:
+        self._book, self._say, self._player = book, say, player
+        self._settings = book.settings
+        self._signals = Signals()
+        self._trials: dict[int, Trial] = {}
+        self._running: dict[int, Trial] = {}
+        self._waiting = [trial.number for trial in book.trials if not trial.ended]
+        self._unreported: ConfigError | None = None
+        self._prefect = PrefectView(book.sweep, say)
+
+    def run(self) -> SweepState:
+        """All of it."""
+        if self._all_done() and self._book.state.status in ("finished", "failed"):
+            self._say(f"sweep {self._book.sweep.run_id} is finished")
+            return self._book.state
+        self._book.event("head_started", pid=os.getpid(), host=platform.node())
+        if self._player is None:
+            self._prefect.begin()
+        self._adopt()
+        try:
+            with self._signals.kept():
+                self._loop()
+        except SystemExit:  # the head is told to go (SIGTERM): trials have processes of their own
+            self._say(f"this process ends, its trials go on; `hlatctl resume {self._book.sweep.run_id}` watches them")
+            raise
+        return self._finish()
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                self._signals.check()
+                self._book.refresh()
+                for trial in list(self._running.values()):
+                    if not (trial.is_played and trial.alive):  # the thread that plays one looks itself
+                        self._look(trial)
+                if self._ending:
+                    self._pause_all()
+                else:
+                    self._fill()
+                if not self._running and (self._ending or self._all_done()):
+                    return
+                time.sleep(_PLAYED_POLL_S if self._player else _POLL_S)
+            except KeyboardInterrupt:
+                self._signals.take()
+                if self._book.state.stop_requested:
+                    raise
+                self._book.event("stop_requested", by="interrupt")
+
+    @property
+    def _ending(self) -> bool:
+        return self._book.state.stop_requested or self._unreported is not None
+
+    def _all_done(self) -> bool:
+        return all(trial.ended for trial in self._book.trials) and self._book.next_arm() is None
+
+    def _finish(self) -> SweepState:
+        book, state, name = self._book, self._book.state, f"sweep {self._book.sweep.run_id}"
+        error: HlatctlError | None = self._unreported
+        if error is None and state.stop_requested and not self._all_done():
+            error = StoppedError(f"{name}: stopped, {book.told()}", hint=f"hlatctl resume {book.sweep.run_id}")
+        if error is None and state.count("failed") == len(state.trials):
+            first = state.trials[0]
+            error = TrainingError(f"{name}: every trial has failed, {first.run_id} with: {first.why}",
+                                  hint=f"hlatctl status {first.run_id}")  # fmt: skip
+        outcome = "finished" if error is None else "stopped" if isinstance(error, StoppedError) else "failed"
+        book.event("sweep_finished", outcome=outcome, message=error.message if error else book.told())
+        self._prefect.end(outcome)
+        if self._player is None and book.trials:
+            conclude_mlflow(book.sweep, book.example, self._say)
+        if error is not None:
+            raise error
+        return state
+
+    def _adopt(self) -> None:
+        """Watch again what still runs; a trial that nobody drives waits for its turn."""
+        for number in list(self._waiting):
+            trial = self._trial(number)
+            if trial is not None and trial.alive:
+                self._waiting.remove(number)
+                self._running[number] = trial
+                self._say(f"{trial.run.run_id}: still running, re-attached")
+                if self._book.state.trials[number].status == "stopping":
+                    trial.request_stop(self._book.sweep.run_id)
+
+    def _fill(self) -> None:
+        """Start trials, first come, first served, while there are slots."""
+        slots = max(_PLAYED_AT_ONCE, self._settings.parallel) if self._player else self._settings.parallel
+        while len(self._running) < slots:
+            if not self._waiting:
+                asked = self._book.ask()
+                if asked is None:
+                    return
+                self._waiting.append(asked)
+            trial = self._trial(self._waiting[0])
+            if trial is not None and any(trial.prepares_alike(other) for other in self._running.values()):
+                return  # when that is prepared, it is there for both
+            self._waiting.pop(0)
+            if trial is not None:
+                self._begin(trial)
+
+    def _trial(self, number: int) -> Trial | None:
+        """What looks after a trial; None if it can't be run, and has failed by that."""
+        if number in self._trials:
+            return self._trials[number]
+        book, asked = self._book, self._book.state.trials[number]
+        try:
+            config = book.variations.compose(asked.point)
+            check(book.objective, config)
+        except HlatctlError as error:
+            self._end(asked, "failed", error.message)
+            return None
+        config = config if asked.seed is None else dataclasses.replace(config, seed=asked.seed)
+        of = pretrain.TrialOf(sweep=book.sweep.run_id, trial=number)
+        self._trials[number] = Trial(book.sweep.trial(number), config, of, sys.argv, self._player)
+        return self._trials[number]
+
+    def _begin(self, trial: Trial) -> None:
+        """Start a trial, or see to one that has ended while nobody looked."""
+        asked = self._book.state.trials[trial.of.trial]
+        self._running[asked.number] = trial
+        resumed = asked.status == "paused" and trial.state.status == "stopped"
+        if trial.state.status in ("finished", "failed", "stopped") and not resumed:
+            return
+        self._book.event("trial_started", durable=False, trial=asked.number, run_id=trial.run.run_id)
+        self._say(f"{trial.run.run_id}: started, {_text(asked)}")
+        try:
+            trial.start(partial(self._look_in, trial), self._prefect.trial_environment(asked.number, asked.run_id))
+        except LaunchError as error:
+            if not trial.alive:  # otherwise another process was quicker
+                del self._running[asked.number]
+                self._end(asked, "failed", error.message)
+            return
+        if asked.status == "stopping":  # a request from before its head began is forgotten
+            trial.request_stop(self._book.sweep.run_id)
+
+    def _look_in(self, trial: Trial) -> None:
+        """From the thread that plays it."""
+        with self._book.lock:
+            self._compare(trial)
+
+    def _look(self, trial: Trial) -> None:
+        with self._book.lock:
+            alive = trial.alive  # first: what it wrote before it ended is then read
+            self._compare(trial)
+            if not alive:
+                trial.end_of_play()
+                self._conclude(trial)
+
+    def _compare(self, trial: Trial) -> None:
+        """Journal what is new of the objective, and end the trial if it falls behind or diverges."""
+        book, state, asked = self._book, trial.refresh(), self._book.state.trials[trial.of.trial]
+        rungs = book.objective.rungs(trial.config, self._settings.rungs)
+        for tokens, value in book.objective.values(state, rungs).items():
+            if tokens in asked.rungs:
+                continue
+            if book.rung(asked.number, tokens, value) and tokens < rungs[-1]:
+                self._stop_early(trial, asked, "pruned", f"{self._settings.pruner} at {tokens:,} tokens: {value:.4f}")
+        diverges = signs.divergence(state) if self._settings.stop_diverged else ""
+        if diverges:
+            self._stop_early(trial, asked, "diverged", diverges)
+
+    def _stop_early(self, trial: Trial, asked: TrialState, outcome: str, why: str) -> None:
+        if asked.status != "running" or trial.state.status != "running":
+            return
+        self._book.event("trial_stopping", trial=asked.number, outcome=outcome, why=why)
+        trial.request_stop(self._book.sweep.run_id)
+        self._say(f"{trial.run.run_id}: stops, {why}")
+
+    def _pause_all(self) -> None:
+        for number, trial in self._running.items():
+            if self._book.state.trials[number].status in ("asked", "running") and trial.alive:
+                self._book.event("trial_paused", trial=number)
+                trial.request_stop(self._book.sweep.run_id)
+
+    def _conclude(self, trial: Trial) -> None:
+        """What the end of a trial's process means."""
+        asked, state = self._book.state.trials[trial.of.trial], trial.state
+        del self._running[asked.number]
+        if state.status == "finished":
+            self._conclude_finished(trial, asked)
+        elif state.status == "failed":
+            diverged = signs.divergence(state) if self._settings.stop_diverged else ""
+            self._end(asked, "diverged" if diverged else "failed", diverged or state.message, trial)
+        elif asked.status == "paused":
+            return
+        elif state.status == "stopped":
+            self._end(asked, asked.stops_as or "pruned", asked.why or "stopped by hand", trial)
+        else:
+            self._conclude_lost(trial, asked)
+
+    def _conclude_finished(self, trial: Trial, asked: TrialState) -> None:
+        aim = self._book.objective
+        value = asked.rungs.get(aim.rungs(trial.config, self._settings.rungs)[-1])
+        if value is not None and math.isfinite(value):
+            self._end(asked, "finished", "", trial, value)
+            return
+        why = f"sweep.objective={aim.name}: {trial.run.run_id} has finished and does not report it"
+        self._end(asked, "failed", f"{why} as a number", trial)
+        if value is None and not any(other.value is not None for other in self._book.trials):
+            reported = sorted({name for m in trial.state.milestones.values() for name in m.scores})
+            self._unreported = ConfigError(why, hint=f"it reports {', '.join(reported) or 'loss alone'}")
+
+    def _conclude_lost(self, trial: Trial, asked: TrialState) -> None:
+        """Its process is gone, and its journal does not say why."""
+        self._book.event("trial_head_lost", trial=asked.number)
+        if asked.lost_heads >= _MAX_LOST_HEADS:
+            self._end(asked, "failed", f"its process was gone {asked.lost_heads} times, see its logs/head.log", trial)
+        else:
+            self._waiting.insert(0, asked.number)
+
+    def _end(
+        self, asked: TrialState, outcome: str, why: str, trial: Trial | None = None, value: float | None = None
+    ) -> None:
+        took: dict[str, float] = {}
+        if trial is not None:
+            early = outcome in ("pruned", "diverged")
+            took = {"tokens": trial.state.tokens, "process_hours": trial.process_hours,
+                    "saved_process_hours": trial.left_process_hours if early else 0.0}  # fmt: skip
+            if early and not self._settings.keep_pruned_checkpoints:
+                trial.drop_checkpoints()
+        self._book.end(asked.number, outcome, why, value=value, **took)
+        self._trials.pop(asked.number, None)
+        self._prefect.trial_ended(asked.number, outcome)
+        told = why if value is None else f"{self._book.objective.name} {value:.4f}"
+        self._say(f"{asked.run_id}: {outcome}, {told} ({self._book.state.count(*ENDED)} of {self._book.space.trials})")
+
+
+def _text(asked: TrialState) -> str:
+    seed = [] if asked.seed is None else [f"seed={asked.seed}"]
+    return " ".join([*(f"{key}={value}" for key, value in asked.point.items()), *seed])

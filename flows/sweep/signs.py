@@ -1,0 +1,56 @@
+"""Signs that a run will come to nothing, as the trainer's monitor sees them. Pure.
+
+HLAT (arXiv 2404.10630, section 4.3) tells runs that diverge by their gradient norm and loss.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hlatctl.run.journal import number
+from hlatctl.run.state import RunState
+
+#: A spike of the gradient norm that goes on for so many steps is no spike: its running mean has grown with it.
+GROWTH_STEPS = 20
+#: And it is growth only from so many times the mean that it began above.
+GROWTH_FACTOR = 2.0
+#: Steps that the loss of "now" and that of the start are taken over.
+WINDOW_STEPS = 20
+
+
+def divergence(state: RunState) -> str:
+    """Why a run has diverged, in a sentence; empty if it has not."""
+    return _not_finite(state) or _growing(state) or _above_start(state)
+
+
+def _not_finite(state: RunState) -> str:
+    """The run's own rule (``train.on_nonfinite``) says when that is its end."""
+    attempt = state.attempt
+    return attempt.evidence if attempt and attempt.cause == "nonfinite" and state.status == "failed" else ""
+
+
+def _growing(state: RunState) -> str:
+    spike = state.spikes[-1] if state.spikes else None
+    if spike is None or "length_steps" in spike:
+        return ""
+    began, mean = int(spike["step"]), number(spike, "mean")
+    now = number(state.steps[state.step], "grad_norm") if state.steps else math.nan
+    if state.step - began < GROWTH_STEPS or not now > GROWTH_FACTOR * mean:
+        return ""
+    return (
+        f"the gradient norm has grown for {state.step - began} steps, from a mean of {mean:.3g} before step {began} to "
+        f"{now:.3g}"
+    )
+
+
+def _above_start(state: RunState) -> str:
+    """The mean of the newest steps is above the worst of the first: noise alone does not lift a mean so far."""
+    steps = sorted(state.steps)
+    if len(steps) < 2 * WINDOW_STEPS:
+        return ""
+    worst = max(number(state.steps[step], "loss") for step in steps[:WINDOW_STEPS])
+    newest = [number(state.steps[step], "loss") for step in steps[-WINDOW_STEPS:]]
+    mean = math.fsum(newest) / WINDOW_STEPS
+    if not mean > worst:
+        return ""
+    return f"the loss of the last {WINDOW_STEPS} steps, {mean:.3f}, is above that of the first, at most {worst:.3f}"

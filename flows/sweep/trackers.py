@@ -1,0 +1,140 @@
+"""A sweep in Prefect and MLflow: views that may fail or be slow, and never hold up a sweep.
+
+In Prefect the sweep is a flow run, each trial a task run of it, and the flow run of the trial's own process is that
+one's child. In MLflow the trials' mirrors make the sweep's run (``flows.mirror_parent``); here it is concluded.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config
+from flows import prefect_env
+from flows.prefect_flow import PARENT_ENV, is_prefects
+from hlatctl.run.paths import SweepPaths
+
+
+class PrefectView:
+    """A sweep's flow run. After the first failure nothing more is told to Prefect.
+
+    Args:
+        sweep: its directory.
+        say: told when Prefect does not answer.
+    """
+
+    def __init__(self, sweep: SweepPaths, say: Callable[[str], None]) -> None:
+        self._sweep, self._say = sweep, say
+        self._client: Any = None
+        self._flow_run_id: Any = None
+        self._tasks: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        """Start an API if none answers, which the trials' processes use too, and tell it of the sweep."""
+        try:
+            prefect_env.configure(self._sweep.root.parent, self._say)
+            self._begin()
+        except Exception as error:
+            self._lose(error)
+
+    def trial_environment(self, number: int, run_id: str) -> dict[str, str]:
+        """What a trial's process needs to be a child of the sweep's flow run."""
+        if self._client is None:
+            return {}
+        try:
+            return {PARENT_ENV: str(self._task(number, run_id))}
+        except Exception as error:
+            self._lose(error)
+            return {}
+
+    def trial_ended(self, number: int, outcome: str) -> None:
+        """How a trial ended."""
+        if self._client is None or number not in self._tasks:
+            return
+        try:
+            self._client.set_task_run_state(self._tasks[number], _state(outcome), force=True)
+        except Exception as error:
+            self._lose(error)
+
+    def end(self, outcome: str) -> None:
+        """How the sweep ended."""
+        if self._client is None:
+            return
+        try:
+            self._client.set_flow_run_state(self._flow_run_id, _state(outcome), force=True)
+            self._client.__exit__(None, None, None)
+        except Exception as error:
+            self._lose(error)
+
+    def _begin(self) -> None:
+        from prefect import flow
+        from prefect.client.orchestration import get_client
+        from prefect.states import Running
+
+        def sweep() -> None:
+            """Nothing runs here: trials run in processes of their own."""
+
+        client = get_client(sync_client=True)
+        client.__enter__()
+        made = client.create_flow_run(flow(name="sweep")(sweep), name=self._sweep.run_id, state=Running())
+        self._client, self._flow_run_id = client, made.id
+
+    def _task(self, number: int, run_id: str) -> Any:
+        from prefect import task
+        from prefect.states import Running
+
+        if number not in self._tasks:
+            made = self._client.create_task_run(
+                task(name="trial")(_nothing), flow_run_id=self._flow_run_id, dynamic_key=str(number), name=run_id,
+                state=Running(),
+            )  # fmt: skip
+            self._tasks[number] = made.id
+        return self._tasks[number]
+
+    def _lose(self, error: Exception) -> None:
+        if not is_prefects(error):
+            raise error
+        self._client = None
+        self._say(f"Prefect failed ({type(error).__name__}: {error}); the sweep goes on without it")
+
+
+def conclude_mlflow(sweep: SweepPaths, config: Config, say: Callable[[str], None]) -> None:
+    """Bring the sweep's MLflow run up to date, in a process of its own, for a bounded time."""
+    if not config.tracking.enabled:
+        return
+    with (sweep.root / "mirror.log").open("ab") as log:
+        mirror = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flows.mirror_sweep", os.fspath(sweep.root)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": _search_path()},
+        )  # fmt: skip
+    try:
+        code = mirror.wait(config.tracking.final_sync_timeout_s)
+    except subprocess.TimeoutExpired:
+        mirror.terminate()
+        code = mirror.wait()
+    if code:
+        say(f"MLflow has not got the sweep's figures; see {sweep.root / 'mirror.log'}")
+
+
+def _search_path() -> str:
+    import hlatctl
+
+    root = os.fspath(Path(hlatctl.__file__).parent.parent)
+    return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+
+
+def _nothing() -> None:
+    """Stands for a trial."""
+
+
+def _state(outcome: str) -> Any:
+    from prefect.states import Cancelled, Completed, Failed
+
+    if outcome == "failed":
+        return Failed()
+    return Cancelled(message=outcome) if outcome == "stopped" else Completed(name=outcome.capitalize())

@@ -1,0 +1,89 @@
+"""`hlatctl sweep`: many runs that differ in a few keys, compared while they go on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hlatctl.cli.common import Detach, Overrides, RunsDir, find_run, find_sweep, say
+from hlatctl.cli.driving import drive_sweep
+from hlatctl.cli.train import start_head
+from hlatctl.run.errors import ConfigError
+from hlatctl.run.paths import SweepPaths
+
+if TYPE_CHECKING:
+    from flows.sweep.cost import Plan
+
+
+def sweep(
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Play every trial; nothing is trained.")] = False,
+    sweep_id: Annotated[str | None, typer.Option(help="Name of the sweep.  [default: made from name and time]")] = None,
+    extend: Annotated[
+        str | None, typer.Option(metavar="SWEEP", help="Go on with this sweep, with more values.", show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
+    detach: Detach = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Compare many runs that differ in a few keys.
+
+    Several values make an axis, in Hydra's grammar: optimizer.beta2=0.95,0.99 or 'optimizer.lr=interval(1e-4,1e-3)';
+    sweep.* sets how they are tried (sweep.trials, sweep.seeds, sweep.parallel, sweep.pruner, ...). Each trial is a run
+    of its own. Prints the sweep's id; Ctrl-C stops it with checkpoints, `hlatctl resume` goes on with it.
+    """
+    from flows.sweep import create
+
+    if extend is not None:
+        _extend(extend, overrides or [], runs_dir, yes=yes, detach=detach)
+        return
+    named = [f"runs_dir={runs_dir.expanduser().absolute()}"] if runs_dir else []
+    prepared = create.prepare([*(overrides or []), *named], folder=Path.cwd(), simulated=dry_run)
+    say(prepared.plan.text())
+    if not dry_run:
+        _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
+    _go(create.make(prepared, sweep_id=sweep_id, argv=sys.argv), detach=detach)
+
+
+def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool, detach: bool) -> None:
+    from flows.sweep import create
+
+    found = find_sweep(name, runs_dir)
+    if found is None:
+        run = find_run(name, runs_dir)
+        raise ConfigError(f"--extend={name}: {run.run_id} is a run and no sweep")
+    prepared = create.prepare_more(found, overrides)
+    say(prepared.plan.text())
+    if not prepared.simulated:
+        _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
+    create.extend(found, prepared, argv=sys.argv)
+    _go(found, detach=detach)
+
+
+def _go(found: SweepPaths, *, detach: bool) -> None:
+    typer.echo(found.run_id)
+    sys.stdout.flush()
+    if detach:
+        start_head(found)
+    else:
+        drive_sweep(found)
+
+
+def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
+    """Ask before much money is spent, or an unknown sum of it.
+
+    Raises:
+        ConfigError: nobody is there to be asked, or the answer is no.
+    """
+    unknown = plan.priced and plan.usd is None
+    if yes or not (unknown or (plan.usd or 0.0) > above_usd):
+        return
+    cost = "of unknown cost" if unknown else f"of {plan.usd:,.2f} USD"
+    what = f"sweep.confirm_above_usd={above_usd:g}: a sweep {cost}"
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{what} needs a yes, and there is nobody to ask", hint="--yes goes on without asking")
+    if not typer.confirm(f"{what}. Go on?", err=True):
+        raise ConfigError(f"{what} was not confirmed; nothing has been made")

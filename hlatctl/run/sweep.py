@@ -1,0 +1,202 @@
+"""A sweep's state from its own journal: a pure fold, as ``hlatctl.run.fold`` is of a run's.
+
+The sweep's journal alone tells its trials, what each was tried with, what its objective was at every rung, how it
+ended and what it took; nobody has to read a trial's run directory to compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hlatctl.run.journal import Event, number
+
+#: How a trial stands when nothing more will happen to it.
+ENDED = ("finished", "pruned", "diverged", "failed")
+
+
+@dataclass
+class TrialState:
+    """One trial: a run of one arm with one seed.
+
+    Args:
+        number: from 0 on, in the order in which they were asked for.
+        run_id: of its run directory.
+        arm: number of the arm, from 0 on; trials of one arm differ in ``seed`` alone.
+        point: what the arm is, by axis.
+        overrides: all that ``hlatctl train`` needs to make the same run.
+        seed: its own, where the sweep has several; otherwise None.
+        status: ``asked``, ``running``, ``paused``, ``stopping`` (it is pruned or has diverged, and writes its last
+            checkpoint), ``finished``, ``pruned``, ``diverged`` or ``failed``.
+        value: of the objective, when it is finished; None if it has none.
+        rungs: the objective by tokens; NaN where it was no number.
+        stops_as: ``pruned`` or ``diverged``, once that is decided.
+        why: it was ended early or failed.
+        process_hours: that its training took, over all its processes.
+        saved_process_hours: that its training would have taken besides; 0 if it came to its end.
+        lost_heads: times that its head process was gone before the trial had ended.
+    """
+
+    number: int
+    run_id: str
+    arm: int
+    point: dict[str, str]
+    overrides: list[str]
+    seed: int | None = None
+    status: str = "asked"
+    value: float | None = None
+    rungs: dict[int, float] = field(default_factory=dict)
+    tokens: int = 0
+    stops_as: str = ""
+    why: str = ""
+    process_hours: float = 0.0
+    saved_process_hours: float = 0.0
+    lost_heads: int = 0
+    asked_unix_s: float = 0.0
+    started_unix_s: float | None = None
+    ended_unix_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will happen to it."""
+        return self.status in ENDED
+
+
+@dataclass
+class SweepState:
+    """What the journal says of a sweep.
+
+    Args:
+        status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
+        folder: that relative paths in overrides begin in.
+        overrides: what every trial has.
+        axes: ``[{"key", "values", "low", "high", "log", "integer"}]``; ``low`` is None where ``values`` are listed.
+        objective: as its name is typed.
+        direction: ``min`` or ``max``.
+        settings: all of ``sweep.*``.
+        arms, trials_planned: how many there will be.
+        accelerators: the processes have one each; False on processors.
+        trials: by number.
+    """
+
+    sweep_id: str = ""
+    status: str = "created"
+    simulated: bool = False
+    created_unix_s: float = 0.0
+    last_event_unix_s: float = 0.0
+    folder: str = ""
+    overrides: list[str] = field(default_factory=list)
+    axes: list[dict[str, Any]] = field(default_factory=list)
+    objective: str = ""
+    direction: str = "min"
+    settings: dict[str, Any] = field(default_factory=dict)
+    arms: int = 0
+    trials_planned: int = 0
+    accelerators: bool = False
+    trials: dict[int, TrialState] = field(default_factory=dict)
+    stop_requested: bool = False
+    message: str = ""
+
+    def count(self, *statuses: str) -> int:
+        """Trials that stand so."""
+        return sum(trial.status in statuses for trial in self.trials.values())
+
+
+def fold(events: Iterable[Event]) -> SweepState:
+    """The state that a sweep's events, in order of time, describe. Unknown kinds are ignored."""
+    state = SweepState()
+    for event in events:
+        apply(state, event)
+    return state
+
+
+def apply(state: SweepState, event: Event) -> None:
+    """Bring a state up to date with one more event."""
+    state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
+    handler = _HANDLERS.get(event["kind"])
+    if handler:
+        handler(state, event)
+
+
+def _sweep_created(state: SweepState, event: Event) -> None:
+    state.sweep_id, state.simulated = event["sweep_id"], bool(event["simulated"])
+    state.created_unix_s = event["time_unix_s"]
+    state.folder, state.overrides = event["folder"], list(event["overrides"])
+    state.objective, state.direction = event["objective"], event["direction"]
+    state.accelerators = bool(event["accelerators"])
+    _space(state, event)
+
+
+def _space(state: SweepState, event: Event) -> None:
+    state.axes, state.settings = list(event["axes"]), dict(event["settings"])
+    state.arms, state.trials_planned = int(event["arms"]), int(event["trials"])
+
+
+def _head_started(state: SweepState, event: Event) -> None:
+    state.status, state.message, state.stop_requested = "running", "", False
+
+
+def _trial_asked(state: SweepState, event: Event) -> None:
+    state.trials[int(event["trial"])] = TrialState(
+        number=int(event["trial"]), run_id=event["run_id"], arm=int(event["arm"]), point=dict(event["point"]),
+        overrides=list(event["overrides"]), seed=event["seed"], asked_unix_s=event["time_unix_s"],
+    )  # fmt: skip
+
+
+def _trial_started(state: SweepState, event: Event) -> None:
+    trial = state.trials[int(event["trial"])]
+    trial.status = "running" if trial.status in ("asked", "paused") else trial.status
+    trial.started_unix_s = trial.started_unix_s or event["time_unix_s"]
+
+
+def _trial_paused(state: SweepState, event: Event) -> None:
+    state.trials[int(event["trial"])].status = "paused"
+
+
+def _trial_head_lost(state: SweepState, event: Event) -> None:
+    state.trials[int(event["trial"])].lost_heads += 1
+
+
+def _trial_rung(state: SweepState, event: Event) -> None:
+    trial = state.trials[int(event["trial"])]
+    trial.rungs[int(event["tokens"])] = number(event, "value")
+    trial.tokens = max(trial.tokens, int(event["tokens"]))
+
+
+def _trial_stopping(state: SweepState, event: Event) -> None:
+    trial = state.trials[int(event["trial"])]
+    trial.status, trial.stops_as, trial.why = "stopping", event["outcome"], event["why"]
+
+
+def _trial_ended(state: SweepState, event: Event) -> None:
+    trial = state.trials[int(event["trial"])]
+    trial.status, trial.why = event["outcome"], event["why"]
+    trial.value, trial.tokens = event["value"], int(event["tokens"])
+    trial.process_hours = number(event, "process_hours")
+    trial.saved_process_hours = number(event, "saved_process_hours")
+    trial.ended_unix_s = event["time_unix_s"]
+
+
+def _stop_requested(state: SweepState, event: Event) -> None:
+    state.stop_requested = True
+
+
+def _sweep_finished(state: SweepState, event: Event) -> None:
+    state.status, state.message = event["outcome"], event["message"]
+
+
+_HANDLERS = {
+    "sweep_created": _sweep_created,
+    "sweep_extended": _space,
+    "head_started": _head_started,
+    "trial_asked": _trial_asked,
+    "trial_started": _trial_started,
+    "trial_paused": _trial_paused,
+    "trial_head_lost": _trial_head_lost,
+    "trial_rung": _trial_rung,
+    "trial_stopping": _trial_stopping,
+    "trial_ended": _trial_ended,
+    "stop_requested": _stop_requested,
+    "sweep_finished": _sweep_finished,
+}

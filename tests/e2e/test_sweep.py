@@ -1,0 +1,50 @@
+"""Two real trials at once, and the process that drives the sweep killed in their middle."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from typing import Any
+
+import conf.load
+from conf.compose import local_cores
+from hlatctl.run.journal import read_events
+from hlatctl.run.paths import SweepPaths
+from hlatctl.run.sweep import fold
+from tests.e2e.conftest import Cli, wait_for
+
+
+def prefect_flow_runs(api_url: str) -> dict[str, Any]:
+    request = urllib.request.Request(f"{api_url}/flow_runs/filter", data=b"{}", method="POST",
+                                     headers={"Content-Type": "application/json"})  # fmt: skip
+    with urllib.request.urlopen(request) as answer:
+        return {run["name"]: run for run in json.load(answer)}
+
+
+def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cli) -> None:
+    sweep, ids = SweepPaths(cli.runs_dir / "swept"), ["swept-t0000", "swept-t0001"]
+    parallel = min(2, local_cores())
+    head = cli.start(
+        "sweep", "--sweep-id", "swept", *cli.overrides, "cluster.processes_per_node=1", "train.max_steps=150",
+        "optimizer.lr=1e-4,1e-2", f"sweep.parallel={parallel}",
+    )  # fmt: skip
+    wait_for(lambda: all(cli.events(run_id, "step") for run_id in ids[:parallel]))
+    head.send_signal(signal.SIGKILL)
+    head.communicate()
+    result = cli.run("resume", "swept")
+    assert result.returncode == 0, result.stderr
+    state = fold(read_events(sweep))
+    assert [(trial.run_id, trial.status) for trial in state.trials.values()] == [(name, "finished") for name in ids]
+    for run_id, lr in zip(ids, (1e-4, 1e-2), strict=True):
+        assert len(cli.events(run_id, "attempt_started")) == 1, "no trial was trained twice"
+        assert len(cli.losses(run_id)) == 150
+        assert conf.load.load(cli.paths(run_id).config).optimizer.lr == lr
+    told = json.loads(cli.run("status", "swept", "--json").stdout)
+    losses = [told["trials"][number]["value"] for number in ("0", "1")]
+    assert losses[1] < losses[0], "the larger rate learns more of so little text"
+    assert result.stderr.splitlines()[-1].endswith(f"optimizer.lr=0.01: {losses[1]:.4f}")
+    assert sweep.study.is_file()
+    seen = prefect_flow_runs(cli.prefect_api_url)
+    assert "swept" in seen
+    assert all(seen[name]["parent_task_run_id"] for name in ids), "trials are children of the sweep's flow run"

@@ -1,0 +1,263 @@
+"""A sweep on the mock cluster, from its making to its end: every trial once, whatever dies; pruning; more values."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import Config
+from flows.launch import mock
+from flows.launch.base import Job
+from flows.pretrain import TrialOf
+from flows.sweep import create
+from flows.sweep.book import Book
+from flows.sweep.head import drive
+from flows.sweep.trials import Trial
+from hlatctl.report.sweep import arms
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, RunBusyError, RunExistsError, StoppedError, TrainingError
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
+from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.runs import find_sweep
+from hlatctl.run.state import StageState
+from hlatctl.run.sweep import SweepState, fold
+from hlatctl.run.sweep import apply as apply_to_sweep
+
+ROOT = Path(__file__).parents[3]
+SMALL = ("eval.enabled=false", "train.max_steps=24", "train.tokens=1M", "checkpoint.every_steps=12",
+         "train.global_batch_size=4", "train.seq_len=256", "recovery.backoff_s=0", "tracking=none")  # fmt: skip
+RATES = "optimizer.lr=1e-3,3e-3,1e-2"
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is compared with whom does not depend on threads."""
+    monkeypatch.setattr("flows.sweep.head._PLAYED_AT_ONCE", 1)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def make(runs_dir: Path, *arguments: str, sweep_id: str = "s") -> SweepPaths:
+    prepared = create.prepare([*SMALL, f"runs_dir={runs_dir}", *arguments], folder=runs_dir, simulated=True)
+    return create.make(prepared, sweep_id=sweep_id, argv=["hlatctl", "sweep"])
+
+
+def state_of(sweep: SweepPaths) -> SweepState:
+    return fold(read_events(sweep))
+
+
+def kinds(run: RunPaths) -> Counter[str]:
+    return Counter(str(event["kind"]) for event in read_events(run))
+
+
+def test_every_arm_is_tried_with_every_seed_and_the_best_comes_first(tmp_path: Path) -> None:
+    sweep = make(tmp_path, RATES, "optimizer.beta2=0.9,0.99", "sweep.seeds=2")
+    state = drive(sweep, silent)
+    assert (state.status, state.count("finished"), state.trials_planned) == ("finished", 12, 12)
+    points = [tuple(trial.point.values()) for trial in state.trials.values() if trial.seed == 1234]
+    assert points == [(lr, beta) for lr in ("0.001", "0.003", "0.01") for beta in ("0.9", "0.99")]
+    assert {trial.seed for trial in state.trials.values()} == {1234, 1235}
+    best = arms(state)[0]
+    assert best.point["optimizer.lr"] == "0.003"
+    assert best.mean == pytest.approx(sum(best.values) / 2)
+    assert best.stderr == pytest.approx(abs(best.values[0] - best.values[1]) / 2)
+    trial = state.trials[best.trials[1].number]
+    config = files.unseal_lines(sweep.trial(trial.number).config.read_text(encoding="utf-8"))[0]
+    assert "seed: 1235" in config
+    assert trial.overrides[-3:] == ["optimizer.lr=0.003", "optimizer.beta2=0.9", "seed=1235"]
+    created = next(event for event in read_events(sweep.trial(3)) if event["kind"] == "run_created")
+    assert (created["sweep"], created["trial"], created["simulated"]) == ("s", 3, True)
+
+
+def test_a_head_that_is_killed_at_any_event_leaves_a_sweep_that_runs_every_trial_once(tmp_path: Path) -> None:
+    sweep = make(tmp_path, RATES, "sweep.seeds=2", "sweep.pruner=median", "sweep.startup_trials=1")
+    died = subprocess.run(
+        [sys.executable, "-m", "tests.flows.sweep.killed_heads", os.fspath(sweep.root), "7", "10"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.fspath(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert died.returncode == 0, died.stderr
+    assert int(died.stdout) >= 6, "it died often enough to prove something"
+    events = read_events(sweep)
+    asked = [event["trial"] for event in events if event["kind"] == "trial_asked"]
+    ended = [event["trial"] for event in events if event["kind"] == "trial_ended"]
+    assert asked == list(range(6))
+    assert sorted(ended) == list(range(6))
+    state = fold(events)
+    assert state.count("finished", "pruned") == 6
+    assert len({(*trial.point.values(), trial.seed) for trial in state.trials.values()}) == 6
+    runs = sorted(path.name for path in tmp_path.iterdir() if (path / "config.yaml").exists())
+    assert runs == [sweep.trial(number).run_id for number in range(6)]
+    for number in range(6):
+        told = kinds(sweep.trial(number))
+        assert told["run_created"] == 1
+        steps = [e["step"] for e in read_events(sweep.trial(number)) if e["kind"] == "train_stopped"]
+        assert steps in ([24], []), "no trial was trained to its end twice"
+        assert bool(steps) == (state.trials[number].status == "finished")
+    assert drive(sweep, silent).status == "finished", "a finished sweep is left alone"
+    assert len(read_events(sweep)) == len(events)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_a_trial_that_falls_behind_is_pruned_and_what_that_saves_is_told(tmp_path: Path) -> None:
+    sweep = make(tmp_path, "optimizer.lr=3e-3,4e-3,2e-3,1e-5,9e-1", "sweep.pruner=median", "sweep.startup_trials=2",
+                 "sweep.rungs=4")  # fmt: skip
+    state = drive(sweep, silent)
+    assert {state.trials[n].status for n in (3, 4)} == {"pruned"}
+    assert state.trials[0].status == "finished"
+    pruned = state.trials[3]
+    assert pruned.why.startswith("median at ")
+    assert pruned.saved_process_hours > 0
+    assert pruned.tokens < 24 * 1024
+    run = sweep.trial(3)
+    assert not list(run.checkpoints.glob("step-*")), "its checkpoints are dropped"
+    assert kinds(run)["checkpoint_deleted"] >= 1
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_checkpoints_of_pruned_trials_are_kept_on_request(tmp_path: Path) -> None:
+    sweep = make(tmp_path, "optimizer.lr=3e-3,4e-3,1e-5", "sweep.pruner=asha", "sweep.keep_pruned_checkpoints=true")
+    state = drive(sweep, silent)
+    assert state.trials[2].status == "pruned"
+    assert list(sweep.trial(2).checkpoints.glob("step-*"))
+
+
+def test_more_values_extend_the_same_sweep_and_anything_else_is_refused(tmp_path: Path) -> None:
+    sweep = make(tmp_path, "optimizer.lr=1e-3,3e-3")
+    drive(sweep, silent)
+    before = [sweep.trial(number).config.stat().st_mtime_ns for number in range(2)]
+    prepared = create.prepare_more(sweep, ["optimizer.lr=3e-3,1e-3,5e-3", "sweep.parallel=2"])
+    create.extend(sweep, prepared, argv=[])
+    state = drive(sweep, silent)
+    assert [trial.point["optimizer.lr"] for trial in state.trials.values()] == ["0.001", "0.003", "0.005"]
+    assert [sweep.trial(number).config.stat().st_mtime_ns for number in range(2)] == before
+    for arguments, message in (
+        (["optimizer.lr=1e-3,5e-3"], "it has tried 0.003 too, which is left out"),
+        (["optimizer.beta2=0.9,0.99"], "its axes are optimizer.lr"),
+        (["optimizer.lr=1e-3"], "it has tried 0.001, 0.003, 0.005"),
+        (["sweep.objective=loss@tokens=1000"], "it was made with None"),
+    ):
+        with pytest.raises(ConfigError, match=r"is another space than the sweep's") as caught:
+            create.prepare_more(sweep, arguments)
+        assert message in caught.value.message
+
+
+def test_drawn_arms_are_the_same_whether_the_head_died_or_not(tmp_path: Path) -> None:
+    space = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "model.num_layers=int(interval(1,3))", "sweep.trials=6",
+             "sweep.sampler=random")  # fmt: skip
+    whole = drive(make(tmp_path / "a", *space), silent)
+    sweep = make(tmp_path / "b", *space)
+    for _ in range(3):  # a head that asks for one more trial and is gone
+        book = Book(sweep)
+        book.ask()
+        book.close()
+    again = drive(sweep, silent)
+    points = [trial.point for trial in whole.trials.values()]
+    assert points == [trial.point for trial in again.trials.values()]
+    assert all(1e-4 <= float(point["optimizer.lr"]) <= 1e-1 for point in points)
+    assert {point["model.num_layers"] for point in points} <= {"1", "2", "3"}
+
+
+def test_a_trial_that_fails_is_marked_and_the_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = mock._play_train
+
+    def breaks(run: RunPaths, config: Config, job: Job) -> int:
+        return 1 if config.optimizer.lr == 3e-3 else play(run, config, job)
+
+    monkeypatch.setitem(mock._PLAYS, "train", breaks)
+    state = drive(make(tmp_path, RATES), silent)
+    assert [trial.status for trial in state.trials.values()] == ["finished", "failed", "finished"]
+    assert "training stopped at step 0" in state.trials[1].why
+    monkeypatch.setitem(mock._PLAYS, "train", lambda run, config, job: 1)
+    with pytest.raises(TrainingError, match=r"every trial has failed, t-t0000 with: training stopped at step 0"):
+        drive(make(tmp_path, RATES, sweep_id="t"), silent)
+
+
+def test_a_sweep_that_is_asked_to_stop_stops_its_trials_and_goes_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, play = make(tmp_path, "optimizer.lr=1e-3,3e-3"), mock._play_train
+
+    def stopped(run: RunPaths, config: Config, job: Job) -> int:
+        with suppress(RunBusyError), JournalWriter(sweep, OPERATOR_WRITER) as journal:
+            journal.append("stop_requested", by="somebody")
+        deadline = time.monotonic() + 60
+        while not kinds(run)["stop_requested"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return play(run, config, job)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(mock._PLAYS, "train", stopped)
+        with pytest.raises(StoppedError, match=r"sweep s: stopped, \d of 2 trials: \d paused"):
+            drive(sweep, silent)
+    state = state_of(sweep)
+    assert (state.status, state.trials[0].status) == ("stopped", "paused")
+    state = drive(sweep, silent)
+    assert (state.status, state.count("finished")) == ("finished", 2)
+    assert kinds(sweep.trial(0))["run_created"] == 1
+
+
+def test_a_trial_that_a_person_stops_counts_as_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = mock._play_train
+
+    def stopped_by_hand(run: RunPaths, config: Config, job: Job) -> int:
+        if config.optimizer.lr == 3e-3:
+            with JournalWriter(run, OPERATOR_WRITER) as journal:
+                journal.append("stop_requested", by="somebody")
+        return play(run, config, job)
+
+    monkeypatch.setitem(mock._PLAYS, "train", stopped_by_hand)
+    state = drive(make(tmp_path, RATES), silent)
+    assert [trial.status for trial in state.trials.values()] == ["finished", "pruned", "finished"]
+    assert state.trials[1].why == "stopped by hand"
+
+
+def test_a_trial_whose_process_is_gone_again_and_again_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.sweep.head._POLL_S", 0.01)
+    monkeypatch.setattr("flows.sweep.trackers.PrefectView.begin", lambda self: None)
+    monkeypatch.setattr("flows.detached.start_head", lambda run, env: subprocess.Popen(["true"]))
+    prepared = create.prepare([*SMALL, f"runs_dir={tmp_path}", RATES], folder=tmp_path, simulated=False)
+    sweep = create.make(prepared, sweep_id="s", argv=[])
+    with pytest.raises(TrainingError, match=r"s-t0000 with: its process was gone 3 times, see its logs/head.log"):
+        drive(sweep, silent)
+    assert kinds(sweep)["trial_head_lost"] == 9
+    assert state_of(sweep).status == "failed"
+
+
+def test_what_one_trial_prepares_another_waits_for(tmp_path: Path) -> None:
+    def trial(number: int, *overrides: str) -> Trial:
+        config = compose([*SMALL, "cluster=mock", f"runs_dir={tmp_path}", *overrides])
+        return Trial(RunPaths(tmp_path / f"t{number}"), config, TrialOf(sweep="s", trial=number), [], None)
+
+    one, alike, other = trial(0, "optimizer.lr=1"), trial(1, "optimizer.lr=2"), trial(2, "precision=mixed")
+    assert alike.prepares_alike(one), "both need the corpus"
+    one.state.stages["data"] = StageState("data", "skipped")
+    assert alike.prepares_alike(one), "both need the same graphs"
+    assert not other.prepares_alike(one), "it has other graphs"
+    one.state.stages["compile"] = StageState("compile", "finished")
+    assert not alike.prepares_alike(one)
+
+
+def test_an_id_is_taken_once_and_a_sweep_is_found_by_the_beginning_of_its_name(tmp_path: Path) -> None:
+    sweep = make(tmp_path, RATES, sweep_id="rates")
+    with pytest.raises(RunExistsError, match="--sweep-id=rates: exists"):
+        make(tmp_path, RATES, sweep_id="rates")
+    assert find_sweep(tmp_path, "rat") == sweep
+    assert find_sweep(tmp_path, "rates-t0001") is None
+
+
+def test_unknown_kinds_of_events_are_no_hindrance() -> None:
+    state = SweepState()
+    apply_to_sweep(state, {"kind": "of the future", "time_unix_s": 1.0})
+    assert state == SweepState(last_event_unix_s=1.0)

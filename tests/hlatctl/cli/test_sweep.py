@@ -1,0 +1,80 @@
+"""`hlatctl sweep` and what `status`, `resume` and `stop` make of a sweep; asking before money is spent."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hlatctl.cli.main import main
+
+SMALL = ["eval.enabled=false", "train.max_steps=4", "train.tokens=1M", "tracking=none", "recovery.backoff_s=0"]
+
+
+@pytest.fixture
+def swept(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path))
+    assert main(["sweep", "--dry-run", "--sweep-id", "rates", *SMALL, "optimizer.lr=1e-3,3e-3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "rates\n", "stdout is data: the sweep's id"
+    assert "2 trials (2 arms), 1 at once: 8 steps" in captured.err
+    assert "SIMULATED" in captured.err
+    return tmp_path
+
+
+def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "rates"]) == 0
+    assert "optimizer.lr=0.003" in capsys.readouterr().out
+    assert main(["status", "rates", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["status"], len(told["trials"]), told["direction"]) == ("finished", 2, "min")
+    assert main(["status", "rates-t0001"]) == 0
+    assert "SIMULATED" in capsys.readouterr().out, "a trial is a run"
+    assert main(["resume", "rat"]) == 0
+    assert "sweep rates is finished" in capsys.readouterr().err
+    assert main(["sweep", "--extend", "rates", "optimizer.lr=1e-3,3e-3,1e-2"]) == 0
+    assert "rates-t0002: finished" in capsys.readouterr().err
+    assert main(["sweep", "--extend", "rates", "seed=1,2"]) == 10
+    assert "seed=1,2: is another space than the sweep's: its axes are optimizer.lr" in capsys.readouterr().err
+    assert main(["sweep", "--extend", "rates-t0000", "seed=1,2"]) == 10
+    assert "--extend=rates-t0000: rates-t0000 is a run and no sweep" in capsys.readouterr().err
+    assert main(["stop", "rates"]) == 0
+    assert "rates: finished" in capsys.readouterr().err
+
+
+def test_unknown_or_great_cost_needs_a_yes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path / "runs"))
+    priced = ["sweep", *SMALL, "seed=1,2", "cluster.price_usd_per_node_hour=20"]
+    assert main(priced) == 10
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "error: sweep.confirm_above_usd=100: a sweep of unknown cost needs a yes, and there is nobody to ask",
+        "hint: --yes goes on without asking",
+    ]
+    assert main(["sweep", "experiment=hlat_7b", "eval.enabled=false", "seed=1,2"]) == 10
+    told = capsys.readouterr().err
+    assert re.search(r"2 trials .*; at most .* of training, .* process-hours, as predicted, [\d,.]+ USD\n", told)
+    assert re.search(r"error: sweep.confirm_above_usd=100: a sweep of [\d,.]+ USD needs a yes", told)
+    assert not (tmp_path / "runs").exists(), "nothing has been made"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["seed=1"], "nothing is swept"),
+        (["seed=1,2", "sweep.objective=validation_loss"], "no trial reports it, for eval.enabled=false"),
+        (["optimizer.lr=1e-3,-1"], "optimizer.lr=-1.0: must be greater than 0 (in the arm optimizer.lr=-1)"),
+        (["seed=1,2", "sweep.parallel=5000"], "sweep.parallel=5000: with 1 processes or threads each"),
+    ],
+)
+def test_bad_input_makes_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path / "runs"))
+    assert main(["sweep", *SMALL, *arguments]) == 10
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,49 @@
+"""A sweep's arms in numbers: means over seeds, the best first in either direction, what was saved."""
+
+from __future__ import annotations
+
+import pytest
+
+from hlatctl.report.sweep import arms, best, facts, header, rows
+from hlatctl.run.sweep import SweepState, TrialState
+
+
+def trial(number: int, arm: int, status: str, value: float | None, saved: float = 0.0) -> TrialState:
+    return TrialState(
+        number, f"s-t{number:04d}", arm, {"seed": str(arm)}, [], status=status, value=value, tokens=1_000_000,
+        process_hours=2.0, saved_process_hours=saved,
+    )  # fmt: skip
+
+
+def state(direction: str) -> SweepState:
+    trials = [
+        trial(0, 0, "finished", 4.0), trial(1, 0, "finished", 5.0), trial(2, 1, "finished", 3.0),
+        trial(3, 1, "failed", None), trial(4, 2, "diverged", None, 1.5),
+    ]  # fmt: skip
+    return SweepState(
+        sweep_id="s", status="finished", axes=[{"key": "seed"}], objective="loss", direction=direction,
+        trials_planned=6, trials={each.number: each for each in trials},
+    )  # fmt: skip
+
+
+def test_arms_have_means_and_standard_errors_and_the_best_comes_first() -> None:
+    least, most = arms(state("min")), arms(state("max"))
+    assert [arm.number for arm in least] == [1, 0, 2]
+    assert [arm.number for arm in most] == [0, 1, 2]
+    assert most[0].mean == 4.5
+    assert most[0].stderr == pytest.approx(0.5)
+    assert (least[0].mean, least[0].stderr) == (3.0, None), "one value has no standard error"
+    assert best(SweepState()) is None
+
+
+def test_rows_and_facts_tell_states_hours_and_what_was_saved() -> None:
+    found = state("min")
+    assert header(found) == ["arm", "seed", "loss", "trials", "hours", "saved", "how"]
+    assert rows(found) == [
+        ["1", "1", "3.0000", "2", "4", "0", "1 finished, 1 failed at 1M"],
+        ["0", "0", "4.5000 ± 0.5000", "2", "4", "0", "2 finished"],
+        ["2", "2", "–", "1", "2", "1.5", "diverged at 1M"],
+    ]
+    assert ("saved", "1.5 process-hours by ending trials early") in facts(found)
+    assert ("trials", "5 of 6 ended") in facts(found)
+    assert ("best", "seed=1: 3.0000") in facts(found)
