@@ -257,6 +257,7 @@ _HANDLERS = {
     "gradient_spike_ended": _gradient_spike_ended,
     "warning": _warning,
     "alarm": _warning,
+    "environment_collision": _warning,
     "tracking_lost": _warning,
     "hang": _hang,
     "straggler": _straggler,
