@@ -8,6 +8,7 @@ sweep which was interrupted draws what it would have drawn.
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Of successive halving: the better half goes on at each rung whose tokens are a power of two times the first's.
 _REDUCTION = 2
+#: Of each arm for fANOVA, whose trees see samples with repetition: with one, most would lack a third of the arms.
+_COPIES = 8
 
 
 class Study:
@@ -69,17 +72,30 @@ class Study:
         return bool(trial.should_prune())
 
     def importances(self) -> dict[str, float]:
-        """Share of each axis in how finished trials differ, the greatest first; together 1.
+        """Share of each axis in how the means of arms differ, the greatest first; together 1.
 
         Each axis by itself, without what it does together with others (fANOVA: Hutter et al., ICML 2014). Empty where
-        that says nothing: fewer than two axes, or no two trials that differ.
+        that says nothing: fewer than two axes, or no two arms that differ.
+
+        Raises:
+            DependencyError: scikit-learn is not installed.
         """
-        values = {t.value for t in self._study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"}
-        if len(self._distributions) < 2 or len(values) < 2:
+        values: dict[tuple[Any, ...], list[float]] = {}
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state.name == "COMPLETE":
+                values.setdefault(tuple(trial.params[key] for key in self._distributions), []).append(trial.value)
+        means = {point: statistics.fmean(found) for point, found in values.items()}
+        if len(self._distributions) < 2 or len(set(means.values())) < 2:
             return {}
+        study = self._optuna.create_study()
+        study.add_trials([
+            self._optuna.trial.create_trial(params=dict(zip(self._distributions, point, strict=True)),
+                                            distributions=self._distributions, value=mean)
+            for point, mean in means.items() for _ in range(_COPIES)
+        ])  # fmt: skip
         evaluator = self._optuna.importance.FanovaImportanceEvaluator(seed=self.seed)
         try:
-            shares = self._optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+            shares = self._optuna.importance.get_param_importances(study, evaluator=evaluator)
         except ImportError as error:
             raise DependencyError(f"importances of axes need scikit-learn ({error})",
                                   hint="pip install 'hlatctl[head]'") from None  # fmt: skip
