@@ -24,6 +24,8 @@ WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler
 #: With so much against it since it last passed, a host is measured again before it is used; with so much in all it is
 #: left out.
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
+#: A host that has failed its preflight is given so long to be mended; then it is measured again.
+REJECTED_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,17 @@ def suspects(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
         else:
             since_passed.setdefault(entry.host, []).append(entry)
     recent = [entry for listed in since_passed.values() for entry in listed]
-    return {host for host, score in scores(recent, now_unix_s).items() if score >= SUSPECT_SCORE}
+    rejected = {entry.host for entry in recent if entry.kind == "preflight_failed"}
+    return rejected | {host for host, score in scores(recent, now_unix_s).items() if score >= SUSPECT_SCORE}
+
+
+def rejected(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
+    """Hosts that have failed their newest preflight, not long ago."""
+    newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", "preflight_failed")}
+    return {
+        host for host, entry in newest.items()
+        if entry.kind == "preflight_failed" and now_unix_s - entry.time_unix_s < REJECTED_S
+    }  # fmt: skip
 
 
 def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
@@ -108,12 +120,13 @@ def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
 
 
 def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_unix_s: float) -> Placement:
-    """Leave repeat offenders out, the worst first, as far as enough hosts remain."""
+    """Leave hosts out that preflight has rejected, then repeat offenders, the worst first, if enough hosts remain."""
     known = list(entries)
-    score = scores(known, now_unix_s)
-    offenders = sorted(excluded(known, now_unix_s).intersection(hosts), key=lambda host: (-score[host], host))
+    score, unfit = scores(known, now_unix_s), rejected(known, now_unix_s)
+    repeated = excluded(known, now_unix_s)
+    offenders = sorted((repeated | unfit).intersection(hosts), key=lambda host: (host not in unfit, -score[host], host))
     spare = max(0, len(hosts) - needed)
-    left_out, kept = tuple(offenders[:spare]), offenders[spare:]
+    left_out, kept = tuple(offenders[:spare]), [host for host in offenders[spare:] if host in repeated]
     said = [f"left out for what the node ledger holds against it: {', '.join(left_out)}"] if left_out else []
     if kept:
         said.append(f"{', '.join(kept)} has failed repeatedly, but there is no other node to take its place")

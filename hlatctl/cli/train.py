@@ -29,7 +29,7 @@ def train(
     config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
     from flows import pretrain
 
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id, simulated=dry_run)
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id)
     typer.echo(run.run_id)
     sys.stdout.flush()
     if detach:
