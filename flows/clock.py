@@ -81,6 +81,7 @@ class _Sleeper:
 
     of: str = ""
     not_before_s: float = 0.0
+    late_s: float = 0.0
     turn: threading.Event = field(default_factory=threading.Event)
     lost: bool = False
     gone: bool = False
@@ -118,7 +119,7 @@ class VirtualClock:
 
     def wait_for_news(self, poll_s: float, of: str = "") -> None:
         """Let happen what does until there is news, and ``poll_s`` in any case."""
-        sleeper = _Sleeper(of=of, not_before_s=self._now_s + poll_s)
+        sleeper = _Sleeper(of=of, not_before_s=self._now_s + poll_s, late_s=poll_s / 2)
         self._waiting.append(sleeper)
         self._pass_turn_on(sleeper)
 
@@ -127,11 +128,11 @@ class VirtualClock:
         self._push(when_unix_s, action)
 
     def news(self, of: str) -> None:
-        """Wake those who wait for a job, and those who wait for anything."""
+        """Wake those who wait for a job, and those who wait for anything, as late as a look now and then finds it."""
         woken = [sleeper for sleeper in self._waiting if sleeper.of in ("", of)]
         for sleeper in woken:
             self._waiting.remove(sleeper)
-            self._push(max(self._now_s, sleeper.not_before_s), sleeper)
+            self._push(max(self._now_s + sleeper.late_s, sleeper.not_before_s), sleeper)
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
         """Queue work for the one thread; it begins when whoever has the turn waits."""

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,10 +77,10 @@ def record(path: Path, entries: Iterable[Entry]) -> None:
 def read(path: Path) -> list[Entry]:
     """All entries, oldest first; a torn or damaged line is none."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = path.stat()
     except FileNotFoundError:
         return []
-    return [entry for line in lines if (entry := _parse(line))]
+    return list(_read(path, found.st_size, found.st_mtime_ns))
 
 
 def scores(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
@@ -137,6 +138,13 @@ def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, size_bytes: int, modified_ns: int) -> tuple[Entry, ...]:
+    """As it is while size and time are these: it is asked for before every job."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return tuple(entry for line in lines if (entry := _parse(line)))
 
 
 def _parse(line: str) -> Entry | None:

@@ -89,13 +89,15 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None) -> Run
     return run
 
 
-def drive(run: RunPaths, observer: Observer | None = None, *, caller: Caller | None = None) -> RunState:
+def drive(
+    run: RunPaths, observer: Observer | None = None, *, caller_of: Callable[[FlowContext], Caller] | None = None
+) -> RunState:
     """Bring a run to its end from wherever it stands; what `train` and `resume` both do.
 
     Args:
         run: its directory.
         observer: whoever watches.
-        caller: calls the stages, in Prefect's place.
+        caller_of: makes what calls the stages, in Prefect's place.
 
     Raises:
         RunBusyError: another process drives it.
@@ -109,11 +111,11 @@ def drive(run: RunPaths, observer: Observer | None = None, *, caller: Caller | N
             ctx.close()
             return ctx.state
         _tell_started(ctx)
-        if caller is None:
+        if caller_of is None:
             prefect_env.begin(Path(ctx.config.runs_dir), ctx.message)
         follower = mirror_process.start(ctx)
         try:
-            while (resumed_after_s := _drive_as_head(ctx, caller)) is not None:
+            while (resumed_after_s := _drive_as_head(ctx, caller_of)) is not None:
                 ctx = _successor(ctx, resumed_after_s)
         except SystemExit:
             mirror_process.abandon(follower)
@@ -125,12 +127,12 @@ def drive(run: RunPaths, observer: Observer | None = None, *, caller: Caller | N
         return ctx.refresh()
 
 
-def _drive_as_head(ctx: FlowContext, caller: Caller | None) -> float | None:
+def _drive_as_head(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> float | None:
     """Drive a run as one head does; None at its end, or in a rehearsal the time until somebody resumes it."""
     run = ctx.run
     try:
         with ctx.signals.kept():
-            _run(ctx, caller)
+            _run(ctx, caller_of)
         _finish(ctx, "finished", "")
         return None
     except HlatctlError as error:
@@ -156,7 +158,8 @@ def _drive_as_head(ctx: FlowContext, caller: Caller | None) -> float | None:
 def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
     """The next head of a rehearsal: it knows what the journal says, as after `hlatctl resume`."""
     ctx.message(f"rehearsal: the run is resumed after {duration(after_s)}")
-    ctx.clock.sleep(after_s)
+    if ctx.world:
+        ctx.world.pass_without_head(after_s)
     ctx.close()
     successor = FlowContext(ctx.run, ctx.observer, world=ctx.world)
     _tell_started(successor)
@@ -218,11 +221,13 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         raise
 
 
-def _run(ctx: FlowContext, caller: Caller | None) -> None:
+def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> None:
     from flows.prefect_flow import run_under_prefect
 
-    if caller or not run_under_prefect(ctx, pipeline):
-        pipeline(ctx, caller or PlainCaller(ctx.clock))
+    if caller_of:
+        pipeline(ctx, caller_of(ctx))
+    elif not run_under_prefect(ctx, pipeline):
+        pipeline(ctx, PlainCaller(ctx.clock))
 
 
 def _created_argv(ctx: FlowContext) -> list[str]:

@@ -50,8 +50,8 @@ class Case:
         step: that it did not finish.
         begun: it has loaded, and begun to train.
         made_a_step: at least one before it.
-        repeats: attempts that ended like this one: same step, same signature; this one counts. Of attempts that have not
-            begun only those since one gained a checkpoint: a start fails for many reasons in the course of a run.
+        repeats: attempts that ended like this one: same step, same signature; this one counts. Of attempts that did
+            not begin only those since one gained a checkpoint: a start fails for many reasons in the course of a run.
         out_of_memory: attempts with too little memory since one gained a checkpoint, that and this one included.
         no_progress: attempts in a row that gained no checkpoint beyond the best before them.
         newest, earlier: the checkpoint that the next attempt would load, and the one before; 0, None: there is none.

@@ -30,16 +30,30 @@ def write(run: RunPaths, config: Config, step: int) -> tuple[Path, Manifest]:
     return folder, manifest
 
 
-def delete_unwanted(run: RunPaths, config: Config) -> list[int]:
-    """Delete what the trainer would: all but the newest few, those not evaluated yet, and the permanent ones."""
-    rolling = [step for step in checkpoint_steps(run) if not _is_protected(run, config, step)]
-    unwanted = rolling[: -config.checkpoint.keep]
-    for step in unwanted:
-        shutil.rmtree(run.checkpoint(step), ignore_errors=True)
-    return unwanted
+class Kept:
+    """The checkpoints of a run that have not been deleted.
 
+    Args:
+        run: its directory, which is looked at once: nothing else writes checkpoints there.
+        config: of the run.
+    """
 
-def _is_protected(run: RunPaths, config: Config, step: int) -> bool:
-    tokens = config.milestones.get(step)
-    waits = tokens is not None and not (run.eval(tokens) / "results.json").is_file()
-    return waits or config.is_permanent(step)
+    def __init__(self, run: RunPaths, config: Config) -> None:
+        self._run, self._config, self._milestones = run, config, config.milestones
+        self.steps = checkpoint_steps(run)
+
+    def add(self, step: int) -> tuple[Path, Manifest, list[int]]:
+        """Write one, and delete what the trainer would: its folder, its manifest, the steps of those deleted."""
+        folder, manifest = write(self._run, self._config, step)
+        self.steps = sorted({*self.steps, step})
+        rolling = [step for step in self.steps if not self._is_protected(step)]
+        unwanted = rolling[: -self._config.checkpoint.keep]
+        for gone in unwanted:
+            shutil.rmtree(self._run.checkpoint(gone), ignore_errors=True)
+            self.steps.remove(gone)
+        return folder, manifest, unwanted
+
+    def _is_protected(self, step: int) -> bool:
+        tokens = self._milestones.get(step)
+        waits = tokens is not None and not (self._run.eval(tokens) / "results.json").is_file()
+        return waits or self._config.is_permanent(step)

@@ -30,14 +30,14 @@ def argument(job: Job, name: str) -> str:
 
 
 def _preflight(world: World, job: Job) -> Script:
-    config, hosts = world.config, world.hosts_for(job)
+    hosts = world.hosts_for(job)
     yield max(0.0, world.no_nodes_until_s - world.clock.now_unix_s()) + world.settings.preflight_s
     unfit = [host for host in hosts if world.is_broken(host)]
     workers = [
-        {"host": host, "rank": rank, "failures": [evidence.UNFIT] if host in unfit else []}
-        for rank in range(config.world_size)
-        for host in [hosts[rank // config.cluster.processes_per_node]]
-    ]
+        {"host": host, "rank": number * world.config.cluster.processes_per_node,
+         "failures": [evidence.UNFIT] if host in unfit else []}
+        for number, host in enumerate(hosts)
+    ]  # fmt: skip
     files.write_json(world.run.preflight, {"v": 1, "ok": not unfit, "simulated": True, "workers": workers})
     if not unfit:
         return 0

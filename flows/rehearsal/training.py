@@ -12,14 +12,12 @@ from typing import Any
 
 from flows.launch.base import Job
 from flows.rehearsal import evidence, timing
-from flows.rehearsal.checkpoints import delete_unwanted, write
 from flows.rehearsal.curves import Curves
 from flows.rehearsal.evidence import Evidence
 from flows.rehearsal.process import KILLED, Script, Struck
 from flows.rehearsal.world import TRAIN, World
 from hlatctl.plan import arithmetic
 from hlatctl.run.journal import train_writer
-from hlatctl.run.manifest import checkpoint_steps
 
 _MAX_CHECKPOINT_STEP = "--max-checkpoint-step"
 _PREEMPTED, _ROLLED_BACK = 75, 76
@@ -50,7 +48,7 @@ class Training:
         self._attempt = int(job.argv[job.argv.index("--attempt") + 1])
         self._hosts = world.hosts_for(job)
         self._curves = Curves(self._config, world.random(f"curves/{self._attempt}"))
-        self._step_s = timing.step_s(self._config)
+        self._step_s, self._milestones = timing.step_s(self._config), self._config.milestones
         self._step, self._since_s, self._over = 0, 0.0, False
         self._thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
 
@@ -97,7 +95,7 @@ class Training:
         """The step of the one it begins from."""
         argv, total = self._job.argv, self._config.total_steps
         newest = int(argv[argv.index(_MAX_CHECKPOINT_STEP) + 1]) if _MAX_CHECKPOINT_STEP in argv else total
-        return max((step for step in checkpoint_steps(self._world.run) if step <= newest), default=0)
+        return max((step for step in self._world.checkpoints.steps if step <= newest), default=0)
 
     def _train(self) -> Any:
         total, dies_after = self._config.total_steps, self._dies_after()
@@ -133,7 +131,7 @@ class Training:
         marks = [
             (step // self._thinning + 1) * self._thinning,
             (step // config.checkpoint.every_steps + 1) * config.checkpoint.every_steps,
-            config.total_steps, *(at for at in config.milestones if at > step),
+            config.total_steps, *(at for at in self._milestones if at > step),
         ]  # fmt: skip
         if config.checkpoint.keep_every_tokens:
             permanent = step * config.tokens_per_step // config.checkpoint.keep_every_tokens + 1
@@ -160,7 +158,7 @@ class Training:
         """As the trainer has it."""
         if self._step == self._config.total_steps:
             return "final"
-        if self._step in self._config.milestones:
+        if self._step in self._milestones:
             return "milestone"
         if self._config.is_permanent(self._step):
             return "permanent"
@@ -192,25 +190,27 @@ class Training:
         """All files of a checkpoint are there, if the attempt still lives."""
         if self._over:
             return
-        folder, manifest = write(self._world.run, self._config, step)
+        folder, manifest, deleted = self._world.checkpoints.add(step)
         self._journal.append(
             "checkpoint_written", step=step, tokens=manifest.tokens, wall_s=save_s, stall_s=stall_s, reason=reason,
             bytes=arithmetic.checkpoint_bytes(self._config),
         )  # fmt: skip
         self._journal.append("checkpoint_committed", step=step, manifest_sha256=manifest.sha256)
         self._journal.append("checkpoint_verified", step=step, path=os.fspath(folder))
-        for gone in delete_unwanted(self._world.run, self._config):
+        for gone in deleted:
             self._journal.append("checkpoint_deleted", step=gone)
         survives_s = self._config.checkpoint.survived_after_steps * self._step_s
         self._clock.at(self._clock.now_unix_s() + survives_s, partial(self._survived, step))
         self._clock.news(TRAIN)
 
     def _survived(self, step: int) -> None:
-        if not self._over and self._world.run.checkpoint(step).is_dir():
+        if not self._over and step in self._world.checkpoints.steps:
             self._journal.append("checkpoint_survived", step=step)
 
     def _goes_on(self, struck: Struck) -> bool:
         """Take what befalls it and ends no attempt; False for the rest."""
+        if struck.host and struck.host not in self._hosts:
+            return True  # a spare one
         if struck.kind == "nan" and self._config.train.on_nonfinite == "skip":
             self._note_nonfinite()
             return True

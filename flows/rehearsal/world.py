@@ -13,6 +13,7 @@ from pathlib import Path
 from conf.schema import Config
 from flows.clock import VirtualClock
 from flows.launch.base import Job
+from flows.rehearsal.checkpoints import Kept
 from flows.rehearsal.failures import Failure, Failures
 from flows.rehearsal.process import Process, Script, Struck
 from hlatctl.run.errors import HlatctlError, PreflightError, StorageError, TrainingError, dump_error
@@ -48,12 +49,14 @@ class World:
         self.run, self.config, self.settings = run, config, config.rehearsal
         self.clock = VirtualClock(start_unix_s)
         self.hosts = hosts_of(config)
+        self.checkpoints = Kept(run, config)
         self.processes: dict[str, Process] = {}
         #: Until when each host is broken, or slow.
         self.broken: dict[str, float] = {}
         self.slow: dict[str, float] = {}
         self.no_nodes_until_s = self.disk_full_until_s = start_unix_s
         self.head = 0
+        self._head_is_there = True
         self._seed = f"{config.rehearsal.seed}/{start_unix_s}"
         self._failures = Failures(self.settings.failures, self.hosts, self.random("failures"))
         self._mending = self.random("mending")
@@ -109,6 +112,12 @@ class World:
         )
         return self._by_a_person() if unfit or given_up else None
 
+    def pass_without_head(self, seconds: float) -> None:
+        """Let time pass in which nobody drives the run."""
+        self._head_is_there = False
+        self.clock.sleep(seconds)
+        self._head_is_there = True
+
     def _by_a_person(self) -> float:
         """Somebody comes, frees the disk and replaces what is broken."""
         after_s = self._mending.expovariate(1 / self.settings.person_s) if self.settings.person_s else 0.0
@@ -137,7 +146,7 @@ class World:
             self.no_nodes_until_s = now_s + settings.upgrade_s
         elif failure.kind == "disk_full":
             self.disk_full_until_s = now_s + self._mending.expovariate(1 / max(settings.person_s, 1.0))
-        elif failure.kind == "head_crash":
+        elif failure.kind == "head_crash" and self._head_is_there:
             self.head += 1
             self.clock.lose_head()
         elif failure.kind == "mlflow_outage":
@@ -147,7 +156,7 @@ class World:
 
     def _strike(self, failure: Failure) -> None:
         for process in [process for key, process in self.processes.items() if Path(key).name == TRAIN]:
-            process.strike(Struck(failure.kind, failure.host))
+            process.strike(Struck(failure.kind, "" if failure.kind in _EVERYWHERE else failure.host))
 
     def _lose_mlflow(self) -> None:
         def tell(kind: str, **fields: object) -> None:
@@ -168,6 +177,8 @@ class World:
 
 #: What reaches the processes that train; the rest shows elsewhere.
 _STRIKES_TRAINING = ("hardware", "collective_timeout", "hang", "upgrade", "nan", "straggler")
+#: These have no place.
+_EVERYWHERE = ("upgrade", "nan")
 
 
 def exit_file(launch_dir: str | Path, name: str) -> Path:

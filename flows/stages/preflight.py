@@ -28,8 +28,9 @@ def preflight(ctx: FlowContext) -> None:
             try:
                 _measure(ctx)
             except PreflightError as error:
-                if ctx.rejected_hosts().difference(ctx.place().left_out):  # more of them than spare ones
-                    raise
+                unfit = ctx.rejected_hosts()
+                if unfit.issubset(placement.left_out) or not unfit.issubset(ctx.place().left_out):
+                    raise  # not a host's fault, or there is no spare one
                 ctx.message(f"preflight: {error.message}; measuring again with another node in its place")
                 continue
             workers = files.read_json(ctx.run.preflight)["workers"]
