@@ -5,15 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from conf.schema import Config
 from flows import pretrain
 from flows.clock import Clock
 from hlatctl.report import timeline
+from hlatctl.report.forecast import Course
 from hlatctl.report.ledger import ledger
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
@@ -24,37 +25,43 @@ from hlatctl.run.paths import RunPaths
 _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """What one course of a run came to.
+def variants(config: Config) -> dict[str, Config]:
+    """The run as it is configured, and with one thing changed at a time."""
+    every, rehearsal = config.checkpoint.every_steps, config.rehearsal
+
+    def saving(steps: int) -> Config:
+        return replace(config, checkpoint=replace(config.checkpoint, every_steps=steps))
+
+    found = {"as configured": config}
+    for steps in (max(1, every // 4), every * 4):
+        found[f"checkpoint.every_steps={steps}"] = saving(steps)
+    if config.cluster.nodes > 1:
+        for spare in sorted({0, rehearsal.spare_nodes + 2} - {rehearsal.spare_nodes}):
+            found[f"rehearsal.spare_nodes={spare}"] = replace(
+                config, rehearsal=replace(rehearsal, spare_nodes=spare)
+            )  # fmt: skip
+    slow_s = rehearsal.start_s * 4
+    found[f"rehearsal.start_s={slow_s:g}"] = replace(config, rehearsal=replace(rehearsal, start_s=slow_s))
+    found["recovery.enabled=false"] = replace(config, recovery=replace(config.recovery, enabled=False))
+    return found
+
+
+def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[str, list[Course]]:
+    """Play every variant once for each of so many seeds, beginning with the configured one, on all cores.
 
     Args:
-        seed: it was drawn with.
-        finished: it reached its last step; if not, ``message`` says why.
-        wall_s: from the run's creation to its end.
-        uptime_fraction, goodput_fraction: as `hlatctl goodput` has them.
-        lost_s: steps that had to be done again.
-        failures: attempts that ended without a last checkpoint.
+        config: of the run.
+        seeds: how many.
+        told: hears of each variant that begins.
     """
-
-    seed: int
-    finished: bool
-    message: str
-    wall_s: float
-    uptime_fraction: float
-    goodput_fraction: float
-    lost_s: float
-    failures: int
-    cost_usd: float | None
-
-
-def courses(config: Config, seeds: Sequence[int]) -> list[Course]:
-    """Play a run once for each seed, on all cores."""
-    workers = min(len(seeds), os.cpu_count() or 1)
-    if workers <= 1:
-        return [play(config, seed) for seed in seeds]
+    numbers = range(config.rehearsal.seed, config.rehearsal.seed + seeds)
+    workers = min(seeds, os.cpu_count() or 1)
+    found: dict[str, list[Course]] = {}
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(play, [config] * len(seeds), seeds))
+        for name, variant in variants(config).items():
+            told(name)
+            found[name] = list(pool.map(play, [variant] * seeds, numbers))
+    return found
 
 
 def play(config: Config, seed: int) -> Course:
@@ -69,7 +76,7 @@ def play(config: Config, seed: int) -> Course:
             message = error.message
         found = ledger(read_events(run), played)
     return Course(
-        seed=seed, finished=not message, message=message, wall_s=found.wall_s,
+        seed=seed, message=message, wall_s=found.wall_s,
         uptime_fraction=found.uptime_fraction or 0.0, goodput_fraction=found.ettr_fraction or 0.0,
         lost_s=found.seconds.get(timeline.LOST, 0.0), failures=sum(found.checkpointing.failures.values()),
         cost_usd=found.cost_usd,

@@ -19,6 +19,7 @@ from hlatctl.cli import (
     diff,
     drill,
     evaluate,
+    forecast,
     goodput,
     logs,
     plan,
@@ -46,8 +47,8 @@ app = typer.Typer(
 )
 
 for _command in (
-    train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
+    train.train, plan.plan, forecast.forecast, runs.runs, status.status, logs.logs, stop.stop, resume.resume,
+    show.show, diff.diff, compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
