@@ -370,8 +370,8 @@ class RehearsalConfig:
     failures: FailureRatesConfig = field(default_factory=FailureRatesConfig)
     spare_nodes: int = 2
     """Hosts besides those that the job takes; a cluster of a single node has none."""
-    repair_s: float = 86_400.0
-    """Mean time until a broken host is back."""
+    repair_s: float = 14_400.0
+    """Mean time until a broken host is back, or another in its place."""
     person_s: float = 21_600.0
     """Mean time until a person mends what needs one, and resumes the run."""
     head_restart_s: float = 300.0

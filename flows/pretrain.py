@@ -33,7 +33,7 @@ from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, validate
 from hlatctl.run import runs
 from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError
-from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
@@ -172,9 +172,8 @@ def _tell_started(ctx: FlowContext) -> None:
 
 def pipeline(ctx: FlowContext, caller: Caller) -> None:
     """The stages in order. Every one is idempotent, so that a resumed run goes through all of them again."""
-    argv = _created_argv(ctx)
     caller.call("validate", partial(validate, ctx))
-    caller.call("provenance", partial(record_provenance, ctx, argv))
+    caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("preflight", partial(preflight, ctx))
     caller.call("data", partial(prepare_data, ctx))
     caller.call("compile", partial(compile_graphs, ctx))
@@ -228,11 +227,6 @@ def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) ->
         pipeline(ctx, caller_of(ctx))
     elif not run_under_prefect(ctx, pipeline):
         pipeline(ctx, PlainCaller(ctx.clock))
-
-
-def _created_argv(ctx: FlowContext) -> list[str]:
-    created = (event for event in read_events(ctx.run) if event["kind"] == "run_created")
-    return list(next(created, {}).get("argv", sys.argv))
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str) -> None:

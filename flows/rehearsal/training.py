@@ -64,14 +64,19 @@ class Training:
         return found.exit_code
 
     def _attempted(self) -> Any:
-        try:
-            yield from self._begin()
-            yield from self._train()
-            return self._stopped("finished", 0)
-        except Struck as struck:
-            return (yield from self._end(struck))
-        except _EndedError as end:
-            return end.found
+        course = self._course()
+        while True:
+            try:
+                return (yield from course)
+            except Struck as struck:  # the last of those that end it shows
+                course = self._end(struck)
+            except _EndedError as end:
+                return end.found
+
+    def _course(self) -> Any:
+        yield from self._begin()
+        yield from self._train()
+        return self._stopped("finished", 0)
 
     def _begin(self) -> Any:
         """Wait for nodes, start, load."""
