@@ -18,11 +18,11 @@ from hlatctl.run.errors import ConfigError
 
 #: What each name may be today. A new backend, launcher or precision adds itself here.
 CHOICES: dict[str, tuple[str, ...]] = {
-    "backend.name": ("torch_native",),
-    "backend.device": ("cpu", "cuda"),
+    "backend.name": ("torch_native", "nxd"),
+    "backend.device": ("cpu", "cuda", "neuron"),
     "cluster.launcher": ("local", "mock"),
     "precision.name": ("fp32", "mixed", "bf16_sr", "bf16"),
-    "parallel.data_parallel": ("replicate", "fsdp"),
+    "parallel.data_parallel": ("replicate", "zero1", "fsdp"),
     "parallel.activation_checkpointing": ("none", "selective", "full"),
     "optimizer.decay": ("all", "all_but_norms"),
     "optimizer.schedule": ("cosine", "linear", "wsd"),
@@ -47,6 +47,9 @@ _POSITIVE = (
     "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code.samples_per_problem", "eval.batch_size",
     "eval.code.timeout_s", "eval.code.workers",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
+    "cluster.hardware.bf16_flops_per_s", "cluster.hardware.fp32_flops_per_s", "cluster.hardware.memory_bytes",
+    "cluster.hardware.memory_bytes_per_s", "cluster.hardware.link_bytes_per_s", "cluster.hardware.network_bytes_per_s",
+    "cluster.baseline.price_usd_per_node_hour", "cluster.baseline.flops_per_s_per_node",
     "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
     "rehearsal.step_s", "rehearsal.step_events", "rehearsal.storage_bytes_per_s", "rehearsal.host_copy_bytes_per_s",
     "rehearsal.straggler_factor",
@@ -55,7 +58,9 @@ _NOT_NEGATIVE = (
     "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.warmup_tokens",
     "train.z_loss", "eval.max_retries", "recovery.max_restarts_without_progress", "recovery.backoff_s",
     "recovery.max_backoff_s",
-    "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "preflight.min_matmul_gflops_per_s",
+    "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "cluster.hardware.workspace_bytes",
+    "cluster.hardware.pipeline_overhead_s",
+    "preflight.min_matmul_gflops_per_s",
     "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
 )  # fmt: skip
 _FRACTIONS = (
@@ -64,6 +69,12 @@ _FRACTIONS = (
     "optimizer.beta1",
     "optimizer.beta2",
     "data.validation_fraction",
+)
+#: Shares of a peak: all of it is possible in principle, none of it is not.
+_EFFICIENCIES = (
+    "cluster.hardware.compute_efficiency",
+    "cluster.hardware.collective_efficiency",
+    "cluster.baseline.mfu_fraction",
 )
 #: The suites generate up to 96 tokens; what is left must hold a prompt.
 _MIN_EVAL_SEQ_LEN = 128
@@ -107,6 +118,9 @@ def _ranges(config: Config) -> Iterator[ConfigError]:
     for key in _FRACTIONS:
         if not 0 <= values[key] < 1 and not (key == "optimizer.min_lr_fraction" and values[key] == 1):
             yield ConfigError(f"{key}={values[key]}: must be at least 0 and below 1")
+    for key in _EFFICIENCIES:
+        if values[key] is not None and not 0 < values[key] <= 1:
+            yield ConfigError(f"{key}={values[key]}: must be above 0 and at most 1")
 
 
 def _model(config: Config) -> Iterator[ConfigError]:
@@ -142,7 +156,9 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             hint=f"use a multiple of {tensor * stages} processes",
         )
     for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
-        if getattr(model, key) % tensor:
+        # NxD gives several processes a copy of the same key/value head where there are too few of them.
+        copied = key == "num_kv_heads" and config.backend.name == "nxd" and tensor % model.num_kv_heads == 0
+        if getattr(model, key) % tensor and not copied:
             yield _indivisible(f"model.{key}", getattr(model, key), "parallel.tensor_parallel_size", tensor)
     if parallel.sequence_parallel and tensor == 1:
         yield ConfigError(
@@ -157,6 +173,24 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             "model.tie_embeddings=true", f"parallel.tensor_parallel_size={tensor}",
             "the embedding would have to be cut in two ways at once",
         )  # fmt: skip
+
+
+def _backend(config: Config) -> Iterator[ConfigError]:
+    name, device, layout = config.backend.name, config.backend.device, config.parallel.data_parallel
+    if name == "nxd" and device != "neuron":
+        yield ConfigError(
+            f"backend.device={device}: backend.name=nxd trains on NeuronCores",
+            hint="set backend.device=neuron, or backend=torch_native",
+        )
+    if layout == "zero1" and name != "nxd":
+        yield ConfigError(
+            f"parallel.data_parallel=zero1: backend.name={name} does not have it, nxd does",
+            hint="set parallel.data_parallel=fsdp, which shards gradients and weights too",
+        )
+    if layout == "fsdp" and name == "nxd":
+        yield ConfigError(
+            "parallel.data_parallel=fsdp: backend.name=nxd does not have it", hint="set parallel.data_parallel=zero1"
+        )
 
 
 def _pipeline(config: Config) -> Iterator[ConfigError]:
@@ -344,6 +378,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones,
+    _ranges, _choices, _names, _model, _backend, _parallel, _batches, _pipeline, _milestones, _number_of_milestones,
     _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conf.devices import DEVICES
 from flows.launch.base import Job
 from flows.rehearsal import evidence, timing
 from flows.rehearsal.process import Script
@@ -60,7 +61,8 @@ def _data(world: World, job: Job) -> Script:
 
 def _compile(world: World, job: Job) -> Script:
     yield world.settings.compile_s
-    files.write_json(Path(job.env["TORCHINDUCTOR_CACHE_DIR"]) / "cache_manifest.json", {"files": []})
+    folder = Path(job.env[DEVICES[world.config.backend.device].cache_variable])
+    files.write_json(folder / "cache_manifest.json", {"files": []})
     return 0
 
 

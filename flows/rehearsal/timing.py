@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from conf.schema import Config
 from hlatctl.plan import arithmetic
+from hlatctl.plan.step_time import step_time_s
 
-#: Model FLOP/s that one process sustains, by device: an ordinary processor's core; an A100 at 40 % of its 312 TFLOP/s.
-_FLOPS_PER_S = {"cpu": 20e9, "cuda": 0.4 * 312e12}
-#: A NeuronCore at the MFU that HLAT reached on 64 nodes: 27.9 % of 95 TFLOP/s (arXiv 2404.10630 and its slides).
-_NEURON_FLOPS_PER_S = 0.279 * 95e12
+#: Model FLOP/s of one process where the plan does not know the hardware: an ordinary processor's core.
+_UNKNOWN_FLOPS_PER_S = 20e9
 
 
 def step_s(config: Config) -> float:
-    """One optimizer step, with every node healthy."""
-    if config.rehearsal.step_s is not None:
-        return config.rehearsal.step_s
+    """One optimizer step, with every node healthy: what was given, else the plan's, else a guess."""
+    planned_s = config.rehearsal.step_s or step_time_s(config)
+    if planned_s is not None:
+        return planned_s
     flops = arithmetic.flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
-    return flops / (config.world_size * _FLOPS_PER_S.get(config.backend.device, _NEURON_FLOPS_PER_S))
+    return flops / (config.world_size * _UNKNOWN_FLOPS_PER_S)
 
 
 def save_s(config: Config) -> float:

@@ -174,4 +174,4 @@ wait_here()
 def test_this_kernel_tells_how_many_processes_it_has_killed_for_want_of_memory_or_nothing() -> None:
     counted = LocalLauncher().oom_kills()
     assert counted is None or counted >= 0
-    assert MockLauncher().oom_kills() is None
+    assert MockLauncher(Config()).oom_kills() is None
