@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -57,10 +58,14 @@ def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[st
     numbers = range(config.rehearsal.seed, config.rehearsal.seed + seeds)
     workers = min(seeds, os.cpu_count() or 1)
     found: dict[str, list[Course]] = {}
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ExitStack() as stack:
+        spread: Callable[..., Iterable[Course]] = map
+        if workers > 1:
+            spawn = multiprocessing.get_context("spawn")
+            spread = stack.enter_context(ProcessPoolExecutor(workers, mp_context=spawn)).map
         for name, variant in variants(config).items():
             told(name)
-            found[name] = list(pool.map(play, [variant] * seeds, numbers))
+            found[name] = list(spread(play, [variant] * seeds, numbers))
     return found
 
 
