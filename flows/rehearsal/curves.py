@@ -45,7 +45,7 @@ class Curves:
 
     @property
     def _first_norm(self) -> float:
-        return self._config.model.initializer_range * math.sqrt(self._parameters)
+        return float(self._config.model.initializer_range) * math.sqrt(self._parameters)
 
     def _loss(self, step: int) -> float:
         guessing = math.log(self._config.model.vocab_size)

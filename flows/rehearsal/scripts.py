@@ -91,9 +91,10 @@ def _evaluate(world: World, job: Job) -> Script:
     started_s = world.clock.now_unix_s()
     with world.journal(eval_writer(milestone_tokens)) as journal:
         started: dict[str, Any] = {"contract": _CONTRACT, "suite": suite, "tasks": tasks}
-        journal.append("eval_started", **common, **started, **{"try": int(argument(job, "--try"))})
+        started["try"] = int(argument(job, "--try"))
+        journal.append("eval_started", **common, **started)
         for task in tasks:
-            of_task = {"milestone_tokens": milestone_tokens, "contract": _CONTRACT, "task": task}
+            of_task: dict[str, Any] = {"milestone_tokens": milestone_tokens, "contract": _CONTRACT, "task": task}
             journal.append("eval_task_started", **of_task)
             yield world.settings.evaluation_s / len(tasks)
             journal.append("eval_task_finished", **of_task, scores={task: score})

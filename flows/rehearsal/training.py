@@ -61,7 +61,7 @@ class Training:
             self._over = True
             self._journal.close()
         self._world.end_with(self._job, found.log, found.error)
-        return found.exit_code
+        return int(found.exit_code)
 
     def _attempted(self) -> Any:
         course = self._course()
@@ -149,10 +149,11 @@ class Training:
         if not made:
             return
         self._step += made
+        many: dict[str, Any] = {"steps": made} if made > 1 else {}
         self._journal.append(
             "step", step=self._step, tokens=self._step * self._config.tokens_per_step,
             **self._curves.step(self._step), step_s=step_s, data_wait_s=0.0,
-            tokens_per_s=self._config.tokens_per_step / step_s, **({"steps": made} if made > 1 else {}),
+            tokens_per_s=self._config.tokens_per_step / step_s, **many,
         )  # fmt: skip
         if self._step == self._first + 1:
             if self._config.backend.compile:

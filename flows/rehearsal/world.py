@@ -9,6 +9,7 @@ import os
 import random
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from conf.schema import Config
 from flows.clock import VirtualClock
@@ -159,7 +160,7 @@ class World:
             process.strike(Struck(failure.kind, "" if failure.kind in _EVERYWHERE else failure.host))
 
     def _lose_mlflow(self) -> None:
-        def tell(kind: str, **fields: object) -> None:
+        def tell(kind: str, **fields: Any) -> None:
             with self.journal(WORLD_WRITER) as journal:
                 journal.append(kind, what="mlflow", **fields)
 

@@ -93,12 +93,12 @@ def draw_forecast(variants: Mapping[str, Sequence[Course]]) -> str:
     """
 
     def plot(axes: Axes) -> None:
-        for row, courses in enumerate(reversed(variants.values())):
+        for row, courses in enumerate(reversed(list(variants.values()))):
             days = sorted(course.wall_s / 86400 for course in courses if not course.message)
             if days:
                 axes.plot(days, [row] * len(days), "|", color=_INK, markersize=14, alpha=0.6)
                 axes.plot(days[len(days) // 2], row, "o", color=_MARK, markersize=5)
-        axes.set_yticks(range(len(variants)), list(reversed(variants)))
+        axes.set_yticks(range(len(variants)), list(variants)[::-1])
         axes.set_xlabel("days from the run's creation to its end; a mark is a course, a dot their median")
 
     return _svg(plot, height_in=0.6 + 0.35 * len(variants))

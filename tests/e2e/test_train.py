@@ -67,8 +67,8 @@ def story(run: RunPaths) -> dict[str, list[Any]]:
 
 
 FLOW_KINDS = {
-    "run_created", "head_started", "stage_started", "stage_finished", "stage_skipped", "stage_failed", "attempt_started",
-    "attempt_ended", "hang", "run_finished",
+    "run_created", "head_started", "stage_started", "stage_finished", "stage_skipped", "stage_failed",
+    "attempt_started", "attempt_ended", "hang", "run_finished",
 }  # fmt: skip
 CHECKPOINT_KINDS = ("checkpoint_written", "checkpoint_committed", "checkpoint_verified", "checkpoint_rejected")
 
