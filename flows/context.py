@@ -137,7 +137,7 @@ class FlowContext:
 
     def rejected_hosts(self) -> set[str]:
         """Those that have failed their newest preflight, not long ago."""
-        return nodes.rejected(nodes.read(self.ledger), self.clock.now_unix_s()).intersection(self.hosts)
+        return set(nodes.rejected(nodes.read(self.ledger), self.clock.now_unix_s())).intersection(self.hosts)
 
     def hold_against(self, hosts: Iterable[str], kind: nodes.Kind, detail: str, *, attempt: int = 0) -> None:
         """Enter what was seen of hosts into the node ledger."""

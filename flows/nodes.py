@@ -106,11 +106,11 @@ def suspects(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
     return rejected | {host for host, score in scores(recent, now_unix_s).items() if score >= SUSPECT_SCORE}
 
 
-def rejected(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
-    """Hosts that have failed their newest preflight, not long ago."""
+def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
+    """Hosts that have failed their newest preflight, not long ago, with its time."""
     newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", "preflight_failed")}
     return {
-        host for host, entry in newest.items()
+        host: entry.time_unix_s for host, entry in newest.items()
         if entry.kind == "preflight_failed" and now_unix_s - entry.time_unix_s < REJECTED_S
     }  # fmt: skip
 
@@ -121,11 +121,17 @@ def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
 
 
 def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_unix_s: float) -> Placement:
-    """Leave hosts out that preflight has rejected, then repeat offenders, the worst first, if enough hosts remain."""
+    """Leave hosts out, as far as enough remain.
+
+    First those that preflight has rejected, the newest first, for the others may be mended; then repeat offenders, the
+    worst first.
+    """
     known = list(entries)
     score, unfit = scores(known, now_unix_s), rejected(known, now_unix_s)
     repeated = excluded(known, now_unix_s)
-    offenders = sorted((repeated | unfit).intersection(hosts), key=lambda host: (host not in unfit, -score[host], host))
+    offenders = sorted(
+        (repeated | set(unfit)).intersection(hosts), key=lambda host: (-unfit.get(host, 0.0), -score[host], host)
+    )
     spare = max(0, len(hosts) - needed)
     left_out, kept = tuple(offenders[:spare]), [host for host in offenders[spare:] if host in repeated]
     said = [f"left out for what the node ledger holds against it: {', '.join(left_out)}"] if left_out else []

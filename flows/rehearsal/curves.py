@@ -49,6 +49,6 @@ class Curves:
 
     def _loss(self, step: int) -> float:
         guessing = math.log(self._config.model.vocab_size)
-        law = _E + _A / self._parameters**_ALPHA + _B / self._config.total_tokens**_BETA
+        law = _E + _A / float(self._parameters) ** _ALPHA + _B / float(self._config.total_tokens) ** _BETA
         last = min(law, _LEAST_LEARNT * guessing)
-        return last + (guessing - last) * float((1 + step / _DECAY_STEPS) ** -_DECAY)
+        return float(last + (guessing - last) * (1 + step / _DECAY_STEPS) ** -_DECAY)

@@ -21,6 +21,7 @@ def preflight(ctx: FlowContext) -> None:
     """
 
     def work() -> dict[str, Any]:
+        failed: set[str] = set()
         while True:
             placement = ctx.place()
             if placement.message:
@@ -28,9 +29,10 @@ def preflight(ctx: FlowContext) -> None:
             try:
                 _measure(ctx)
             except PreflightError as error:
-                unfit = ctx.rejected_hosts()
-                if unfit.issubset(placement.left_out) or not unfit.issubset(ctx.place().left_out):
-                    raise  # not a host's fault, or there is no spare one
+                newly = ctx.rejected_hosts().difference(placement.left_out)
+                failed |= newly
+                if not newly or not failed.issubset(ctx.place().left_out):
+                    raise  # it was no host's fault, or there is no spare one
                 ctx.message(f"preflight: {error.message}; measuring again with another node in its place")
                 continue
             workers = files.read_json(ctx.run.preflight)["workers"]
