@@ -23,7 +23,7 @@ def forecast(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell when a run would be finished, what it would cost and lose.
+    """Forecast when a run ends and what it costs.
 
     Rehearses it with as many seeds, through the same flow as `train --dry-run`, and again with another checkpoint
     interval, other numbers of spare nodes, slower starts, and nobody but a person to restart it. Nothing is trained and
