@@ -52,6 +52,8 @@ _POSITIVE = (
     "cluster.hardware.memory_bytes_per_s", "cluster.hardware.link_bytes_per_s", "cluster.hardware.network_bytes_per_s",
     "cluster.baseline.price_usd_per_node_hour", "cluster.baseline.flops_per_s_per_node",
     "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
+    "rehearsal.step_s", "rehearsal.step_events", "rehearsal.storage_bytes_per_s", "rehearsal.host_copy_bytes_per_s",
+    "rehearsal.straggler_factor",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.warmup_tokens",
@@ -113,7 +115,7 @@ def _ranges(config: Config) -> Iterator[ConfigError]:
     for key in _POSITIVE:
         if values[key] is not None and values[key] <= 0:
             yield ConfigError(f"{key}={values[key]}: must be greater than 0")
-    for key in _NOT_NEGATIVE:
+    for key in (*_NOT_NEGATIVE, *(key for key in values if key.startswith("rehearsal."))):
         if values[key] is not None and values[key] < 0:
             yield ConfigError(f"{key}={values[key]}: must not be negative")
     for key in _FRACTIONS:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_same_corpus
+from conf.schedule import learning_rate
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
@@ -25,7 +26,6 @@ from trainer.data.loader import Loader
 from trainer.model import count_parameters
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, RankTimes, Sign, drift_alarm
 from trainer.optim import clip_scale
-from trainer.schedule import learning_rate
 
 _FINISHED, _STOP, _ROLLBACK = "finished", "stop", "rollback"
 #: By why training ended: 75 has written a checkpoint because it was asked to, 76 wants to go back to the newest one.

@@ -21,6 +21,7 @@ from hlatctl.cli import (
     doctor,
     drill,
     evaluate,
+    forecast,
     goodput,
     logs,
     plan,
@@ -49,8 +50,8 @@ app = typer.Typer(
 )
 
 for _command in (
-    train.train, plan.plan, sweep.sweep, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show,
-    diff.diff, compare.compare, goodput.goodput, drill.drill, doctor.doctor, ui.ui, sync.sync,
+    train.train, plan.plan, forecast.forecast, sweep.sweep, runs.runs, status.status, logs.logs, stop.stop,
+    resume.resume, show.show, diff.diff, compare.compare, goodput.goodput, drill.drill, doctor.doctor, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
