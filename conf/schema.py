@@ -129,7 +129,8 @@ class ParallelConfig:
     """How the model is cut; what is left of the world is data parallel."""
 
     data_parallel: str = "replicate"
-    """`replicate`: whole replicas; `fsdp`: parameters, gradients and moments are sharded over the replicas (ZeRO-3)."""
+    """`replicate`: whole replicas; `zero1`: moments (and FP32 master weights) are sharded over the replicas; `fsdp`:
+    parameters, gradients and moments are (ZeRO-3)."""
     tensor_parallel_size: int = 1
     """Processes that have each layer together."""
     sequence_parallel: bool = False
@@ -286,8 +287,9 @@ class BackendConfig:
     """The software and the device that train."""
 
     name: str = "torch_native"
+    """`torch_native`, or `nxd`: NeuronX Distributed on torch-xla."""
     device: str = "cpu"
-    """`cpu` or `cuda`."""
+    """`cpu`, `cuda` or `neuron`."""
     compile: bool = True
     """Compile the model's graphs with torch.compile."""
 

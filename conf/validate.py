@@ -18,11 +18,11 @@ from hlatctl.run.errors import ConfigError
 
 #: What each name may be today. A new backend, launcher or precision adds itself here.
 CHOICES: dict[str, tuple[str, ...]] = {
-    "backend.name": ("torch_native",),
-    "backend.device": ("cpu", "cuda"),
+    "backend.name": ("torch_native", "nxd"),
+    "backend.device": ("cpu", "cuda", "neuron"),
     "cluster.launcher": ("local", "mock"),
     "precision.name": ("fp32", "mixed", "bf16_sr", "bf16"),
-    "parallel.data_parallel": ("replicate", "fsdp"),
+    "parallel.data_parallel": ("replicate", "zero1", "fsdp"),
     "parallel.activation_checkpointing": ("none", "selective", "full"),
     "optimizer.decay": ("all", "all_but_norms"),
     "optimizer.schedule": ("cosine", "linear", "wsd"),
@@ -176,6 +176,33 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
             f"(train.global_batch_size={config.train.global_batch_size} / data-parallel size "
             f"{config.data_parallel_size} / micro batch {config.micro_batch_size})",
             hint="set a smaller train.micro_batch_size",
+        )
+
+
+def _nxd(config: Config) -> Iterator[ConfigError]:
+    """What NeuronX Distributed does not do."""
+    here, parallel = f"backend.name={config.backend.name}", config.parallel
+    if config.backend.name != "nxd":
+        if parallel.data_parallel == "zero1":
+            yield _not_together(here, "parallel.data_parallel=zero1", "only backend.name=nxd shards moments alone")
+        return
+    if config.backend.device == "cuda":
+        yield _not_together(here, "backend.device=cuda", "it is for backend.device=neuron")
+    if parallel.data_parallel == "fsdp":
+        yield _not_together(here, "parallel.data_parallel=fsdp", "it shards by parallel.data_parallel=zero1")
+    if config.precision.name == "mixed" and parallel.data_parallel != "zero1":
+        yield ConfigError(
+            f"precision.name=mixed: with {here} the FP32 master weights are those of parallel.data_parallel=zero1, and "
+            f"parallel.data_parallel={parallel.data_parallel}",
+            hint="set parallel.data_parallel=zero1",
+        )
+    if config.model.tie_embeddings:
+        yield _not_together(here, "model.tie_embeddings=true", "embedding and head are layers of their own")
+    if config.train.z_loss:
+        yield _not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
+    if config.train.on_nonfinite == "skip":
+        yield _not_together(
+            here, "train.on_nonfinite=skip", "the device has made the update before anyone knows of it; use rollback"
         )
 
 
@@ -342,6 +369,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _milestones, _number_of_milestones,
+    _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _nxd, _milestones, _number_of_milestones,
     _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
 )  # fmt: skip

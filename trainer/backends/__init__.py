@@ -8,7 +8,10 @@ from trainer.backends.base import Backend
 
 def make_backend(config: Config) -> Backend:
     """The backend that ``backend.name`` asks for; its process group is up when this returns."""
+    if config.backend.name == "nxd":
+        from trainer.backends.nxd import Nxd
+
+        return Nxd(config)
     from trainer.backends.torch_native import TorchNative
 
-    backends = {"torch_native": TorchNative}
-    return backends[config.backend.name](config)
+    return TorchNative(config)
