@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conf.schema import ModelConfig
-from trainer.model import Llama, Parts, cut_dim, rotary_tables
+from trainer.model import Llama, Parts, cut_dim
 
 
 def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
@@ -34,9 +34,7 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
             parameter.to_local().copy_(shard.to_local())
         else:
             parameter.copy_(value)
-    seq_len = model.get_buffer("cos").shape[0]
-    for name, table in zip(("cos", "sin"), rotary_tables(seq_len, config.head_dim, config.rope_theta), strict=True):
-        model.get_buffer(name).copy_(table)
+    model.rotary.fill()
 
 
 def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig, seed: int) -> Tensor:

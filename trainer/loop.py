@@ -123,7 +123,7 @@ class Training:
         started = time.perf_counter()
         self.loader.wait_s = 0.0
         self.optimizer.zero_grad()
-        inputs, targets = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
+        inputs, targets = self.loader.next()
         loss_share = self.backend.accumulate(self.model, inputs, targets)
         self.backend.wait()
         self.rank_times.add(time.perf_counter() - started)
@@ -250,7 +250,7 @@ def compile_only(config: Config, backend: Backend) -> None:
     # One micro-batch makes every graph; a pipeline needs all of them.
     micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 1
     shape = (config.micro_batch_size * micro_batches, config.train.seq_len)
-    tokens = torch.randint(config.model.vocab_size, shape, device=backend.device)
+    tokens = torch.randint(config.model.vocab_size, shape)
     backend.accumulate(model, tokens, tokens)
     backend.step_boundary()
 

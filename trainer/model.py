@@ -138,6 +138,25 @@ class MLP(nn.Module):
         return self.down(F.silu(gate.flatten(-2)) * up.flatten(-2))  # type: ignore[no-any-return]
 
 
+class Rotary(nn.Module):
+    """The tables of the rotary embedding; asked for by each layer, so that no pipeline stage gets them from another."""
+
+    def __init__(self, seq_len: int, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self._shape = seq_len, head_dim, theta
+        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (seq, head_dim)."""
+        return self.get_buffer("cos"), self.get_buffer("sin")
+
+    def fill(self) -> None:
+        """Write the tables where there was only memory for them."""
+        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
+            self.get_buffer(name).copy_(table)
+
+
 class Layer(nn.Module):
     """One pre-norm decoder layer."""
 
@@ -197,9 +216,7 @@ class Llama(nn.Module):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
         self.head = self.parts.by_outputs(hidden, vocab) if untied else None
-        cos, sin = rotary_tables(seq_len, config.head_dim, config.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.rotary = Rotary(seq_len, config.head_dim, config.rope_theta)
 
     def blocks(self) -> Iterator[Layer]:
         """The layers held, in order."""
@@ -222,9 +239,9 @@ class Llama(nn.Module):
             if self.document_end_id is not None:
                 mask = within_documents(x, self.document_end_id)
             x = self._embed(self.embedding, x)
-        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
         for layer in self.blocks():
-            x = layer(x, cos, sin, mask)
+            tables = self.rotary()
+            x = layer(x, tables[0], tables[1], mask)
         return x if self.norm is None else self.norm(x)
 
     def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:

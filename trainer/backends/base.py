@@ -89,7 +89,7 @@ class Backend(Protocol):
         """The optimizer of what :meth:`build_model` gave."""
 
     def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Add the gradients of this replica's (batch, seq) token ids and next ids to those that are there.
+        """Add the gradients of this replica's (batch, seq) token ids and next ids, in host memory, to what is there.
 
         Returns:
             This process's share of the mean loss of the whole batch: summed over all processes it is that.

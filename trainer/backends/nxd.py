@@ -69,7 +69,7 @@ class Nxd:
             self._nxd.neuronx_distributed_config(
                 tensor_parallel_size=parallel.tensor_parallel_size,
                 pipeline_parallel_size=parallel.pipeline_parallel_size,
-                pipeline_config=None,
+                pipeline_config=self._pipeline_config(),
                 optimizer_config={"zero_one_enabled": zero1, "grad_clipping": False},  # clipping: nxd_optim
                 activation_checkpoint_config=None,  # recomputation: nxd_parts
                 sequence_parallel=parallel.sequence_parallel,
@@ -81,6 +81,22 @@ class Nxd:
                 },
             )
         )  # fmt: skip
+
+    def _pipeline_config(self) -> dict[str, Any] | None:
+        """Stages as those of other backends; the library traces the model and cuts it behind the layers named here."""
+        from trainer.backends.nxd_parts import pipeline_modules
+
+        stages = self._config.parallel.pipeline_parallel_size
+        if stages == 1:
+            return None
+        before = (Layout(config=self._config, pp_rank=stage).stage_layers for stage in range(stages - 1))
+        return {
+            "num_microbatches": self._config.grad_accum_steps, "auto_partition": False,
+            "pipeline_cuts": [f"llama.layers.{layers[-1]}" for layers in before],
+            "input_names": ["inputs", "targets"], "output_loss_value_spec": True, "return_loss_on_cpu": False,
+            "use_zero1_optimizer": self._config.parallel.data_parallel == "zero1", "use_optimizer_wrapper": True,
+            **pipeline_modules(),
+        }  # fmt: skip
 
     def _find_layout(self) -> Layout:
         """As the library has laid the processes out, which depends on the machine."""
@@ -146,6 +162,10 @@ class Nxd:
         """A micro-batch after the other, each a graph of its own if there are several, or through the pipeline."""
         steps = self._config.grad_accum_steps
         total = torch.zeros((), device=self.device)
+        if self._config.parallel.pipeline_parallel_size > 1:
+            mean = self._model.run_train(inputs=inputs, targets=targets)  # of the last stage alone
+            return (total if mean is None else mean) / self._copies_of_loss
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
         size = self._config.micro_batch_size
         for some, following in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
             loss = self._model(some, following) / steps
@@ -153,7 +173,12 @@ class Nxd:
             total = total + loss.detach()
             if steps > 1:
                 self.step_boundary()
-        return total / (self.data_parallel_size * self._config.parallel.tensor_parallel_size)
+        return total / self._copies_of_loss
+
+    @property
+    def _copies_of_loss(self) -> int:
+        """Processes that each have the mean loss of their replica's batch."""
+        return self.data_parallel_size * self._config.parallel.tensor_parallel_size
 
     def update(self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool) -> Callable[[], Sums]:
         """In the graph of the step; a step closure fetches the sums beside the training thread."""
@@ -271,7 +296,7 @@ def _import() -> tuple[Any, Any]:
     try:
         import neuronx_distributed
         import torch_xla
-        import torch_xla.distributed.xla_backend  # noqa: F401 (registers the process group's backend)
+        import torch_xla.distributed.xla_backend
     except ImportError as error:
         raise DependencyError(
             f"backend.name=nxd: {error.name or error} is not installed",

@@ -1,4 +1,4 @@
-"""The layers of NeuronX Distributed that our one model is built from on its backend. No size of the model is known here.
+"""The layers of NeuronX Distributed that our one model is built from on its backend. The model's sizes are not here.
 
 Weights keep our names and our order of rows, in which equal slices hold whole groups of heads and matching parts of
 gate and up. So a slice is a plain block of rows (``stride=1``), the same for every tensor-parallel degree.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_xla.utils.checkpoint import checkpoint
 
 from conf.schema import ParallelConfig
-from trainer.model import Llama, Parts
+from trainer.model import Layer, Llama, Parts, RMSNorm, Rotary
 
 #: Dimension of (batch, seq, hidden) that sequence parallelism cuts.
 _SEQUENCE = 1
@@ -74,6 +74,14 @@ class NxdParts(Parts):
     def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
         """With torch-xla's barrier, without which the compiler merges the second computation with the first."""
         return checkpoint(function, *args, use_reentrant=True, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
+def pipeline_modules() -> dict[str, Any]:
+    """What the library's pipeline does not look into when it traces the model."""
+    return {
+        "transformer_layer_cls": Layer, "leaf_module_cls": [RMSNorm.__name__, Rotary.__name__, _Embedding.__name__],
+        "autowrap_functions": (parallel_cross_entropy,),
+    }  # fmt: skip
 
 
 class WithLoss(nn.Module):

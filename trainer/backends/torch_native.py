@@ -95,6 +95,7 @@ class TorchNative:
 
     def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """Eagerly, a micro-batch after the other, or through the pipeline."""
+        inputs, targets = (tokens.to(self.device, non_blocking=True) for tokens in (inputs, targets))
         if self._pipeline is not None:
             total = self._pipeline.run(inputs, targets)
         else:
