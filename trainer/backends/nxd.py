@@ -58,7 +58,7 @@ class Nxd:
         self._layout = self._find_layout()
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.speaks_for_replica = self._layout.speaks_for_replica
-        self._model: Any = None
+        self.nxd_model: Any = None
         self._optimizer: Any = None
 
     def _describe(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Nxd:
         for layer in llama.blocks():
             layer.recompute = config.parallel.activation_checkpointing == "full"
             layer.attention.recompute_core = config.parallel.activation_checkpointing == "selective"
-        self._model = self._nxd.initialize_parallel_model(self._nxd_config, lambda: WithLoss(llama))
+        self.nxd_model = self._nxd.initialize_parallel_model(self._nxd_config, lambda: WithLoss(llama))
         self.step_boundary()
         return llama
 
@@ -141,7 +141,7 @@ class Nxd:
         from trainer.backends.nxd_optim import NxdAdamW
 
         config, zero1 = self._config, self._config.parallel.data_parallel == "zero1"
-        named = ((name.removeprefix("llama."), parameter) for name, parameter in self._model.named_parameters())
+        named = ((name.removeprefix("llama."), parameter) for name, parameter in self.nxd_model.named_parameters())
         held = held_parameters(named, self._layout)
         for name, part in held.items():
             if part.partial_gradient:
@@ -163,12 +163,12 @@ class Nxd:
         steps = self._config.grad_accum_steps
         total = torch.zeros((), device=self.device)
         if self._config.parallel.pipeline_parallel_size > 1:
-            mean = self._model.run_train(inputs=inputs, targets=targets)  # of the last stage alone
+            mean = self.nxd_model.run_train(inputs=inputs, targets=targets)  # of the last stage alone
             return (total if mean is None else mean) / self._copies_of_loss
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         size = self._config.micro_batch_size
         for some, following in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            loss = self._model(some, following) / steps
+            loss = self.nxd_model(some, following) / steps
             loss.backward()
             total = total + loss.detach()
             if steps > 1:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from conf.schema import OptimizerConfig
 from trainer.optim import Held
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 class NxdAdamW:
     """The optimizer.
@@ -37,17 +39,18 @@ class NxdAdamW:
             for some, decay in ((True, config.weight_decay), (False, 0.0))
             if some in decays.values()
         ]
-        self._adamw = nxd.initialize_parallel_optimizer(
+        #: The library's own.
+        self.library = nxd.initialize_parallel_optimizer(
             nxd_config, torch.optim.AdamW, groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps,
             weight_decay=config.weight_decay, foreach=False, fused=False,
         )  # fmt: skip
-        self._zero = self._adamw.optimizer if nxd_config["optimizer_config"]["zero_one_enabled"] else None
-        self._inner: torch.optim.Optimizer = self._zero.base_optimizer if self._zero else self._adamw.optimizer
+        self._zero = self.library.optimizer if nxd_config["optimizer_config"]["zero_one_enabled"] else None
+        self._inner: torch.optim.Optimizer = self._zero.base_optimizer if self._zero else self.library.optimizer
         names = {id(part.parameter): name for name, part in held.items()}
         #: What the update is made on: the parameters, or with ZeRO-1 this replica's rows of them in FP32 (padded).
         self._masters: dict[str, nn.Parameter] = {
             names[id(parameter)]: master
-            for theirs, ours in zip(self._adamw.param_groups, self._inner.param_groups, strict=True)
+            for theirs, ours in zip(self.library.param_groups, self._inner.param_groups, strict=True)
             for parameter, master in zip(theirs["params"], ours["params"], strict=True)
         }
         for master in self._masters.values():  # now, so that the first step's graph is every step's
@@ -62,7 +65,7 @@ class NxdAdamW:
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
-        self._adamw.zero_grad(set_to_none=True)
+        self.library.zero_grad(set_to_none=True)
 
     def step(self, shares: Tensor, *, lr: float) -> Tensor:
         """Update the parameters.
@@ -74,10 +77,10 @@ class NxdAdamW:
         Returns:
             Loss, stops, and the squared norms of gradients and of parameters before the update, over all processes (4).
         """
-        for group in self._adamw.param_groups:
+        for group in self.library.param_groups:
             group["lr"] = lr
         self._shares = shares
-        self._adamw.step()
+        self.library.step()
         self.step_count += 1
         assert self._sums is not None, "the hook has run"
         return self._sums
@@ -91,7 +94,7 @@ class NxdAdamW:
     def tensors(self) -> dict[str, Tensor]:
         """On the device; with ZeRO-1 the padded rows, as they lie there."""
         found: dict[str, Tensor] = {f"model.{name}": master.detach() for name, master in self._masters.items()}
-        for kind in ("exp_avg", "exp_avg_sq"):
+        for kind in _MOMENTS:
             found |= {f"{kind}.{name}": self._inner.state[master][kind] for name, master in self._masters.items()}
         return found
 
@@ -135,6 +138,19 @@ class NxdAdamW:
         share = math.ceil(size / self._zero.local_world_size)
         start = min(size, share * int(self._zero.local_rank))
         return start, min(size, start + share)
+
+    @torch.no_grad()
+    def take_over(self, model: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Set everything from what the library's own ``load_checkpoint`` gave: tensors by name, and by number."""
+        moments = state["state" if self._zero is None else "base_state"]
+        masters = state.get("sharded_master_weights", {})
+        for number, (name, master) in enumerate(self._masters.items()):
+            self.write_weights(name, model[f"llama.{name}"].cpu())
+            if number in masters:
+                master.copy_(masters[number])
+            for kind in _MOMENTS:
+                self._inner.state[master][kind].copy_(moments[number][kind])
+        self.loaded(int(moments[0]["step"]))
 
     def loaded(self, step_count: int) -> None:
         """A checkpoint has been read."""
