@@ -280,8 +280,6 @@ def _set_environment(config: Config) -> None:
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(PRECISIONS[config.precision.name].stochastic_rounding)),
         "XLA_USE_BF16": "0",
         "XLA_DOWNCAST_BF16": "0",
-        # A factor that becomes exactly 1 (AdamW's bias correction, in time) would make another graph.
-        "XLA_NO_SPECIAL_SCALARS": "1",
     }
     for name, value in wanted.items():
         if os.environ.setdefault(name, value) != value:

@@ -42,7 +42,7 @@ class NxdAdamW:
         #: The library's own.
         self.library = nxd.initialize_parallel_optimizer(
             nxd_config, torch.optim.AdamW, groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps,
-            weight_decay=config.weight_decay, foreach=False, fused=False,
+            weight_decay=config.weight_decay, foreach=False, fused=False, capturable=True,
         )  # fmt: skip
         self._zero = self.library.optimizer if nxd_config["optimizer_config"]["zero_one_enabled"] else None
         self._inner: torch.optim.Optimizer = self._zero.base_optimizer if self._zero else self.library.optimizer
@@ -55,7 +55,7 @@ class NxdAdamW:
         }
         for master in self._masters.values():  # now, so that the first step's graph is every step's
             self._inner.state[master] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master),
             }  # fmt: skip
         self._inner.register_step_pre_hook(self._reduce_and_clip)
@@ -77,8 +77,11 @@ class NxdAdamW:
         Returns:
             Loss, stops, and the squared norms of gradients and of parameters before the update, over all processes (4).
         """
+        # A number of the graph's data, as all that changes from step to step (``capturable``): torch-xla merges plain
+        # numbers that happen to be equal, and a bias correction that reaches 1 would make the graph another one.
+        rate = torch.tensor(lr).to(shares.device)
         for group in self.library.param_groups:
-            group["lr"] = lr
+            group["lr"] = rate
         self._shares = shares
         self.library.step()
         self.step_count += 1
@@ -156,7 +159,7 @@ class NxdAdamW:
         """A checkpoint has been read."""
         self.step_count = step_count
         for state in self._inner.state.values():
-            state["step"].fill_(step_count)
+            state["step"].copy_(torch.tensor(float(step_count)))
 
     @torch.no_grad()
     def _reduce_and_clip(self, inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
