@@ -100,8 +100,10 @@ class WithLoss(nn.Module):
 class _Embedding(ParallelEmbedding):  # type: ignore[misc]
     """The library's, which leaves a sequence in dimension 1 whole (and with ``sequence_dimension=1`` unsummed)."""
 
-    def __init__(self, entries: int, width: int, *, sequence: bool, **keywords: Any) -> None:
-        super().__init__(entries, width, **keywords)
+    def __init__(
+        self, entries: int, width: int, *, sequence: bool, dtype: torch.dtype, init_method: Callable[[Tensor], None]
+    ) -> None:
+        super().__init__(entries, width, dtype=dtype, init_method=init_method)
         self._cut_sequence = sequence
 
     def forward(self, tokens: Tensor) -> Tensor:
