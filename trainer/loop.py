@@ -243,16 +243,19 @@ class Training:
 
 
 def compile_only(config: Config, backend: Backend) -> None:
-    """Run forward and backward on random tokens at the real shapes, so that every graph is compiled and cached."""
+    """Run a step on random tokens at the real shapes, so that every graph is compiled and cached."""
     model = backend.build_model(document_end_id=0 if config.data.mask_across_documents else None)
     optimizer = backend.optimizer(model)
     optimizer.zero_grad()
-    # One micro-batch makes every graph; a pipeline needs all of them.
-    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 1
-    shape = (config.micro_batch_size * micro_batches, config.train.seq_len)
+    # Where gradients are there already, adding to them may be another graph; a pipeline needs all micro-batches.
+    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 2
+    shape = (config.micro_batch_size * min(micro_batches, config.grad_accum_steps), config.train.seq_len)
     tokens = torch.randint(config.model.vocab_size, shape)
-    backend.accumulate(model, tokens, tokens)
+    loss_share = backend.accumulate(model, tokens, tokens)
+    sums = backend.update(optimizer, loss_share, lr=learning_rate(1, config), asked_to_stop=False)
     backend.step_boundary()
+    sums()
+    backend.drift(optimizer)
 
 
 def train_journal(run: RunPaths, backend: Backend, attempt: int) -> JournalWriter | None:

@@ -44,7 +44,7 @@ def to_library(backend: Nxd, run: RunPaths, step: int | None, target: Path) -> d
     optimizer = _build(backend)
     backend.load(optimizer.tensors(), folder)
     names = [entry["path"] for entry in manifest.files if entry["path"].endswith(".json") and entry["path"] != MODEL]
-    content = {
+    content: dict[str, Any] = {
         "step": manifest.step, "tokens": manifest.tokens, "world": manifest.world,
         "files": {name: files.read_json(folder / name) for name in sorted(names)},
     }  # fmt: skip
@@ -78,9 +78,13 @@ def from_library(backend: Nxd, config: Config, source: Path, target: Path) -> di
     content = nxd.load_checkpoint(os.fspath(source), model=model, optimizer=state)
     optimizer.take_over(model, state)
     backend.step_boundary()
-    told = json.loads(content) if isinstance(content, str) else {"step": 0, "tokens": 0, "world": {}, "files": {}}
+    told: dict[str, Any] = {"step": 0, "tokens": 0, "world": {}, "files": {}}
+    if isinstance(content, str):
+        told = json.loads(content)
     partial = target.with_name(f".{target.name}.partial")
-    backend.from_rank0(_begin(partial, target) if backend.rank == 0 else None)
+    if backend.rank == 0:
+        _begin(partial, target)
+    backend.gather(None)
     backend.save(optimizer.tensors(), partial)
     if backend.rank == 0:
         for name, value in {MODEL: asdict(config.model), **told["files"]}.items():

@@ -127,7 +127,7 @@ def _dictionaries(tree: ast.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _literal(value: ast.Dict) -> tuple[str, ...]:
-    return tuple(key.value for key in value.keys if isinstance(key, ast.Constant))
+    return tuple(str(key.value) for key in value.keys if isinstance(key, ast.Constant))
 
 
 def _keys(keyword: ast.keyword, dictionaries: dict[str, tuple[str, ...]]) -> tuple[str, ...]:

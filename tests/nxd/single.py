@@ -42,7 +42,7 @@ def attention_by_kernel(backend: Nxd) -> float:
     for flash in (False, True):
         parts = NxdParts(load(RunPaths(Path(sys.argv[1])).config).parallel, torch.float32, flash=flash)
         held = [tensor.to(backend.device).requires_grad_() for tensor in inputs]
-        out: Any = parts.attend(*held, None)
+        out: Any = parts.attend(held[0], held[1], held[2], None)
         out.square().sum().backward()
         results.append([tensor.detach().cpu() for tensor in (out, *(tensor.grad for tensor in held))])
     return max(float((one - other).abs().max()) for one, other in zip(*results, strict=True))

@@ -23,7 +23,7 @@ def test_the_recorded_signatures_are_the_librarys() -> None:
 
 def _find(name: str) -> Any:
     """What a dotted name means."""
-    module, rest = name, []
+    module, rest = name, list[str]()
     while True:
         try:
             found: Any = importlib.import_module(module)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,10 @@ from trainer.parallel import Layout, held_parameters
 from trainer.precision import PRECISIONS
 from trainer.storage import load_tensors, save_tensors
 
+if TYPE_CHECKING:
+    from trainer.backends.nxd_optim import NxdAdamW
+
+#: A peer that is silent this long is gone.
 _TIMEOUT = timedelta(minutes=15)
 #: Processes of a node that move their model to the device at once, for it lies in the node's memory until then.
 _MOVE_AT_ONCE = 11
@@ -59,7 +63,7 @@ class Nxd:
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.speaks_for_replica = self._layout.speaks_for_replica
         self.nxd_model: Any = None
-        self._optimizer: Any = None
+        self._optimizer: NxdAdamW | None = None
 
     def _describe(self) -> dict[str, Any]:
         """The library's own configuration; it lays the processes out on the way."""
@@ -145,7 +149,7 @@ class Nxd:
         held = held_parameters(named, self._layout)
         for name, part in held.items():
             if part.partial_gradient:
-                part.parameter.sequence_parallel_enabled = True  # the library sums such gradients
+                setattr(part.parameter, "sequence_parallel_enabled", True)  # noqa: B010 (the library sums such gradients)
             if zero1:  # the masters are this replica's alone
                 others = part.holders // self.data_parallel_size
                 held[name] = replace(part, sharded=True, holders=others)
@@ -184,6 +188,7 @@ class Nxd:
         """In the graph of the step; a step closure fetches the sums beside the training thread."""
         from torch_xla.core.xla_model import add_step_closure
 
+        assert self._optimizer is not None
         assert optimizer is self._optimizer
         stop = torch.tensor([float(asked_to_stop)]).to(self.device)  # data of the graph, not a constant in it
         sums = self._optimizer.step(torch.cat((loss_share.reshape(1), stop)), lr=lr)
@@ -237,6 +242,7 @@ class Nxd:
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copies, whole: the device's memory can't be read beside training."""
+        assert self._optimizer is not None
         return {name: self._optimizer.described(name, tensor.cpu()) for name, tensor in tensors.items()}
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -247,6 +253,7 @@ class Nxd:
 
     def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """Into host memory, and from there to the device."""
+        assert self._optimizer is not None
         host = {name: self._optimizer.host_target(name) for name in tensors}
         load_tensors(host, folder, alone=False, group=self._host)
         for name, value in host.items():
@@ -308,4 +315,5 @@ def _join(world_size: int) -> None:
     if world_size > 1:
         dist.init_process_group("xla", init_method="env://")
     else:
-        dist.init_process_group("xla", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined] # public, but not in its module's list
+        dist.init_process_group("xla", store=store, rank=0, world_size=1)

@@ -57,11 +57,17 @@ class NxdParts(Parts):
 
     def by_outputs(self, in_features: int, out_features: int) -> nn.Module:
         """Gathers the sequence, if it is cut, before the product."""
-        return ColumnParallelLinear(in_features, out_features, gather_output=False, **self._linear, **self._weight)
+        layer: nn.Module = ColumnParallelLinear(
+            in_features, out_features, gather_output=False, **self._linear, **self._weight
+        )
+        return layer
 
     def by_inputs(self, in_features: int, out_features: int) -> nn.Module:
         """Sums after the product, and cuts the sequence again if it is to be."""
-        return RowParallelLinear(in_features, out_features, input_is_parallel=True, **self._linear, **self._weight)
+        layer: nn.Module = RowParallelLinear(
+            in_features, out_features, input_is_parallel=True, **self._linear, **self._weight
+        )
+        return layer
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """By the flash-attention kernel where it is present and takes the shape."""
@@ -93,6 +99,7 @@ class WithLoss(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Nats per token, FP32."""
+        assert self.llama.head is not None, "embeddings are not tied here"
         logits = self.llama.head(self.llama(inputs)).float()
         return parallel_cross_entropy(logits.flatten(0, 1), targets.flatten()).mean()  # type: ignore[no-any-return]
 
