@@ -129,8 +129,8 @@ class ParallelConfig:
     """How the model is cut; what is left of the world is data parallel."""
 
     data_parallel: str = "replicate"
-    """`replicate`: whole replicas; `zero1`: moments (and FP32 master weights) are sharded over the replicas; `fsdp`:
-    parameters, gradients and moments are (ZeRO-3)."""
+    """`replicate`: whole replicas; `zero1`: master weights and moments are sharded over the replicas (backend nxd);
+    `fsdp`: parameters, gradients and moments are (ZeRO-3)."""
     tensor_parallel_size: int = 1
     """Processes that have each layer together."""
     sequence_parallel: bool = False
@@ -295,6 +295,46 @@ class BackendConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """What the planner reckons with, for one process's device; none: not known, and nothing is guessed in its place."""
+
+    bf16_flops_per_s: float | None = None
+    """Dense peak of matrix products in BF16, as published."""
+    fp32_flops_per_s: float | None = None
+    """The same in FP32."""
+    memory_bytes: int | None = None
+    """The device's memory; a run that needs more is refused."""
+    memory_bytes_per_s: float | None = None
+    """Bandwidth of that memory."""
+    link_bytes_per_s: float | None = None
+    """Bandwidth of one process to the others of its node."""
+    network_bytes_per_s: float | None = None
+    """Bandwidth of one node to the others."""
+    compute_efficiency: float = 1.0
+    """Share of the peak that a training step's products reach; calibrated."""
+    collective_efficiency: float = 1.0
+    """Share of a link's bandwidth that collectives reach; calibrated."""
+    pipeline_overhead_s: float = 0.0
+    """What a micro-batch costs each pipeline stage besides its work: more graphs to start; calibrated."""
+    tensor_parallel_sizes: list[int] = field(default_factory=list)
+    """Groups within a node that its collectives are made for; a search tries no others. None listed: any."""
+    workspace_bytes: int = 0
+    """What runtime, compiler and allocator hold of the device's memory besides the model; calibrated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineConfig:
+    """Other hardware that a plan's cost is compared with; none: no comparison."""
+
+    name: str | None = None
+    price_usd_per_node_hour: float | None = None
+    flops_per_s_per_node: float | None = None
+    """Dense peak of all of a node's devices, in BF16."""
+    mfu_fraction: float | None = None
+    """Model FLOPs utilisation that training reaches there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Where jobs run."""
 
@@ -307,6 +347,8 @@ class ClusterConfig:
     worker_cache_dir: str = "~/.cache/hlatctl"
     """Folder on each worker's own disk for compiled graphs."""
     price_usd_per_node_hour: float | None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,13 +47,18 @@ _POSITIVE = (
     "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code.samples_per_problem", "eval.batch_size",
     "eval.code.timeout_s", "eval.code.workers",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
+    "cluster.hardware.bf16_flops_per_s", "cluster.hardware.fp32_flops_per_s", "cluster.hardware.memory_bytes",
+    "cluster.hardware.memory_bytes_per_s", "cluster.hardware.link_bytes_per_s", "cluster.hardware.network_bytes_per_s",
+    "cluster.baseline.price_usd_per_node_hour", "cluster.baseline.flops_per_s_per_node",
     "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.warmup_tokens",
     "train.z_loss", "eval.max_retries", "recovery.max_restarts_without_progress", "recovery.backoff_s",
     "recovery.max_backoff_s",
-    "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "preflight.min_matmul_gflops_per_s",
+    "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "cluster.hardware.workspace_bytes",
+    "cluster.hardware.pipeline_overhead_s",
+    "preflight.min_matmul_gflops_per_s",
     "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
 )  # fmt: skip
 _FRACTIONS = (
@@ -62,6 +67,12 @@ _FRACTIONS = (
     "optimizer.beta1",
     "optimizer.beta2",
     "data.validation_fraction",
+)
+#: Shares of a peak: all of it is possible in principle, none of it is not.
+_EFFICIENCIES = (
+    "cluster.hardware.compute_efficiency",
+    "cluster.hardware.collective_efficiency",
+    "cluster.baseline.mfu_fraction",
 )
 #: The suites generate up to 96 tokens; what is left must hold a prompt.
 _MIN_EVAL_SEQ_LEN = 128
@@ -105,6 +116,9 @@ def _ranges(config: Config) -> Iterator[ConfigError]:
     for key in _FRACTIONS:
         if not 0 <= values[key] < 1 and not (key == "optimizer.min_lr_fraction" and values[key] == 1):
             yield ConfigError(f"{key}={values[key]}: must be at least 0 and below 1")
+    for key in _EFFICIENCIES:
+        if values[key] is not None and not 0 < values[key] <= 1:
+            yield ConfigError(f"{key}={values[key]}: must be above 0 and at most 1")
 
 
 def _model(config: Config) -> Iterator[ConfigError]:
@@ -140,7 +154,9 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             hint=f"use a multiple of {tensor * stages} processes",
         )
     for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
-        if getattr(model, key) % tensor:
+        # NxD gives several processes a copy of the same key/value head where there are too few of them.
+        copied = key == "num_kv_heads" and config.backend.name == "nxd" and tensor % model.num_kv_heads == 0
+        if getattr(model, key) % tensor and not copied:
             yield _indivisible(f"model.{key}", getattr(model, key), "parallel.tensor_parallel_size", tensor)
     if parallel.sequence_parallel and tensor == 1:
         yield ConfigError(
@@ -155,6 +171,24 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             "model.tie_embeddings=true", f"parallel.tensor_parallel_size={tensor}",
             "the embedding would have to be cut in two ways at once",
         )  # fmt: skip
+
+
+def _backend(config: Config) -> Iterator[ConfigError]:
+    name, device, layout = config.backend.name, config.backend.device, config.parallel.data_parallel
+    if name == "nxd" and device not in ("neuron", "cpu"):
+        yield ConfigError(
+            f"backend.device={device}: backend.name=nxd trains on NeuronCores (and, to try it, on a CPU)",
+            hint="set backend.device=neuron, or backend=torch_native",
+        )
+    if layout == "zero1" and name != "nxd":
+        yield ConfigError(
+            f"parallel.data_parallel=zero1: backend.name={name} does not have it, nxd does",
+            hint="set parallel.data_parallel=fsdp, which shards gradients and weights too",
+        )
+    if layout == "fsdp" and name == "nxd":
+        yield ConfigError(
+            "parallel.data_parallel=fsdp: backend.name=nxd does not have it", hint="set parallel.data_parallel=zero1"
+        )
 
 
 def _pipeline(config: Config) -> Iterator[ConfigError]:
@@ -181,19 +215,13 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
 
 def _nxd(config: Config) -> Iterator[ConfigError]:
     """What NeuronX Distributed does not do."""
-    here, parallel = f"backend.name={config.backend.name}", config.parallel
     if config.backend.name != "nxd":
-        if parallel.data_parallel == "zero1":
-            yield _not_together(here, "parallel.data_parallel=zero1", "only backend.name=nxd shards moments alone")
         return
-    if config.backend.device == "cuda":
-        yield _not_together(here, "backend.device=cuda", "it is for backend.device=neuron")
-    if parallel.data_parallel == "fsdp":
-        yield _not_together(here, "parallel.data_parallel=fsdp", "it shards by parallel.data_parallel=zero1")
-    if config.precision.name == "mixed" and parallel.data_parallel != "zero1":
+    here = "backend.name=nxd"
+    if config.precision.name == "mixed" and config.parallel.data_parallel != "zero1":
         yield ConfigError(
             f"precision.name=mixed: with {here} the FP32 master weights are those of parallel.data_parallel=zero1, and "
-            f"parallel.data_parallel={parallel.data_parallel}",
+            f"parallel.data_parallel={config.parallel.data_parallel}",
             hint="set parallel.data_parallel=zero1",
         )
     if config.model.tie_embeddings:
@@ -201,8 +229,9 @@ def _nxd(config: Config) -> Iterator[ConfigError]:
     if config.train.z_loss:
         yield _not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
     if config.train.on_nonfinite == "skip":
-        yield _not_together(
-            here, "train.on_nonfinite=skip", "the device has made the update before anyone knows of it; use rollback"
+        yield ConfigError(
+            f"train.on_nonfinite=skip: with {here} the update is made before its sums are known",
+            hint="set train.on_nonfinite=rollback",
         )
 
 
@@ -369,6 +398,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _parallel, _batches, _pipeline, _nxd, _milestones, _number_of_milestones,
-    _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
+    _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
+    _number_of_milestones, _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 from conf.load import load
 from conf.schema import Config
 from eval import answers, code, contract, harness, model, plan, runners, scores, suites, validation
-from eval.tasks import Evaluation, Subject, in_words, read_kept, run_task
+from eval.tasks import Evaluation, Subject, can_run_code, in_words, read_kept, run_task
 from hlatctl.run import contract as contracts
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import Holder, hold
@@ -33,8 +33,8 @@ def evaluate(
 ) -> Path:
     """Judge one exported checkpoint and return the path of its results.json.
 
-    Does nothing if the results are there already, and only what is missing if a former try was cut off. Where another
-    process evaluates the same milestone, waits until that is done or dead.
+    Does nothing if the results are there already, and only what is missing if a former try was cut off or had to leave
+    out what can be run now. Where another process evaluates the same milestone, waits until that is done or dead.
 
     Args:
         subject: what is evaluated; ``config.yaml`` and ``dataset.json`` of its run are read.
@@ -77,7 +77,7 @@ def _patience() -> Callable[[Holder], None]:
 def _evaluate(this: Evaluation, journal: JournalWriter, try_number: int) -> Path:
     path, subject = this.folder / RESULTS, this.subject
     record = read_kept(this, journal, path, None)
-    if record is None:
+    if record is None or (record["skipped"] and can_run_code(this.config.eval)):
         model.check_folder(subject.model_folder)
         tried: dict[str, Any] = {"try": try_number}
         journal.append("eval_started", step=subject.step, suite=this.config.eval.suite, tasks=_names(this), **tried,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config
+from conf.schema import Config, EvalConfig
 from eval import answers, code, harness, model, plan, sandbox, scores, suites, validation
 from hlatctl.run import contract as contracts
 from hlatctl.run import files
@@ -124,6 +124,11 @@ def run_task(this: Evaluation, journal: JournalWriter, task: str | suites.Task, 
     return record
 
 
+def can_run_code(wanted: EvalConfig) -> bool:
+    """Whether generated programs can be judged here: the only tasks that are ever skipped."""
+    return wanted.code.allow_unsandboxed or sandbox.why_unavailable() is None
+
+
 def _answers_file(this: Evaluation, task: str) -> Path:
     return this.folder / "answers" / f"{task}.jsonl"
 
@@ -152,9 +157,8 @@ def _run_language_task(this: Evaluation, journal: JournalWriter, task: suites.Ta
 
 
 def _run_code_task(this: Evaluation, journal: JournalWriter, task: suites.Task) -> _Outcome | None:
-    reason = sandbox.why_unavailable()
-    if reason and not this.config.eval.code.allow_unsandboxed:
-        this.skipped[task.name] = reason
+    if not can_run_code(this.config.eval):
+        reason = this.skipped[task.name] = str(sandbox.why_unavailable())
         print(f"{task.name}: skipped, {reason}", file=sys.stderr, flush=True)
         return None
     wanted = this.config.eval

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import conf.load
 from conf.schema import Config
-from flows import prefect_env
+from flows import mirror_process, prefect_env
 from flows.ask import ask_about
 from flows.context import FlowContext
 from flows.observer import Observer
@@ -175,7 +175,7 @@ def pipeline(ctx: FlowContext, caller: Caller, request: Request, found: list[Pat
             continue
         found.append(folder)
     _conclude(ctx, request, failed, found)
-    if request.model or head_pid(ctx.run) is None:  # else it would meet the report of whoever drives the run
+    if _is_alone(ctx, request):
         caller.call("report", partial(write_report, ctx))
 
 
@@ -197,17 +197,21 @@ def _ask_contract(ctx: FlowContext, request: Request) -> tuple[Asked, str]:
 
 
 def _is_done(ctx: FlowContext, milestone_tokens: int, folder: Path, asked: Asked) -> bool:
-    """The results are there, whole, of this contract and, as far as the weights are still there, of these."""
+    """The results are there, whole, of this contract and, as far as the weights are still there, of these.
+
+    Where a task was skipped it may be possible now: the evaluator looks.
+    """
     try:
         record = files.read_sealed_json(folder / "results.json")
     except (OSError, ValueError):
         return False
-    try:
-        weights = weights_of(ctx, milestone_tokens, asked)
-    except CheckpointError:
-        weights = record.get("weights", "")
     told = asked.contract in ctx.state.milestones[milestone_tokens].judgements
-    return told and record.get("contract") == asked.contract and record.get("weights") == weights
+    if not told or record.get("contract") != asked.contract:
+        return False
+    try:
+        return record.get("weights") == weights_of(ctx, milestone_tokens, asked) and not record.get("skipped")
+    except CheckpointError:
+        return True
 
 
 def _conclude(ctx: FlowContext, request: Request, failed: list[int], found: list[Path]) -> None:
@@ -224,6 +228,11 @@ def _conclude(ctx: FlowContext, request: Request, failed: list[int], found: list
         )
 
 
+def _is_alone(ctx: FlowContext, request: Request) -> bool:
+    """Nobody else drives the run, who would write its report and copy its journal to MLflow."""
+    return request.model is not None or head_pid(ctx.run) is None
+
+
 def _run(ctx: FlowContext, request: Request, found: list[Path]) -> None:
     from flows.prefect_flow import run_under_prefect
 
@@ -233,10 +242,12 @@ def _run(ctx: FlowContext, request: Request, found: list[Path]) -> None:
 
 
 def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> None:
-    """Journal the end of a run that is nothing but its evaluation; any other run has its own end."""
+    """Journal the end of a run that is nothing but its evaluation (any other has its own end); copy all to MLflow."""
     if request.model:
         ctx.event("run_finished", outcome=outcome, step=0, tokens=0, message=message)
     ctx.watch()
+    if _is_alone(ctx, request):
+        mirror_process.finish(ctx, mirror_process.start(ctx))
 
 
 def _refuse(run: RunPaths, holder: Holder) -> None:

@@ -11,6 +11,7 @@ from conf.schema import Config
 from flows.ask import ask_about
 from flows.context import FlowContext
 from flows.stages import run_stage
+from hlatctl.plan.memory import check_memory
 from hlatctl.run.manifest import checkpoint_steps
 
 _TIMEOUT_S = 120
@@ -34,12 +35,14 @@ def check(config: Config, *, begun: bool = False) -> None:
         begun: the run has a checkpoint of its own, so that its initial weights are needed no more.
 
     Raises:
-        ConfigError: a rule is broken, the suite has no task of that name, or the initial weights are another model's.
+        ConfigError: a rule is broken, the devices' memory is too small, the suite has no task of that name, or the
+            initial weights are another model's.
         DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
         DependencyError: a package of the suite or of its runner is missing.
         CheckpointError: the initial weights are incomplete.
     """
     conf.validate.validate(config)
+    check_memory(config)
     if not begun:
         check_initial_weights(config, checksums=False)
     if config.data.inputs or config.tokenizer.path:

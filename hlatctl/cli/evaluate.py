@@ -28,25 +28,24 @@ _TARGET = "target"
 
 
 class _TargetOrCommand(TyperGroup):
-    """Takes what is no command of the group for a target."""
+    """Takes what is no command of the group for a target, and shows the target's help as its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the target's own command before it."""
-        takes_all = args and args[0] not in (*self.commands, "--help")
-        return super().parse_args(ctx, [_TARGET, *args] if takes_all else args)
+        return super().parse_args(ctx, args if args[:1] == ["data"] else [_TARGET, *(args or ["--help"])])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Leave the command's name out of its usage line."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == _TARGET else name, command, rest
 
 
-app = typer.Typer(
-    cls=_TargetOrCommand, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="TARGET [OVERRIDES]...",
-    help="Judge a run, a checkpoint or a model.",
-    epilog="TARGET is a run (all its unevaluated milestones, or --at TOKENS), a checkpoint's folder, or a Hugging Face "
-    "folder; `hlatctl eval target --help` has the options. `hlatctl eval data` is about the suites' datasets.",
-)  # fmt: skip
+app = typer.Typer(cls=_TargetOrCommand, rich_markup_mode=None, help="Judge a run, a checkpoint or a model.")
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List a suite's datasets, and fetch them.")
 app.add_typer(data, name="data")
 
 
-@app.command(_TARGET)
+@app.command(_TARGET, epilog="`hlatctl eval data --help` is about the datasets of the suites.")
 def evaluate(
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="A run, a checkpoint's folder, or a Hugging Face folder.")

@@ -1,9 +1,9 @@
-"""`hlatctl plan`: what `train` would do, without doing it."""
+"""`hlatctl plan`: what `train` would do and take, without doing it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,45 +12,73 @@ from hlatctl.cli.common import Json, Overrides, columns, print_json
 if TYPE_CHECKING:
     from conf.schema import Config
     from flows.describe import FlowDescription
+    from hlatctl.plan.sections import Section
 
 
-def plan(overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show what train would do, touching nothing.
+def plan(
+    overrides: Overrides = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Rank the layouts that fit these nodes, cheapest first.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what train would do and take, touching nothing.
 
-    Prints the resolved configuration, the stages, the launch script and what the run will take.
+    Prints the resolved configuration, the stages, the launch script, and what the run will take: memory, time, money,
+    disk. Every figure says whether it is given, derived, calibrated or measured.
     """
     from conf.compose import compose
 
     config = compose(overrides or [])
+    if search:
+        _search(config, as_json)
+        return
     from flows.describe import describe
-    from hlatctl.plan import arithmetic
+    from hlatctl.plan.arithmetic import budget
+    from hlatctl.plan.sections import sections
 
-    flow = describe(config)
-    budget = arithmetic.budget(config)
+    flow, found = describe(config), sections(config, compose)
     if as_json:
         print_json(
             {
                 "config": dataclasses.asdict(config),
                 "stages": [dataclasses.asdict(stage) for stage in flow.stages],
                 "launch_script": flow.launch_script,
-                "budget": dataclasses.asdict(budget),
+                "budget": dataclasses.asdict(budget(config)),
+                "plan": {
+                    section.title: [dataclasses.asdict(figure) for figure in section.figures] for section in found
+                },
             }
         )
         return
-    for title, text in _sections(config, flow, arithmetic.render(budget)):
+    for title, text in _texts(config, flow, found):
         typer.echo(f"# {title}\n{text.rstrip()}\n")
 
 
-def _sections(config: Config, flow: FlowDescription, budget: str) -> list[tuple[str, str]]:
+def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[tuple[str, str]]:
     from conf.load import dump
 
     return [
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         ("launch script of the first training attempt", flow.launch_script),
-        ("what it takes", budget),
+        *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in found),
     ]
 
 
 def _stage_row(stage: Any) -> list[str]:
     return [stage.name, "run" if stage.will_run else "skip", stage.fingerprint, stage.why]
+
+
+def _search(config: Config, as_json: bool) -> None:
+    """Rank the layouts."""
+    from hlatctl.plan.search import search
+    from hlatctl.plan.sections import search_records, search_rows
+
+    found = search(config)
+    if as_json:
+        print_json(search_records(found))
+    elif found:
+        typer.echo(columns(search_rows(found)))
+    else:
+        typer.echo(f"no layout fits {config.cluster.nodes} nodes of {config.cluster.name}")

@@ -29,7 +29,8 @@ def train(
     config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
     from flows import pretrain
 
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id, simulated=dry_run)
+    simulated = config.cluster.launcher == "mock"  # a cluster may have no other launcher
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id, simulated=simulated)
     typer.echo(run.run_id)
     sys.stdout.flush()
     if detach:

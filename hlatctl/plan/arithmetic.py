@@ -8,13 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config, ModelConfig
-from hlatctl.units import count, size
 
 #: Weights and AdamW's two moments, which is what a checkpoint holds, by ``precision.name``.
 CHECKPOINT_BYTES_PER_PARAMETER = {"fp32": 12, "mixed": 12, "bf16_sr": 6, "bf16": 6}
-#: The same and FP32 gradients (BF16 weights have their own gradients besides), which is what processes hold besides
-#: activations.
-STATE_BYTES_PER_PARAMETER = {"fp32": 16, "mixed": 16, "bf16_sr": 12, "bf16": 12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +35,6 @@ class Budget:
 
     Args:
         flops_per_token: forward and backward pass.
-        state_bytes_per_process: weights, gradients and moments; activations come on top.
         checkpoints_kept: at most so many lie on disk when the run ends.
         disk_bytes: of these checkpoints, and one more that is being written.
     """
@@ -55,7 +50,6 @@ class Budget:
     data_parallel_size: int
     micro_batch_size: int
     grad_accum_steps: int
-    state_bytes_per_process: int
     checkpoint_bytes: int
     checkpoints_kept: int
     disk_bytes: int
@@ -96,15 +90,6 @@ def checkpoint_bytes(config: Config) -> int:
     return CHECKPOINT_BYTES_PER_PARAMETER[config.precision.name] * parameters(config.model).total
 
 
-def state_bytes_per_process(config: Config) -> int:
-    """Weights, gradients and moments of one process, if the layers are cut evenly."""
-    parallel = config.parallel
-    slices = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    if parallel.data_parallel == "fsdp":
-        slices *= config.data_parallel_size
-    return -(-STATE_BYTES_PER_PARAMETER[config.precision.name] * parameters(config.model).total // slices)
-
-
 def checkpoints_kept(config: Config) -> int:
     """Checkpoints on disk, at most: the newest ones and, besides, those of milestones and the permanent ones."""
     every, total = config.checkpoint.every_steps, config.total_steps
@@ -131,28 +116,7 @@ def budget(config: Config) -> Budget:
         data_parallel_size=config.data_parallel_size,
         micro_batch_size=config.micro_batch_size,
         grad_accum_steps=config.grad_accum_steps,
-        state_bytes_per_process=state_bytes_per_process(config),
         checkpoint_bytes=one,
         checkpoints_kept=kept,
         disk_bytes=one * (kept + 1),
     )
-
-
-def render(found: Budget) -> str:
-    """A budget as lines for people."""
-    milestones = ", ".join(f"{count(tokens)} (step {step})" for step, tokens in found.milestones.items())
-    lines = {
-        "parameters": f"{found.parameters:,}",
-        "FLOPs per token": f"{found.flops_per_token:,} (forward and backward)",
-        "FLOPs in all": f"{found.total_flops:.3g}",
-        "steps": f"{found.total_steps:,} of {found.tokens_per_step:,} tokens",
-        "tokens": f"{found.total_tokens:,}",
-        "processes": f"{found.world_size}, data-parallel {found.data_parallel_size}, micro-batch "
-        f"{found.micro_batch_size}, gradient accumulation {found.grad_accum_steps}",
-        "milestones": milestones or "none",
-        "state per process": f"{size(found.state_bytes_per_process)} and activations",
-        "checkpoint": size(found.checkpoint_bytes),
-        "disk": f"{size(found.disk_bytes)} ({found.checkpoints_kept} checkpoints kept, one being written)",
-    }
-    width = max(map(len, lines))
-    return "".join(f"{name.ljust(width)}  {text}\n" for name, text in lines.items())

@@ -19,17 +19,42 @@ EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yam
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_and_validates(experiment: str) -> None:
-    # Whatever this machine's cores are: an experiment's batch need not divide by them.
-    config = compose([f"experiment={experiment}", "cluster.processes_per_node=1"])
+    config = compose([f"experiment={experiment}"])
     assert config.experiment_name == experiment
     assert config.total_steps > 0
+
+
+#: Options that only make sense on a cluster of their size, with the experiment that is made for it.
+MADE_FOR = {
+    "parallel=hlat_7b": "hlat_7b",
+    "parallel=hlat_70b": "hlat_70b",
+    "cluster=trn1_32xlarge": "hlat_7b",
+}
 
 
 @pytest.mark.parametrize(
     ("group", "option"), [(group, option) for group, names in groups().items() for option in names]
 )
 def test_every_option_of_every_group_composes(group: str, option: str) -> None:
-    assert isinstance(compose([f"{group}={option}"]), Config)
+    experiment = MADE_FOR.get(f"{group}={option}", "quickstart")
+    overrides = [f"experiment={experiment}"] if group != "experiment" else []
+    assert isinstance(compose([*overrides, f"{group}={option}"]), Config)
+
+
+def test_hlat_is_composed_as_its_authors_ran_it() -> None:
+    small, large = compose(["experiment=hlat_7b"]), compose(["experiment=hlat_70b"])
+    assert (small.data_parallel_size, small.grad_accum_steps, small.tokens_per_step) == (256, 4, 4_194_304)
+    assert (large.data_parallel_size, large.grad_accum_steps, large.tokens_per_step) == (32, 32, 4_194_304)
+    assert (small.precision.name, large.precision.name) == ("bf16_sr", "mixed")
+    assert (small.optimizer.lr, large.optimizer.lr) == (3e-4, 1.5e-4)
+    assert (small.cluster.nodes, large.cluster.nodes) == (64, 256)
+    assert (small.checkpoint.every_steps, large.checkpoint.every_steps) == (1000, 300)
+    for config in (small, large):
+        assert config.total_steps == 429_154
+        assert list(config.milestones) == sorted(config.milestones)
+        assert list(config.milestones.values())[:-1] == [nth * 200_000_000_000 for nth in range(1, 9)]
+        assert next(step for step in range(1, 30_000) if config.is_permanent(step)) == 23_842, "as in its scripts"
+        assert (config.checkpoint.keep, config.eval.suite, config.backend.name) == (5, "hlat_core", "nxd")
 
 
 def test_there_are_experiments_and_groups_to_test() -> None:

@@ -114,6 +114,12 @@ def test_the_defaults_are_valid() -> None:
         ({"checkpoint__mode": "later"}, "checkpoint.mode=later: not known\nhint: use one of: async, sync"),
         ({"checkpoint__when_busy": "drop"}, "checkpoint.when_busy=drop: not known\nhint: use one of: wait, skip"),
         ({"experiment_name": "../x"}, "experiment_name='../x': must be letters"),
+        (
+            {"cluster__hardware__compute_efficiency": 1.5},
+            "cluster.hardware.compute_efficiency=1.5: must be above 0 and at most 1",
+        ),
+        ({"cluster__hardware__memory_bytes": 0}, "cluster.hardware.memory_bytes=0: must be greater than 0"),
+        ({"cluster__baseline__mfu_fraction": 0.0}, "cluster.baseline.mfu_fraction=0.0: must be above 0 and at most 1"),
         ({"cluster__nodes": 2}, "cluster.nodes=2: cluster.launcher=local runs on this machine alone"),
     ],
 )
@@ -123,6 +129,7 @@ def test_a_broken_rule_names_both_sides(changes: dict[str, Any], message: str) -
     assert str(caught.value).startswith(message)
 
 
+_NXD = {"backend__name": "nxd", "backend__device": "neuron"}
 _TWO = {"cluster__processes_per_node": 2}
 _TP2 = {**_TWO, "parallel__tensor_parallel_size": 2}
 _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size": 1}
@@ -163,6 +170,41 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         ({**_PP2, "data__mask_across_documents": True}, "do not go together; later stages do not see the tokens"),
         ({**_PP2, "model__tie_embeddings": True}, "do not go together; the first and the last stage would share"),
+        (
+            {"parallel__data_parallel": "zero1"},
+            "parallel.data_parallel=zero1: backend.name=torch_native does not have it, nxd does\n"
+            "hint: set parallel.data_parallel=fsdp",
+        ),
+        (
+            {**_NXD, "parallel__data_parallel": "fsdp"},
+            "parallel.data_parallel=fsdp: backend.name=nxd does not have it\nhint: set parallel.data_parallel=zero1",
+        ),
+        (
+            {"backend__name": "nxd", "backend__device": "cuda"},
+            "backend.device=cuda: backend.name=nxd trains on NeuronCores (and, to try it, on a CPU)\nhint: set backend",
+        ),
+        (
+            {**_NXD, "precision__name": "mixed"},
+            "precision.name=mixed: with backend.name=nxd the FP32 master weights are those of "
+            "parallel.data_parallel=zero1, and parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",
+        ),
+        ({**_NXD, "model__tie_embeddings": True}, "do not go together; embedding and head are layers of their own"),
+        ({**_NXD, "train__z_loss": 0.01}, "do not go together; its cross-entropy has no such term"),
+        (
+            {**_NXD, "train__on_nonfinite": "skip"},
+            "train.on_nonfinite=skip: with backend.name=nxd the update is made before its sums are known\n"
+            "hint: set train.on_nonfinite=rollback",
+        ),
+        (
+            {
+                **_NXD,
+                "cluster__processes_per_node": 4,
+                "parallel__tensor_parallel_size": 4,
+                "model__num_kv_heads": 1,
+                "model__num_heads": 2,
+            },
+            "model.num_heads=2: not divisible by parallel.tensor_parallel_size=4",
+        ),
         ({"precision__name": "fp8"}, "precision.name=fp8: not known\nhint: use one of: fp32, mixed, bf16_sr, bf16"),
     ],
 )
@@ -172,7 +214,14 @@ def test_layouts_that_can_not_be_are_refused_with_the_reason(changes: dict[str, 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("changes", [_TP2, _PP2, {**_TWO, "parallel__data_parallel": "fsdp"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        _TP2, _PP2, {**_TWO, "parallel__data_parallel": "fsdp"}, {**_NXD, **_TWO, "parallel__data_parallel": "zero1"},
+        # NxD copies key/value heads where there are fewer than processes.
+        {**_NXD, "cluster__processes_per_node": 4, "parallel__tensor_parallel_size": 4, "model__num_kv_heads": 2},
+    ],
+)  # fmt: skip
 def test_layouts_that_can_be_are_valid(changes: dict[str, Any]) -> None:
     validate(config_with(**changes))
 

@@ -55,18 +55,25 @@ def test_bad_input_gives_one_error_with_a_hint_and_makes_nothing(
     assert (sorted(cli.runs_dir.rglob("*")) if cli.runs_dir.exists() else []) == before
 
 
-def test_a_run_id_that_exists_is_refused(cli: Cli, undisturbed: str) -> None:
-    result = cli.train(undisturbed)
+@pytest.fixture(scope="module")
+def rehearsed(cli: Cli) -> str:
+    """A run that is there."""
+    assert cli.train("rehearsed", "--dry-run").returncode == 0
+    return "rehearsed"
+
+
+def test_a_run_id_that_exists_is_refused(cli: Cli, rehearsed: str) -> None:
+    result = cli.train(rehearsed)
     assert result.returncode == 12
-    assert f"--run-id={undisturbed}: exists" in result.stderr
+    assert f"--run-id={rehearsed}: exists" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show"])
-def test_an_unknown_run_is_named_with_the_nearest(cli: Cli, undisturbed: str, command: str) -> None:
-    result = cli.run(command, "undistrubed")
+def test_an_unknown_run_is_named_with_the_nearest(cli: Cli, rehearsed: str, command: str) -> None:
+    result = cli.run(command, "rehaersed")
     assert result.returncode == 13
-    assert "undistrubed: no run of that name" in result.stderr
-    assert "did you mean undisturbed?" in result.stderr
+    assert "rehaersed: no run of that name" in result.stderr
+    assert "did you mean rehearsed?" in result.stderr
 
 
 def test_a_read_only_runs_folder_is_refused(cli: Cli, tmp_path: Path) -> None:

@@ -266,13 +266,15 @@ def test_the_batch_size_is_no_part_of_the_contract(make_run: MakeRun, model_fold
         assert second["scores"][name]["value"] == pytest.approx(score["value"], rel=1e-4)
 
 
-def test_without_bubblewrap_the_code_task_is_skipped_and_the_rest_is_judged(
+def test_without_bubblewrap_the_code_task_is_skipped_and_judged_once_it_is_there(
     make_run: MakeRun, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
     run = make_run(tasks=[*_QUICK, "smoke_humaneval"])
-    record = _evaluate(run, model_folder)
-    reason = str(sandbox.why_unavailable())
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "which", lambda name: None)
+        record = _evaluate(run, model_folder)
+        reason = str(sandbox.why_unavailable())
+        assert _evaluate(run, model_folder) == record
     assert "apt-get install bubblewrap" in reason
     assert record["skipped"] == {"smoke_humaneval": reason}
     assert "smoke_humaneval" not in record["scores"]
@@ -280,6 +282,11 @@ def test_without_bubblewrap_the_code_task_is_skipped_and_the_rest_is_judged(
     assert f"smoke_humaneval: skipped, {reason}\n" in capsys.readouterr().err
     assert not (run.eval(1000) / "samples-smoke_humaneval.jsonl").exists()
     assert journal.read_events(run)[-1]["skipped"] == record["skipped"]
+    if sandbox.why_unavailable() is None:
+        complete = _evaluate(run, model_folder)
+        assert complete["skipped"] == {}
+        assert complete["scores"] == {**record["scores"], "smoke_humaneval": complete["scores"]["smoke_humaneval"]}
+        assert journal.read_events(run)[-1]["skipped"] == {}
 
 
 def test_weights_that_are_no_numbers_give_an_error_and_no_score(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from conf.schema import Config
-from flows import evaluate, pretrain
+from flows import evaluate, mirror_process, pretrain
 from flows.launch import mock
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import EVALUATE_WRITER, read_events
-from hlatctl.run.lease import hold
+from hlatctl.run.lease import hold, hold_head
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from tests.flows.conftest import Recorder
@@ -109,6 +109,19 @@ def test_a_failure_is_told_once_it_is_final_and_the_next_call_goes_on(
             _drive(unevaluated, mock_config)
     assert [e["final"] for e in read_events(unevaluated) if e["kind"] == "eval_failed"] == [False, True] * 3
     assert len(_drive(unevaluated, mock_config)) == 3
+
+
+def test_mlflow_gets_the_scores_from_whoever_drives_the_run(
+    unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[RunState] = []
+    monkeypatch.setattr(mirror_process, "start", lambda ctx: copied.append(_state(ctx.run)))
+    first, second, _ = sorted(mock_config.milestones.values())
+    _drive(unevaluated, mock_config, at=first)
+    assert [state.milestones[first].status for state in copied] == ["evaluated"]
+    with hold_head(unevaluated):
+        _drive(unevaluated, mock_config, at=second)
+    assert len(copied) == 1, "the head copies them, which has the run"
 
 
 def test_two_people_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, mock_config: Config) -> None:

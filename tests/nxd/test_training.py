@@ -32,10 +32,15 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "tp2_sp_pp2": (4, {"tensor_parallel_size": 2, "sequence_parallel": True, "pipeline_parallel_size": 2}, {}),
 }
 #: The same with other number formats, and how far rounding may lead the loss from that of one process.
-ROUNDED: dict[str, tuple[str, float]] = {"zero1_dp2_mixed": ("mixed", 5e-3), "tp2_bf16_sr": ("bf16_sr", 2e-2)}
+ROUNDED: dict[str, tuple[str, float]] = {
+    "zero1_dp2_mixed": ("mixed", 5e-3),
+    "tp2_bf16_sr": ("bf16_sr", 2e-2),
+    "zero1_dp2_bf16_sr": ("bf16_sr", 2e-2),
+}
 LAYOUTS |= {
     "zero1_dp2_mixed": (2, {"data_parallel": "zero1"}, {"precision": {"name": "mixed"}}),
     "tp2_bf16_sr": (2, {"tensor_parallel_size": 2}, {"precision": {"name": "bf16_sr"}}),
+    "zero1_dp2_bf16_sr": (2, {"data_parallel": "zero1"}, {"precision": {"name": "bf16_sr"}}),
 }
 _SAVED_STEP, _STEPS = 5, 25
 _TOLERANCE = {"loss": 2e-6, "grad_norm": 1e-4, "param_norm": 1e-6}

@@ -81,27 +81,7 @@ def test_every_step_is_journalled_and_the_loss_falls(
     assert events_of(uninterrupted, "train_stopped")[-1]["reason"] == "finished"
 
 
-def test_killed_run_goes_on_with_the_same_bits(
-    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
-    finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
-    run = make_run(tmp_path / "killed", **_LONG)
-    argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
-    process = start(*argv, "1", processes=2)
-    _wait_for_steps(run, 120, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not events_of(run, "train_stopped")
-
-    finish(start(*argv, "2", processes=2))
-
-    resumed = events_of(run, "train_started", 2)[0]["resumed_from_step"]
-    assert resumed in (100, 150, 200)
-    assert events_of(run, "checkpoint_verified", 2)[0]["step"] == resumed
-    _assert_continues(run, uninterrupted, events_of)
-
-
-def test_kill_in_the_middle_of_a_write_beside_training_loses_nothing(
+def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_same_bits(
     uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
     finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
 ) -> None:  # fmt: skip

@@ -60,6 +60,13 @@ class Nxd:
         self._nxd_config = self._describe()
         self._host, self._beside = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
+        if config.model.num_kv_heads % config.parallel.tensor_parallel_size:
+            raise ConfigError(
+                f"model.num_kv_heads={config.model.num_kv_heads}: not divisible by parallel.tensor_parallel_size="
+                f"{config.parallel.tensor_parallel_size}; processes that share a key/value head can be planned, but not "
+                "trained with yet",
+                hint="cut less by tensors, and more by parallel.pipeline_parallel_size",
+            )
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.speaks_for_replica = self._layout.speaks_for_replica
         self.nxd_model: Any = None
@@ -80,9 +87,10 @@ class Nxd:
                 model_init_config={
                     "sequential_move_factor": _MOVE_AT_ONCE, "meta_device_init": False, "param_init_fn": None,
                 },
-                mixed_precision_config={
-                    "use_master_weights": zero1, "use_fp32_grad_acc": zero1, "use_master_weights_in_ckpt": zero1,
-                },
+                mixed_precision_config=dict.fromkeys(
+                    ("use_master_weights", "use_fp32_grad_acc", "use_master_weights_in_ckpt"),
+                    zero1 and self._precision.weights == torch.float32,
+                ),
             )
         )  # fmt: skip
 
@@ -153,7 +161,7 @@ class Nxd:
             if zero1:  # the masters are this replica's alone
                 others = part.holders // self.data_parallel_size
                 held[name] = replace(part, sharded=True, holders=others)
-        optimizer = NxdAdamW(held, config.optimizer, self._nxd_config)
+        optimizer = NxdAdamW(held, config.optimizer, self._nxd_config, dtype=self._precision.weights)
         if self._precision.weights != self._precision.compute:  # masters know more than the parameters they came from
             for name, part in held.items():
                 shape = list(part.parameter.shape)

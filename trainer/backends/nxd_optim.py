@@ -29,9 +29,12 @@ class NxdAdamW:
         held: what this process has of each parameter, on the device, by our names.
         config: rates and decay; the learning rate comes with each step.
         nxd_config: what ``neuronx_distributed_config`` gave.
+        dtype: of master weights and moments in ZeRO-1; without it they are as the parameters.
     """
 
-    def __init__(self, held: Mapping[str, Held], config: OptimizerConfig, nxd_config: dict[str, Any]) -> None:
+    def __init__(
+        self, held: Mapping[str, Held], config: OptimizerConfig, nxd_config: dict[str, Any], *, dtype: torch.dtype
+    ) -> None:
         self._config, self._held = config, held
         decays = {name: config.decay == "all" or not name.endswith("norm.weight") for name in held}
         groups = [
@@ -39,12 +42,14 @@ class NxdAdamW:
             for some, decay in ((True, config.weight_decay), (False, 0.0))
             if some in decays.values()
         ]
+        zero1 = nxd_config["optimizer_config"]["zero_one_enabled"]
+        only_zero1: dict[str, Any] = {"optimizer_dtype": dtype} if zero1 else {}
         #: The library's own.
         self.library = nxd.initialize_parallel_optimizer(
             nxd_config, torch.optim.AdamW, groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps,
-            weight_decay=config.weight_decay, foreach=False, fused=False, capturable=True,
+            weight_decay=config.weight_decay, foreach=False, fused=False, capturable=True, **only_zero1,
         )  # fmt: skip
-        self._zero = self.library.optimizer if nxd_config["optimizer_config"]["zero_one_enabled"] else None
+        self._zero = self.library.optimizer if zero1 else None
         self._inner: torch.optim.Optimizer = self._zero.base_optimizer if self._zero else self.library.optimizer
         names = {id(part.parameter): name for name, part in held.items()}
         #: What the update is made on: the parameters, or with ZeRO-1 this replica's rows of them in FP32 (padded).

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from trainer.init import initialize
 from trainer.model import Llama
 from trainer.optim import AdamW, clip_scale, local
 from trainer.parallel import held_parameters, loss_of, make_layout, prepare
-from trainer.pipeline import Pipeline
 from trainer.precision import PRECISIONS
 from trainer.storage import load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from trainer.pipeline import Pipeline
 
 #: Dense peak of matrix products, FLOP/s, by the device's name and the precision (vendor's data sheets, no sparsity).
 _PEAK_FLOPS_PER_S = {
@@ -81,6 +83,8 @@ class TorchNative:
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
+            from trainer.pipeline import Pipeline  # late: what it stands on takes half a second
+
             self._pipeline = Pipeline(
                 model, layout, lambda hidden, targets: self._loss(model, hidden, targets) * self._scale, self.device
             )

@@ -119,6 +119,17 @@ def test_what_is_no_target_is_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("argv", [["eval"], ["eval", "--help"], ["eval", "target", "--help"]])
+def test_the_help_is_about_the_target_and_names_the_other_command(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert "TARGET" in shown.splitlines()[0]
+    assert "--at TOKENS" in shown
+    assert "hlatctl eval data --help" in shown
+
+
 def _milestone(**progress: Any) -> MilestoneState:
     return MilestoneState(10, 1, progress=EvaluationProgress(["piqa", "gsm8k"], **progress))
 

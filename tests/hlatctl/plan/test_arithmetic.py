@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 from conf.schema import (
     CheckpointConfig,
-    ClusterConfig,
     Config,
     EvalConfig,
     ModelConfig,
-    ParallelConfig,
     PrecisionConfig,
     TrainConfig,
 )
-from hlatctl.plan.arithmetic import budget, checkpoint_bytes, checkpoints_kept, flops_per_token, parameters, render
-from tests.hlatctl.conftest import example_config
+from hlatctl.plan.arithmetic import budget, checkpoint_bytes, checkpoints_kept, flops_per_token, parameters
 
 LLAMA_7B = ModelConfig(
     vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, num_layers=32, num_heads=32, num_kv_heads=32
@@ -50,14 +44,6 @@ def test_a_checkpoint_holds_weights_and_two_moments() -> None:
     assert checkpoint_bytes(Config(model=LLAMA_7B, precision=PrecisionConfig(name="bf16_sr"))) == 3 * 2 * 6_738_415_616
 
 
-def test_state_is_shared_by_the_processes_that_cut_it() -> None:
-    cluster = ClusterConfig(processes_per_node=32)
-    tensor = Config(model=LLAMA_7B, cluster=cluster, parallel=ParallelConfig(tensor_parallel_size=8))
-    assert budget(tensor).state_bytes_per_process == 16 * 6_738_415_616 // 8
-    sharded = replace(tensor, parallel=ParallelConfig(tensor_parallel_size=8, data_parallel="fsdp"))
-    assert budget(sharded).state_bytes_per_process == 16 * 6_738_415_616 // 32
-
-
 def test_checkpoints_of_milestones_are_kept_besides_the_newest() -> None:
     config = Config(
         train=TrainConfig(tokens=1000, global_batch_size=1, seq_len=1),
@@ -67,11 +53,3 @@ def test_checkpoints_of_milestones_are_kept_besides_the_newest() -> None:
     # Written: every 100th and 250, 500, 750, 1000. Kept: 800, 900, 1000 and 250, 500, 750.
     assert checkpoints_kept(config) == 6
     assert budget(config).disk_bytes == 7 * checkpoint_bytes(config)
-
-
-def test_a_budget_is_told_in_lines(tmp_path: Path) -> None:
-    lines = render(budget(example_config(tmp_path))).splitlines()
-    assert lines[0] == "parameters         2,901,120"
-    assert lines[3] == "steps              306 of 8,192 tokens"
-    assert lines[6] == "milestones         833.3K (step 102), 1.67M (step 204), 2.51M (step 306)"
-    assert lines[9] == "disk               199.2 MiB (5 checkpoints kept, one being written)"

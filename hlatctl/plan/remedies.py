@@ -1,0 +1,58 @@
+"""What would make a run fit its devices: its neighbours, one or two changes away; pure arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from conf.schema import Config
+from hlatctl.plan.memory import Memory, memory
+from hlatctl.plan.search import changed, is_valid, with_micro_batch
+
+_SHARDED = {"torch_native": "fsdp", "nxd": "zero1"}
+
+
+def remedies(config: Config) -> list[tuple[str, Memory]]:
+    """The changes that make a run fit, as overrides, with the memory that is needed then; the smallest first."""
+    found = [(text, memory(other)) for text, other in _neighbours(config) if is_valid(other)]
+    return sorted(((text, need) for text, need in found if need.fits), key=lambda one: len(one[0].split()))
+
+
+def _neighbours(config: Config) -> Iterator[tuple[str, Config]]:
+    yield from _smaller_micro_batches(config)
+    yield from _recomputing(config)
+    sharded = _SHARDED[config.backend.name]
+    if config.parallel.data_parallel == "replicate":
+        yield f"parallel.data_parallel={sharded}", changed(config, data_parallel=sharded)
+    if config.precision.name in ("fp32", "mixed"):
+        precision = dataclasses.replace(config.precision, name="bf16_sr")
+        yield "precision=bf16_sr", dataclasses.replace(config, precision=precision)
+    yield from _more_slices(config)
+    for factor in (2, 4):
+        nodes = config.cluster.nodes * factor
+        more = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, nodes=nodes))
+        yield f"cluster.nodes={nodes}", more
+        for text, other in _more_slices(more):
+            yield f"cluster.nodes={nodes} {text}", other
+
+
+def _smaller_micro_batches(config: Config) -> Iterator[tuple[str, Config]]:
+    size = config.micro_batch_size // 2
+    while size:
+        yield f"train.micro_batch_size={size}", with_micro_batch(config, size)
+        size //= 2
+
+
+def _recomputing(config: Config) -> Iterator[tuple[str, Config]]:
+    levels = ("none", "selective", "full")
+    for level in levels[levels.index(config.parallel.activation_checkpointing) + 1 :]:
+        yield f"parallel.activation_checkpointing={level}", changed(config, activation_checkpointing=level)
+
+
+def _more_slices(config: Config) -> Iterator[tuple[str, Config]]:
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        for factor in (2, 4):
+            size = getattr(config.parallel, key) * factor
+            if key == "tensor_parallel_size" and size > config.cluster.processes_per_node:
+                continue
+            yield f"parallel.{key}={size}", changed(config, **{key: size})

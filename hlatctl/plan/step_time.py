@@ -1,0 +1,204 @@
+"""Time of an optimizer step and model FLOPs utilisation: a roofline with communication; pure arithmetic.
+
+Products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
+calibrated), and nothing overlaps. Hardware that is not known has no step time: nothing is guessed in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conf.schema import Config, HardwareConfig
+from hlatctl.plan.arithmetic import flops_per_token, parameters
+from hlatctl.plan.memory import COMPUTE_BYTES, stage_layers, stage_parameters, state_bytes
+
+#: Of a layer's collectives: into and out of attention and feed-forward, forward and backward.
+_EXCHANGES_PER_LAYER = 8
+_FORWARD_EXCHANGES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Where an optimizer step's time goes, and what it makes of the hardware's peak.
+
+    Args:
+        compute_s: products, what is computed again included.
+        tensor_parallel_s: collectives within layers.
+        pipeline_s: stages that wait for others, and what stages send each other.
+        data_parallel_s: gradients, and shards of weights, over the replicas.
+        optimizer_s: reading and writing of weights, gradients and moments.
+        mfu_fraction: model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B).
+    """
+
+    compute_s: float
+    tensor_parallel_s: float
+    pipeline_s: float
+    data_parallel_s: float
+    optimizer_s: float
+    mfu_fraction: float
+
+    @property
+    def total_s(self) -> float:
+        """One optimizer step."""
+        return self.compute_s + self.tensor_parallel_s + self.pipeline_s + self.data_parallel_s + self.optimizer_s
+
+
+def step_time_s(config: Config) -> float | None:
+    """Seconds of an optimizer step; None where ``cluster.hardware`` does not say enough."""
+    found = step_time(config)
+    return None if found is None else found.total_s
+
+
+def peak_flops_per_s(config: Config) -> float | None:
+    """Of all processes together, in the precision of the products; None: not known."""
+    hardware = config.cluster.hardware
+    one = hardware.fp32_flops_per_s if config.precision.name == "fp32" else hardware.bf16_flops_per_s
+    return None if one is None else one * config.world_size
+
+
+def missing(config: Config) -> list[str]:
+    """The keys that a step time needs and that are not given."""
+    hardware = config.cluster.hardware
+    several = config.world_size > 1
+    needed = {
+        "fp32_flops_per_s" if config.precision.name == "fp32" else "bf16_flops_per_s": True,
+        "link_bytes_per_s": several and config.cluster.processes_per_node > 1,
+        "network_bytes_per_s": several and config.cluster.nodes > 1,
+    }
+    return [f"cluster.hardware.{key}" for key, asked in needed.items() if asked and getattr(hardware, key) is None]
+
+
+def step_time(config: Config) -> StepTime | None:
+    """Where a step's time goes; None where ``cluster.hardware`` does not say enough.
+
+    The slowest pipeline stage sets the pace of a micro-batch. With m micro-batches and p stages the pipeline takes
+    (m + p - 1) of them (arXiv 2104.04473, section 2.2.1).
+    """
+    if missing(config):
+        return None
+    peak = peak_flops_per_s(config)
+    assert peak is not None
+    micro_batches, stages = config.grad_accum_steps, config.parallel.pipeline_parallel_size
+    paces = [_micro_batch_s(config, stage) for stage in {0, stages - 1}]
+    compute_s, exchange_s = max(paces, key=sum)
+    send_s = _send_s(config) + (config.cluster.hardware.pipeline_overhead_s if stages > 1 else 0.0)
+    data_s, optimizer_s = _data_parallel_s(config), _optimizer_s(config)
+    pipeline_s = (stages - 1) * (compute_s + exchange_s + send_s) + micro_batches * send_s
+    total_s = micro_batches * (compute_s + exchange_s) + pipeline_s + data_s + optimizer_s
+    model_flops = flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
+    return StepTime(
+        compute_s=micro_batches * compute_s, tensor_parallel_s=micro_batches * exchange_s, pipeline_s=pipeline_s,
+        data_parallel_s=data_s, optimizer_s=optimizer_s, mfu_fraction=model_flops / (total_s * peak),
+    )  # fmt: skip
+
+
+def _micro_batch_s(config: Config, stage: int) -> tuple[float, float]:
+    """Products and collectives of one micro-batch, forward and backward, in one process of a stage."""
+    layers, tokens = stage_layers(config, stage), config.micro_batch_size * config.train.seq_len
+    last = stage == config.parallel.pipeline_parallel_size - 1
+    per_token = layers * _layer_flops(config) + (_head_flops(config) if last else 0)
+    peak = peak_flops_per_s(config)
+    assert peak is not None
+    rate = peak / config.world_size * config.cluster.hardware.compute_efficiency
+    return tokens * per_token / config.parallel.tensor_parallel_size / rate, layers * _exchange_s(config)
+
+
+def _layer_flops(config: Config) -> float:
+    """Hardware FLOPs of a token in a layer: the backward pass is two forward passes, and what is computed again.
+
+    (arXiv 2205.05198, appendix A: recomputation in full is one more forward pass, selectively one more of attention's
+    core.)
+    """
+    model, counts = config.model, parameters(config.model)
+    products = 2 * (counts.attention + counts.feed_forward) / model.num_layers
+    core = 4 * model.hidden_size * config.train.seq_len
+    again = {"none": 0, "selective": core, "full": products + core}[config.parallel.activation_checkpointing]
+    return 3 * (products + core) + again
+
+
+def _head_flops(config: Config) -> float:
+    return 6 * config.model.vocab_size * config.model.hidden_size
+
+
+def _exchange_s(config: Config) -> float:
+    """Collectives of one layer and micro-batch: four all-reduces, or as much in gathers and scatters.
+
+    A ring sends (t - 1) / t of the tensor for each half of an all-reduce (arXiv 2205.05198, section 4.2.2: sequence
+    parallelism sends as much).
+    """
+    size = config.parallel.tensor_parallel_size
+    if size == 1:
+        return 0.0
+    again = _FORWARD_EXCHANGES if config.parallel.activation_checkpointing == "full" else 0
+    tokens = config.micro_batch_size * config.train.seq_len
+    one = (size - 1) / size * tokens * config.model.hidden_size * COMPUTE_BYTES[config.precision.name]
+    within = size <= config.cluster.processes_per_node
+    rate = _link(config.cluster.hardware) if within else _share_of_network(config)
+    return (_EXCHANGES_PER_LAYER + again) * one / rate
+
+
+def _send_s(config: Config) -> float:
+    """A micro-batch's activations to the next stage, and its gradients back."""
+    if config.parallel.pipeline_parallel_size == 1:
+        return 0.0
+    parallel = config.parallel
+    tokens = config.micro_batch_size * config.train.seq_len
+    cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    sent = 2 * tokens * config.model.hidden_size * COMPUTE_BYTES[config.precision.name] / cut
+    # Stages are the outermost order of the processes, so that a stage's successor is on another node if there is one.
+    rate = _link(config.cluster.hardware) if config.cluster.nodes == 1 else _share_of_network(config)
+    return sent / rate
+
+
+def _data_parallel_s(config: Config) -> float:
+    """Gradients over the replicas by rings, in FP32 or the gradients' own format; shards of weights besides.
+
+    Each half of an all-reduce sends (n - 1) / n of what a process has. ZeRO-1 scatters gradients and gathers weights
+    (arXiv 1910.02054, section 7); ZeRO-3 gathers the weights for each forward and backward pass and scatters the
+    gradients after the latter. A ring that goes node by node leaves each node once, and as many rings share a node's
+    network as there are processes in it that are not of one replica group.
+    """
+    replicas = config.data_parallel_size
+    if replicas == 1:
+        return 0.0
+    each, compute = state_bytes(config), COMPUTE_BYTES[config.precision.name]
+    per_parameter = {
+        "replicate": 2 * each.gradients,
+        "zero1": each.gradients + each.weights,
+        "fsdp": config.grad_accum_steps * (2 * compute + each.gradients),
+    }[config.parallel.data_parallel]
+    held = max(stage_parameters(config, stage) for stage in {0, config.parallel.pipeline_parallel_size - 1})
+    sent = (replicas - 1) / replicas * per_parameter * held
+    cluster = config.cluster
+    together = min(replicas, max(1, cluster.processes_per_node // config.parallel.tensor_parallel_size))
+    slowest = [sent / _link(cluster.hardware)] if together > 1 else []
+    if replicas > together:
+        slowest.append(sent * (cluster.processes_per_node / together) / _network(cluster.hardware))
+    return max(slowest)
+
+
+def _optimizer_s(config: Config) -> float:
+    """Weights, gradients and moments are read and written once; 0 where the memory's bandwidth is not known."""
+    rate = config.cluster.hardware.memory_bytes_per_s
+    if rate is None:
+        return 0.0
+    each = state_bytes(config)
+    held = stage_parameters(config, 0) / (
+        1 if config.parallel.data_parallel == "replicate" else config.data_parallel_size
+    )
+    return 2 * held * (each.weights + each.gradients + each.master + each.moments) / rate
+
+
+def _link(hardware: HardwareConfig) -> float:
+    assert hardware.link_bytes_per_s is not None
+    return hardware.link_bytes_per_s * hardware.collective_efficiency
+
+
+def _network(hardware: HardwareConfig) -> float:
+    assert hardware.network_bytes_per_s is not None
+    return hardware.network_bytes_per_s * hardware.collective_efficiency
+
+
+def _share_of_network(config: Config) -> float:
+    """One process's part of its node's network when all send at once."""
+    return _network(config.cluster.hardware) / config.cluster.processes_per_node

@@ -1,0 +1,71 @@
+"""What `hlatctl plan` says of HLAT's runs; that it touches nothing is in ``test_train``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hlatctl.cli.main import main
+
+_70B_ON_4_NODES = ["experiment=hlat_70b", "cluster.nodes=4", "parallel.pipeline_parallel_size=4"]
+
+
+@pytest.fixture(autouse=True)
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def lines_of(text: str) -> dict[str, list[str]]:
+    """The lines of a plan's figures, by their first words."""
+    rows = (line.split("  ", maxsplit=1) for line in text[text.index("# the run") :].splitlines() if "  " in line)
+    return {name.strip(): rest.split(maxsplit=1) for name, rest in rows}
+
+
+def test_a_plan_of_hlat_7b_says_what_it_takes_and_how_each_figure_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "experiment=hlat_7b"]) == 0
+    lines = lines_of(capsys.readouterr().out)
+    assert lines["parameters"] == ["derived", "6,738,415,616"]
+    assert lines["verdict"] == ["calibrated", "fits"]
+    assert lines["workspace"] == ["calibrated", "4.38 GiB"]
+    assert lines["MFU"] == ["calibrated", "27.9%"]
+    assert lines["price of a node-hour"] == ["given", "$21.50"]
+    assert lines["of the cost on p4d.24xlarge"] == ["calibrated", "54%"]
+    assert lines["journal"][0] == "measured"
+    assert lines["MFU of 7B on 32 nodes"] == ["calibrated", "33.5%, published 33.5%, off by +0.0%"]
+    assert lines["cost of 7B on 64 nodes, of p4d's"][0] == "check"
+    assert lines["70B fits 4 nodes at TP 32 x PP 4"] == ["calibrated", "no, as published"]
+
+
+def test_a_plan_of_what_does_not_fit_says_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *_70B_ON_4_NODES, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["plan"]["memory of a process"]
+    assert [(f["name"], f["value"], f["text"]) for f in figures if f["name"] == "verdict"] == [
+        ("verdict", False, "DOES NOT FIT")
+    ]
+    remedies = [figure["value"] for figure in figures if figure["name"] == "would fit with"]
+    assert "cluster.nodes=8 parallel.pipeline_parallel_size=8" in remedies
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", *_70B_ON_4_NODES]) == 10
+    assert capsys.readouterr().err.startswith(
+        "error: cluster.hardware.memory_bytes=17179869184 (16 GiB): a process needs "
+    )
+    assert not runs_dir.exists()
+
+
+def test_a_search_ranks_layouts_by_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "experiment=hlat_7b", "--search", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found[0]["tensor_parallel_size"], found[0]["pipeline_parallel_size"]) == (8, 1)
+    assert [one["usd"] for one in found] == sorted(one["usd"] for one in found)
+    assert main(["plan", "experiment=hlat_7b", "--search"]) == 0
+    text = capsys.readouterr().out.splitlines()
+    assert (text[0].split()[:3], len(text)) == (["TP", "PP", "DP"], 11)
+    assert main(["plan", "--search"]) == 10
+    assert "cluster.hardware.fp32_flops_per_s=null: a ranking needs it" in capsys.readouterr().err

@@ -1,0 +1,123 @@
+"""Memory by part, against figures worked out by hand and what HLAT found to fit.
+
+``tests/trainer/test_planned_memory.py`` compares it with what training really takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from conf.compose import compose, groups
+from conf.schema import CheckpointConfig, ClusterConfig, Config, HardwareConfig, ParallelConfig, PrecisionConfig
+from hlatctl.plan.memory import Memory, check_memory, memory
+from hlatctl.plan.remedies import remedies
+from hlatctl.plan.search import changed
+from hlatctl.run.errors import ConfigError
+from tests.hlatctl.plan.conftest import on_nodes, with_hardware
+from tests.hlatctl.plan.test_arithmetic import LLAMA_7B
+
+_PARAMETERS_7B = 6_738_415_616
+
+
+def parts(found: Memory) -> dict[str, int]:
+    return {part.name: part.value_bytes for part in found.parts}
+
+
+def test_7b_at_tp_8_fits_and_its_state_is_what_each_parameter_has(hlat_7b: Config) -> None:
+    found = memory(hlat_7b)
+    assert found.fits
+    # An eighth of the products, and all of the 65 norms.
+    held = (_PARAMETERS_7B - 65 * 4096) // 8 + 65 * 4096
+    assert parts(found)["weights"] == parts(found)["gradients"] == 2 * held
+    assert parts(found)["moments"] == 4 * held // 256, "ZeRO-1 over 256 replicas"
+    # 16 h of norms in FP32, and in BF16 2 h of inputs, 3 h of the group, h of output, 4 f: cut by eight, 32 layers.
+    per_token = 16 * 4096 + 2 * (2 * 4096 + 3 * 4096 + 4096 + 4 * 11008)
+    assert parts(found)["activations"] == 32 * 4096 * per_token // 8
+
+
+def test_70b_does_not_fit_four_nodes_and_fits_eight_and_more(hlat_70b: Config) -> None:
+    four = on_nodes(hlat_70b, 4)
+    for tensor, stages in ((32, 4), (8, 16), (16, 8)):
+        layout = changed(four, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+        assert memory(layout).fits is False, (tensor, stages)
+    assert all(memory(on_nodes(hlat_70b, nodes)).fits for nodes in (8, 16, 32, 64, 128, 256))
+
+
+def test_the_workspace_lies_in_the_middle_of_what_hlat_s_layouts_allow(hlat_7b: Config, hlat_70b: Config) -> None:
+    def rest(config: Config) -> int:
+        return (config.cluster.hardware.memory_bytes or 0) - memory(with_hardware(config, workspace_bytes=0)).need_bytes
+
+    least = rest(changed(on_nodes(hlat_70b, 4), pipeline_parallel_size=4))
+    most = min(rest(hlat_7b), rest(on_nodes(hlat_70b, 8)))
+    assert 0 < least < most
+    workspace = hlat_7b.cluster.hardware.workspace_bytes
+    assert abs(workspace - (least + most) / 2) < 0.1 * (most - least)
+
+
+def test_a_run_that_does_not_fit_is_refused_with_need_and_memory(hlat_70b: Config) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_memory(changed(on_nodes(hlat_70b, 4), pipeline_parallel_size=4))
+    assert caught.value.message == (
+        "cluster.hardware.memory_bytes=17179869184 (16 GiB): a process needs 18.4 GiB, of which moments 4.28 GiB"
+    )
+    assert "hlatctl plan" in caught.value.hint
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_every_experiment_fits(experiment: str) -> None:
+    check_memory(compose([f"experiment={experiment}"]))
+
+
+def test_nothing_is_refused_where_the_device_s_memory_is_not_known(hlat_70b: Config) -> None:
+    unknown = with_hardware(changed(on_nodes(hlat_70b, 4), pipeline_parallel_size=4), memory_bytes=None)
+    assert memory(unknown).fits is None
+    check_memory(unknown)
+
+
+def test_remedies_are_valid_and_fit(hlat_70b: Config) -> None:
+    four = changed(on_nodes(hlat_70b, 4), pipeline_parallel_size=4)
+    found = remedies(four)
+    texts = [text for text, _ in found]
+    assert "parallel.activation_checkpointing=full" in texts
+    assert "cluster.nodes=8 parallel.pipeline_parallel_size=8" in texts, "what HLAT did"
+    assert all(need.fits for _, need in found)
+    assert texts == sorted(texts, key=lambda text: len(text.split()))
+
+
+def test_fsdp_shards_state_and_zero1_moments_only() -> None:
+    cluster = ClusterConfig(launcher="mock", processes_per_node=32)
+    config = Config(model=LLAMA_7B, cluster=cluster, checkpoint=CheckpointConfig(mode="sync"))
+    config = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, global_batch_size=32, micro_batch_size=1)
+    )
+    whole = parts(memory(config))
+    assert (whole["weights"], whole["gradients"], whole["moments"]) == tuple(n * _PARAMETERS_7B for n in (4, 4, 8))
+    shards = parts(memory(dataclasses.replace(config, parallel=ParallelConfig(data_parallel="fsdp"))))
+    assert shards["weights"] == 4 * _PARAMETERS_7B // 32
+    assert shards["moments"] == 8 * _PARAMETERS_7B // 32
+    ends = 2 * 32_000 * 4096 + 4096
+    assert shards["gathered weights"] == 4 * (ends + 2 * (_PARAMETERS_7B - ends) // 32)
+
+
+def test_what_is_recomputed_is_not_kept(hlat_7b: Config) -> None:
+    kept = [
+        parts(memory(changed(hlat_7b, activation_checkpointing=level)))["activations"]
+        for level in ("none", "selective", "full")
+    ]
+    assert kept[0] > kept[1] > kept[2] == 32 * 4096 * 2 * 4096 // 8, "fully: a layer's input alone"
+
+
+def test_a_pipeline_s_first_stage_holds_as_many_micro_batches_as_there_are_stages(hlat_70b: Config) -> None:
+    eight = parts(memory(hlat_70b))["activations"]
+    assert eight == parts(memory(changed(hlat_70b, pipeline_parallel_size=4)))["activations"], "4 x 20 layers: 8 x 10"
+    few = dataclasses.replace(hlat_70b, train=dataclasses.replace(hlat_70b.train, global_batch_size=32 * 2))
+    assert parts(memory(few))["activations"] == eight // 4, "two micro-batches are all there are"
+
+
+def test_a_cpu_s_memory_holds_the_copy_that_checkpoints_are_written_from() -> None:
+    config = Config(precision=PrecisionConfig(name="fp32"), cluster=ClusterConfig(hardware=HardwareConfig()))
+    assert parts(memory(config))["copy of a checkpoint"] == parts(memory(config))["weights"] * 3
+    synchronous = dataclasses.replace(config, checkpoint=CheckpointConfig(mode="sync"))
+    assert "copy of a checkpoint" not in parts(memory(synchronous))

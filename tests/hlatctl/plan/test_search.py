@@ -1,0 +1,42 @@
+"""Search: what fits, cheapest first, and what HLAT's authors found."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.schema import Config
+from hlatctl.plan.search import search
+from hlatctl.run.errors import ConfigError
+from tests.hlatctl.plan.conftest import on_nodes, with_hardware
+
+
+def test_hlat_s_layout_of_7b_comes_first(hlat_7b: Config) -> None:
+    found = search(hlat_7b)
+    layouts = [(c.config.parallel.tensor_parallel_size, c.config.parallel.pipeline_parallel_size) for c in found]
+    assert layouts[0] == (8, 1)
+    assert len(found) == 10
+
+
+def test_candidates_fit_are_ranked_by_time_and_keep_the_batch(hlat_70b: Config) -> None:
+    found = search(on_nodes(hlat_70b, 16), count=30)
+    assert found
+    assert all(candidate.memory.fits for candidate in found)
+    times = [candidate.time.total_s for candidate in found]
+    assert times == sorted(times)
+    for candidate in found:
+        config = candidate.config
+        assert config.micro_batch_size * config.grad_accum_steps * config.data_parallel_size == 1024
+    kinds = {(c.config.precision.name, c.config.parallel.activation_checkpointing) for c in found}
+    assert len(kinds) > 1, "precision and recomputation vary"
+
+
+def test_nothing_is_found_where_nothing_fits(hlat_70b: Config) -> None:
+    assert search(on_nodes(hlat_70b, 1)) == []
+
+
+def test_a_ranking_needs_known_hardware(hlat_7b: Config) -> None:
+    with pytest.raises(ConfigError) as caught:
+        search(with_hardware(hlat_7b, memory_bytes=None))
+    assert caught.value.message == "cluster.hardware.memory_bytes=null: a ranking needs it"
+    with pytest.raises(ConfigError, match=r"cluster\.hardware\.fp32_flops_per_s=null: a ranking needs it"):
+        search(Config())
