@@ -185,8 +185,8 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         (
             {**_NXD, "precision__name": "mixed"},
-            "precision.name=mixed: with backend.name=nxd the FP32 master weights are those of "
-            "parallel.data_parallel=zero1, and parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",
+            "precision.name=mixed: with backend.name=nxd the FP32 master weights are those of parallel.data_parallel="
+            "zero1, and parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",
         ),
         ({**_NXD, "model__tie_embeddings": True}, "do not go together; embedding and head are layers of their own"),
         ({**_NXD, "train__z_loss": 0.01}, "do not go together; its cross-entropy has no such term"),

@@ -117,8 +117,10 @@ def _dictionaries(tree: ast.Module) -> dict[str, tuple[str, ...]]:
     """Keys of the dictionaries that ``self._x = {…}`` assigns or a function returns, by ``self._x`` or its name."""
     found = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
-            found[ast.unparse(node.target)] = _literal(node.value)
+        if isinstance(node, ast.AnnAssign):
+            value = node.value.body if isinstance(node.value, ast.IfExp) else node.value
+            if isinstance(value, ast.Dict):
+                found[ast.unparse(node.target)] = _literal(value)
         elif isinstance(node, ast.FunctionDef):
             for child in ast.walk(node):
                 if isinstance(child, ast.Return) and isinstance(child.value, ast.Dict):

@@ -63,8 +63,8 @@ class Nxd:
         if config.model.num_kv_heads % config.parallel.tensor_parallel_size:
             raise ConfigError(
                 f"model.num_kv_heads={config.model.num_kv_heads}: not divisible by parallel.tensor_parallel_size="
-                f"{config.parallel.tensor_parallel_size}; processes that share a key/value head can be planned, but not "
-                "trained with yet",
+                f"{config.parallel.tensor_parallel_size}; processes that share a key/value head can be planned, "
+                "but not trained with yet",
                 hint="cut less by tensors, and more by parallel.pipeline_parallel_size",
             )
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
