@@ -140,7 +140,7 @@ class Training:
     def _account(self, *, but_for: int) -> str:
         """Journal the steps that were asked for, but for the newest few; why training has to end, mostly empty."""
         outcome = ""
-        while len(self.asked) > but_for and outcome != _ROLLBACK:
+        while len(self.asked) > but_for:
             asked = self.asked.popleft()
             outcome = self._account_for(asked, asked.sums()) or outcome
         return outcome
@@ -181,6 +181,7 @@ class Training:
             why=f"loss={sums.loss}, grad_norm={sums.grad_norm}",
         )  # fmt: skip
         self.step = asked.step
+        self.asked.clear()  # those after it were made with what it left
         return _ROLLBACK
 
     def _why_checkpoint(self, outcome: str) -> str | None:

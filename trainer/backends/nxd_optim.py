@@ -97,7 +97,8 @@ class NxdAdamW:
         """See :class:`trainer.backends.base.Optimizer`."""
         copies = [part.parameter for _, part in sorted(self._held.items()) if axis in part.copied_over]
         norms = [torch.linalg.vector_norm(value.detach(), dtype=torch.float32) for value in copies]
-        return torch.stack(norms) if norms else torch.zeros(0)
+        device = next(iter(self._masters.values())).device
+        return torch.stack(norms) if norms else torch.zeros(0, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
         """On the device; with ZeRO-1 the padded rows, as they lie there."""
