@@ -5,11 +5,13 @@ Imports torch and transformers late; what is measured on the model is not this m
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.devices import DEVICES
 from hlatctl.run.errors import DependencyError, EvaluationError
 from hlatctl.run.model_folder import lacking
 
@@ -57,7 +59,7 @@ def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
     Args:
         folder: Hugging Face folder of a causal language model.
         seq_len: tokens per sequence in training; the context is never longer.
-        device: `cuda` is used if it is there, else the CPU.
+        device: used if it is there, else the CPU.
 
     Raises:
         EvaluationError: the folder can't be loaded.
@@ -76,9 +78,21 @@ def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
         )
     except Exception as error:  # transformers and safetensors raise whatever a damaged file leads them to
         raise EvaluationError(f"--model={folder}: can't be loaded ({_first_line(error)})", hint=_EXPORT_HINT) from error
-    model = model.to("cuda" if device == "cuda" and torch.cuda.is_available() else "cpu").eval()
+    model = model.to(device if _is_there(device) else "cpu").eval()
     limit = getattr(model.config, "max_position_embeddings", None) or seq_len
     return Loaded(model, tokenizer, min(seq_len, int(limit)))
+
+
+def _is_there(device: str) -> bool:
+    """PyTorch knows the device here, and has one."""
+    import torch
+
+    package = DEVICES[device].package
+    if package is not None and importlib.util.find_spec(package) is None:
+        return False
+    if package is not None:
+        importlib.import_module(package)
+    return bool(torch.get_device_module(device).is_available())
 
 
 def missing_package(name: str | None) -> DependencyError:

@@ -99,10 +99,13 @@ class FlowContext:
         self._journal.close()
 
     def job(
-        self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, env: dict[str, str] | None = None
-    ) -> Job:
+        self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, each_node: bool = False,
+        env: dict[str, str] | None = None,
+    ) -> Job:  # fmt: skip
         """A job of this run; see :func:`make_job`. It is kept from hosts that the node ledger leaves out."""
-        job = make_job(self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, env=env)
+        job = make_job(
+            self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, each_node=each_node, env=env
+        )
         return dataclasses.replace(job, excluded_hosts=self.place().left_out)
 
     @property
@@ -156,6 +159,7 @@ def make_job(
     *argv: str,
     attempt: int = 0,
     distributed: bool = False,
+    each_node: bool = False,
     env: dict[str, str] | None = None,
 ) -> Job:
     """A job of a run; pure.
@@ -167,6 +171,7 @@ def make_job(
         argv: what follows ``python``, such as ``-m``, ``trainer.export``, ….
         attempt: whose folders its files go to; 0 is everything that is not a training attempt.
         distributed: one process per slot of the cluster, by torchrun; otherwise a single process.
+        each_node: that single process once on every node.
         env: variables besides the common ones.
     """
     cluster = config.cluster
@@ -187,4 +192,5 @@ def make_job(
         },
         nodes=cluster.nodes,
         processes_per_node=cluster.processes_per_node if distributed else 0,
+        each_node=each_node,
     )

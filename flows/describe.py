@@ -9,8 +9,9 @@ from conf import fingerprint
 from conf.schema import Config
 from flows.context import cache_root
 from flows.launch import launcher_for
-from flows.stages.compile import CACHE_MANIFEST, graph_key
+from flows.stages.compile import graph_key
 from flows.stages.train import training_job
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.run.paths import RunPaths
 
 
@@ -38,7 +39,7 @@ def describe(config: Config) -> FlowDescription:
     data_key, graphs = fingerprint.data_fingerprint(config), graph_key(config)
     whole, hardware = fingerprint.config_fingerprint(config), fingerprint.hardware_fingerprint(config)
     prepared = (cache / "data" / data_key / "dataset.json").is_file()
-    compiled = (cache / "compile" / graphs / CACHE_MANIFEST).is_file()
+    compiled = (cache / "compile" / graphs / MANIFEST).is_file()
     stages = [
         StageDescription(name="validate", fingerprint=whole, will_run=True, why="always"),
         StageDescription(name="provenance", fingerprint=whole, will_run=True, why="once a run"),
@@ -50,7 +51,7 @@ def describe(config: Config) -> FlowDescription:
         _compile_stage(config, graphs, compiled),
         StageDescription(
             name="warm_cache", fingerprint=graphs, will_run=config.backend.compile,
-            why="verified every time" if config.backend.compile else "backend.compile=false",
+            why="checked every time" if config.backend.compile else "backend.compile=false",
         ),
         StageDescription(name="train", fingerprint=whole, will_run=True, why=f"{config.total_steps:,} steps"),
         StageDescription(

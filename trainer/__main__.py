@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.devices import DEVICES
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run.errors import run_main
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trainer", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--compile-only", action="store_true", help="fill $TORCHINDUCTOR_CACHE_DIR and end")
+    parser.add_argument("--compile-only", action="store_true", help="fill the compiler's cache and end")
     parser.add_argument("--max-checkpoint-step", type=int, help="begin from no newer checkpoint")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
@@ -56,7 +57,8 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
 
 
 def _compile_only(config: Config, backend: Backend) -> int:
-    from trainer import cache, loop
+    from hlatctl.cache import manifest
+    from trainer import loop
 
     for message in backend.warnings:
         _warn(backend, message)
@@ -64,9 +66,9 @@ def _compile_only(config: Config, backend: Backend) -> int:
         return 0
     loop.compile_only(config, backend)
     backend.gather(None)  # every process has written its graphs
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    folder = os.environ.get(DEVICES[config.backend.device].cache_variable)
     if folder and backend.rank == 0:
-        cache.write_manifest(Path(folder))
+        manifest.write_manifest(Path(folder))
     return 0
 
 

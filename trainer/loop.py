@@ -226,8 +226,8 @@ class Training:
         signs += self._compare_ranks(step)
         for sign in signs:
             self._note(sign.kind, **sign.fields)
-        if first and self.backend.compiles:
-            counts = self.backend.gather(self.backend.compile_counters())
+        if first and self.backend.compiles and (mine := self.backend.compile_counters()):
+            counts = self.backend.gather(mine)
             hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
 

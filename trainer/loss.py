@@ -15,10 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Logits at once: 1 Mi FP32 entries are 4 MiB, which stay in a CPU's cache beside those of its neighbours.
-_CPU_BLOCK_ENTRIES = 1 << 20
-#: On a GPU large products count, not the cache: 1 GiB.
-_GPU_BLOCK_ENTRIES = 1 << 28
+from conf.devices import DEVICES, LARGE_LOSS_BLOCK_ENTRIES
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
@@ -84,7 +81,8 @@ def _minus_one_at(gradient: Tensor, targets: Tensor, mine: Tensor | None) -> Ten
 
 
 def _block_rows(hidden: Tensor, weight: Tensor) -> int:
-    entries = _CPU_BLOCK_ENTRIES if hidden.device.type == "cpu" else _GPU_BLOCK_ENTRIES
+    facts = DEVICES.get(hidden.device.type)
+    entries = facts.loss_block_entries if facts else LARGE_LOSS_BLOCK_ENTRIES
     return max(1, entries // weight.shape[0])
 
 

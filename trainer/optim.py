@@ -73,11 +73,14 @@ class AdamW:
         config: rates and decay; the learning rate comes with each step.
         stochastic_rounding: of BF16 weights and moments; the noise depends on (seed, step) alone.
         seed: of that noise.
+        noise_device: where it is drawn; none: where the parameters are.
+        fused: by PyTorch's fused kernel, where the device has it.
     """
 
     def __init__(
-        self, held: Mapping[str, Held], config: OptimizerConfig, *, stochastic_rounding: bool = False, seed: int = 0
-    ) -> None:
+        self, held: Mapping[str, Held], config: OptimizerConfig, *, stochastic_rounding: bool = False, seed: int = 0,
+        noise_device: torch.device | None = None, fused: bool = True,
+    ) -> None:  # fmt: skip
         self._config, self._stochastic, self._seed = config, stochastic_rounding, seed
         self._held = dict(sorted(held.items(), key=lambda item: item[1].holders))
         self._values = {name: local(part.parameter.detach()) for name, part in self._held.items()}
@@ -95,7 +98,8 @@ class AdamW:
         }
         self.step_count = 0
         """Updates done, which the bias correction depends on."""
-        self._fused = None if first.dtype == torch.bfloat16 else self._make_fused()
+        self._noise_device = noise_device or first.device
+        self._torch = None if first.dtype == torch.bfloat16 else self._make_torch(fused=fused)
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -146,10 +150,10 @@ class AdamW:
         if grad_scale != 1.0:
             self.gradients.mul_(grad_scale)
         self.step_count += 1
-        if self._fused is not None:
-            for group in self._fused.param_groups:
+        if self._torch is not None:
+            for group in self._torch.param_groups:
                 group["lr"] = lr
-            self._fused.step()
+            self._torch.step()
         else:
             self._step_bfloat16(lr)
 
@@ -165,14 +169,14 @@ class AdamW:
     def loaded(self, step_count: int) -> None:
         """A checkpoint has been read into :meth:`tensors`."""
         self.step_count = step_count
-        for state in self._fused.state.values() if self._fused else ():
+        for state in self._torch.state.values() if self._torch else ():
             state["step"].fill_(step_count)
 
     def _decay_of(self, name: str) -> float:
         decays = self._config.decay == "all" or not name.endswith("norm.weight")
         return self._config.weight_decay if decays else 0.0
 
-    def _make_fused(self) -> torch.optim.AdamW:
+    def _make_torch(self, *, fused: bool) -> torch.optim.AdamW:
         """PyTorch's own, over the held parts; its moments are ours."""
         parts: dict[str, nn.Parameter] = {}
         for name, value in self._values.items():
@@ -183,16 +187,18 @@ class AdamW:
             for decay, names in itertools.groupby(sorted(parts, key=self._decay_of), key=self._decay_of)
         ]
         config = self._config
-        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
         for name, part in parts.items():
             state: dict[str, Any] = {kind: moments[name] for kind, moments in self._moments.items()}
-            adamw.state[part] = {"step": torch.zeros((), dtype=torch.float32, device=part.device), **state}
+            # Only the fused kernel counts on the device; elsewhere each update would wait for the number.
+            counter = torch.zeros((), dtype=torch.float32, device=part.device if fused else "cpu")
+            adamw.state[part] = {"step": counter, **state}
         return adamw
 
     def _step_bfloat16(self, lr: float) -> None:
         """The same update computed in FP32, one parameter at a time; weights and moments are rounded to BF16."""
         config, step = self._config, self.step_count
-        noise = torch.Generator(self.gradients.device).manual_seed(self._seed * 1_000_003 + step)
+        noise = torch.Generator(self._noise_device).manual_seed(self._seed * 1_000_003 + step)
         scale1, scale2 = 1.0 - config.beta1**step, 1.0 - config.beta2**step
         for name, value in self._values.items():
             gradient = self._gradients[name]

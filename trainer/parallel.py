@@ -77,15 +77,21 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     return Layout(config=config, mesh=mesh, pp_rank=mesh.get_local_rank("pp"), dp_rank=mesh.get_local_rank("dp"), tp=tp)
 
 
-def prepare(model: Llama, layout: Layout, precision: Precision, *, compiles: bool) -> None:
-    """Make a model that has no memory yet (on the meta device) recompute, compile and shard as it is asked to."""
+def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backend: str | None) -> None:
+    """Make a model that has no memory yet (on the meta device) recompute, compile and shard as it is asked to.
+
+    Args:
+        compile_backend: torch.compile's; none: nothing is compiled.
+    """
     checkpointing = layout.config.parallel.activation_checkpointing
     for layer in model.blocks():
         layer.recompute = checkpointing == "full"
         layer.attention.recompute_core = checkpointing == "selective"
-        if compiles:
+        if compile_backend is not None:
             # The inner function, so that hooks of the modules around it stay as they are; equal layers share a graph.
-            layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+            layer.forward = torch.compile(  # type: ignore[method-assign]
+                layer.forward, fullgraph=True, dynamic=False, backend=compile_backend
+            )
     if layout.fsdp:
         assert layout.mesh is not None
         policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)

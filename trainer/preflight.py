@@ -140,12 +140,9 @@ def _clock_skew_s(backend: Backend) -> float:
 
 
 def _timed_s(backend: Backend, work: Any) -> float:
-    import torch
-
     started = time.perf_counter()
     work()
-    if backend.device.type != "cpu":
-        torch.accelerator.synchronize()
+    backend.wait()
     return max(time.perf_counter() - started, 1e-9)
 
 

@@ -20,6 +20,11 @@ def stochastic_round_(target: Tensor, exact: Tensor, generator: torch.Generator)
     NaN and infinities stay what they are: noise never carries into the exponent of a finite value's successor.
     """
     bits = exact.contiguous().view(torch.int32)
-    noise = torch.randint(1 << _LOWER_BITS, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
-    rounded = (bits + noise).bitwise_right_shift_(_LOWER_BITS).bitwise_left_shift_(_LOWER_BITS).view(torch.float32)
+    noise = torch.randint(1 << _LOWER_BITS, bits.shape, dtype=torch.int32, device=generator.device, generator=generator)
+    rounded = (
+        (bits + noise.to(bits.device))
+        .bitwise_right_shift_(_LOWER_BITS)
+        .bitwise_left_shift_(_LOWER_BITS)
+        .view(torch.float32)
+    )
     target.copy_(torch.where(exact.isfinite(), rounded, exact))

@@ -30,7 +30,8 @@ class Job:
         launch_dir: where its script, process id, exit code and error go.
         log_dir: where its output goes.
         env: variables to set for it.
-        processes_per_node: 0 runs ``argv`` once, on one node, without torchrun.
+        processes_per_node: 0 runs ``argv`` once, without torchrun, on one node if not ``each_node``.
+        each_node: runs ``argv`` once on every one of its nodes; without torchrun.
         nodes: nodes it takes.
         excluded_hosts: it is kept from these.
         beside_training: it may run where training runs, and must not slow it.
@@ -43,6 +44,7 @@ class Job:
     log_dir: Path
     env: dict[str, str] = field(default_factory=dict)
     processes_per_node: int = 0
+    each_node: bool = False
     nodes: int = 1
     excluded_hosts: tuple[str, ...] = ()
     beside_training: bool = False

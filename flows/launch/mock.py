@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import conf.load
+from conf.devices import DEVICES
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Plan, Status
 from flows.launch.local import LocalLauncher
@@ -114,7 +115,9 @@ def _play_data(run: RunPaths, config: Config, job: Job) -> int:
 
 
 def _play_compile(run: RunPaths, config: Config, job: Job) -> int:
-    files.write_json(Path(job.env["TORCHINDUCTOR_CACHE_DIR"]) / "cache_manifest.json", {"files": []})
+    files.write_json(
+        Path(job.env[DEVICES[config.backend.device].cache_variable]) / "cache_manifest.json", {"files": []}
+    )
     return 0
 
 

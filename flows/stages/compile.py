@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from conf import fingerprint
+from conf.devices import DEVICES
 from conf.schema import Config
 from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
 from flows.stages import run_stage
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 from hlatctl.run.provenance import package_versions
 
-CACHE_MANIFEST = "cache_manifest.json"
 #: Packages whose version enters a compiled graph.
 _GRAPH_PACKAGES = ("hlatctl", "torch", "triton")
 
@@ -45,7 +46,7 @@ def compile_graphs(ctx: FlowContext) -> None:
         partial.mkdir(parents=True)
         job = ctx.job(
             "compile", "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only",
-            distributed=True, env=cache_env(partial),
+            distributed=True, env=cache_env(ctx.config, partial),
         )  # fmt: skip
         try:
             run_job(ctx, job)
@@ -56,19 +57,18 @@ def compile_graphs(ctx: FlowContext) -> None:
     def done() -> str:
         if not ctx.config.backend.compile:
             return "backend.compile=false"
-        return f"compiled before in {shared}" if (shared / CACHE_MANIFEST).is_file() else ""
+        return f"compiled before in {shared}" if (shared / MANIFEST).is_file() else ""
 
     run_stage(ctx, "compile", key, work, done=done)
 
 
 def warm_cache(ctx: FlowContext) -> None:
-    """Copy the shared cache to the worker's own disk, verified file by file, and note where the trainer finds it."""
+    """Bring the shared cache to each worker's own disk, compared as it is copied; note where the trainer finds it."""
     key, shared, local = graph_key(ctx.config), shared_cache(ctx.config), local_cache(ctx.config)
 
     def work() -> dict[str, Any]:
-        run_job(
-            ctx, ctx.job("warm-cache", "-m", "trainer.cache", "--from", os.fspath(shared), "--to", os.fspath(local))
-        )
+        places = ("--from", os.fspath(shared), "--to", os.fspath(local))
+        run_job(ctx, ctx.job("warm-cache", "-m", "trainer.cache", *places, each_node=True))
         record = {"v": 1, "fingerprint": key, "shared": os.fspath(shared), "local": os.fspath(local)}
         files.write_json(ctx.run.compile_cache, record)
         return record
@@ -76,21 +76,21 @@ def warm_cache(ctx: FlowContext) -> None:
     def done() -> str:
         if not ctx.config.backend.compile:
             return "backend.compile=false"
-        return "" if (shared / CACHE_MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
+        return "" if (shared / MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
 
     run_stage(ctx, "warm_cache", key, work, done=done)
 
 
-def cache_env(folder: Path) -> dict[str, str]:
-    """Variables that make Inductor keep its graphs in a folder."""
-    return {"TORCHINDUCTOR_CACHE_DIR": os.fspath(folder)}
+def cache_env(config: Config, folder: Path) -> dict[str, str]:
+    """Variables that make the device's compiler keep its graphs in a folder."""
+    return {DEVICES[config.backend.device].cache_variable: os.fspath(folder)}
 
 
 def _publish(partial: Path, shared: Path) -> dict[str, Any]:
     """Move a filled cache to its place, whole; another run may have been quicker, and equal keys mean equal graphs."""
-    if not (partial / CACHE_MANIFEST).is_file():
+    if not (partial / MANIFEST).is_file():
         return {"files": 0}
-    count = len(files.read_json(partial / CACHE_MANIFEST)["files"])
+    count = len(files.read_json(partial / MANIFEST)["files"])
     if not shared.exists():
         partial.rename(shared)
     return {"files": count}

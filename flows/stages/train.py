@@ -73,7 +73,7 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> rec
 
 def training_job(config: Config, run: RunPaths, number: int, *, max_checkpoint_step: int | None = None) -> Job:
     """The job of one training attempt, which loads no newer checkpoint than it may; pure."""
-    env = cache_env(local_cache(config)) if config.backend.compile else {}
+    env = cache_env(config, local_cache(config)) if config.backend.compile else {}
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     return make_job(
         config, run, "train", "-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number), *ceiling,

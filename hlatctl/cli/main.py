@@ -13,6 +13,7 @@ import typer
 
 from hlatctl import __version__
 from hlatctl.cli import (
+    cache,
     checkpoint,
     compare,
     data,
@@ -51,6 +52,7 @@ for _command in (
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(cache.app, name="cache")
 app.add_typer(data.app, name="data")
 app.add_typer(evaluate.app, name="eval")
 

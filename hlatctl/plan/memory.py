@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conf.devices import DEVICES
 from conf.schema import Config, ModelConfig
 from hlatctl.plan.arithmetic import parameters
 from hlatctl.run.errors import ConfigError
@@ -16,8 +17,6 @@ from hlatctl.units import size
 _FP32, _BF16 = 4, 2
 #: Bytes of one activation, by ``precision.name``.
 COMPUTE_BYTES = {"fp32": _FP32, "mixed": _BF16, "bf16_sr": _BF16, "bf16": _BF16}
-#: Logits that the fused loss makes at once (trainer.loss), by ``backend.device``.
-_LOSS_BLOCK_ENTRIES = {"cpu": 1 << 20, "cuda": 1 << 28}
 #: FP32 tensors of a parameter's size in the BF16 optimizer's update of it (trainer.optim).
 _UPDATE_TENSORS = 7
 
@@ -264,7 +263,7 @@ def _loss(config: Config) -> int:
     norm = 2 * (_FP32 + compute) * tokens * model.hidden_size
     if config.backend.name == "nxd":
         return norm + tokens * rows * (compute + 2 * _FP32)
-    block = min(tokens * rows, max(rows, _LOSS_BLOCK_ENTRIES.get(config.backend.device, 1 << 28)))
+    block = min(tokens * rows, max(rows, DEVICES[config.backend.device].loss_block_entries))
     copies = 0 if compute == _FP32 else 2 * compute
     return norm + state_bytes(config).weights * rows * model.hidden_size + block * (2 * _FP32 + copies)
 

@@ -131,6 +131,11 @@ def cache_dir(runs_dir: Path) -> Path:
     return runs_dir / ".cache"
 
 
+def compile_cache_dir(runs_dir: Path) -> Path:
+    """Compiled graphs: a folder for each fingerprint."""
+    return cache_dir(runs_dir) / "compile"
+
+
 def nodes_file(folder: Path) -> Path:
     """The node ledger: preflight results, failures and stragglers by host, across the runs of a folder."""
     return folder / "nodes.jsonl"

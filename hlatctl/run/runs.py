@@ -22,6 +22,18 @@ def new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
+def compile_caches_used(runs_dir: Path) -> dict[str, float]:
+    """When each cache of compiled graphs was last warmed for a run of a folder, Unix seconds, by its fingerprint."""
+    used: dict[str, float] = {}
+    for path in runs_dir.glob("*/compile_cache.json"):
+        try:
+            key = str(files.read_json(path)["fingerprint"])
+            used[key] = max(used.get(key, 0.0), path.stat().st_mtime)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a damaged run says nothing of a cache
+    return used
+
+
 def check_run_id(run_id: str) -> None:
     """Refuse an id that is no plain folder name, or that means something else."""
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.benchmarks import (
+    cache_speed,
     checkpoint_stall,
     code_speed,
     eval_parity,
@@ -17,6 +18,7 @@ from tests.benchmarks import (
 BENCHMARKS = {
     "help_time": help_time.run, "flow_overhead": flow_overhead.run, "loader_speed": loader_speed.run,
     "trainer_speed": trainer_speed.run, "checkpoint_stall": checkpoint_stall.run,
+    "cache_speed": cache_speed.run,
     "code_speed": code_speed.run,
     "eval_parity": eval_parity.run,
 }  # fmt: skip

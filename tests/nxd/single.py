@@ -20,11 +20,13 @@ from trainer.backends.nxd import Nxd
 
 def compiled_at_each_boundary(backend: Nxd, run: RunPaths) -> list[int]:
     """Graphs that were compiled by the end of each graph of a run's training."""
+    from torch_xla.debug.metrics import metric_data
+
     config, counts, boundary = load(run.config), [], backend.step_boundary
 
     def counted() -> None:
         boundary()
-        counts.append(backend.compile_counters()["misses"])
+        counts.append(metric_data("CompileTime")[0])
 
     backend.step_boundary = counted  # type: ignore[method-assign]
     assert loop.Training(config, run, backend, None).run() == 0

@@ -141,7 +141,7 @@ class Backend(Protocol):
         """Read tensors in place from a folder that :meth:`save` wrote."""
 
     def compile_counters(self) -> dict[str, int]:
-        """Compiled graphs that came from the cache (``hits``) or did not (``misses``) in this process."""
+        """Compiled graphs that came from the cache (``hits``) or not (``misses``) in this process; empty if unknown."""
 
     def peak_flops_per_s(self) -> float | None:
         """The device's peak in the precision trained in, or None where it isn't known."""

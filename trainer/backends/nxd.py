@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from conf.devices import HOST_PROCESS_GROUP
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
 from trainer.backends.base import Optimizer, Sums
@@ -58,7 +59,7 @@ class Nxd:
         if not dist.is_initialized():
             _join(self.world_size)
         self._nxd_config = self._describe()
-        self._host, self._beside = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
+        self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
         if config.model.num_kv_heads % config.parallel.tensor_parallel_size:
             raise ConfigError(
@@ -269,10 +270,8 @@ class Nxd:
         self.step_boundary()
 
     def compile_counters(self) -> dict[str, int]:
-        """Graphs that were compiled; the compiler alone knows which of them lay in its cache."""
-        from torch_xla.debug.metrics import metric_data
-
-        return {"hits": 0, "misses": int((metric_data("CompileTime") or (0,))[0])}
+        """Unknown: torch-xla counts graphs, and only the compiler which of them lay in its cache."""
+        return {}
 
     def peak_flops_per_s(self) -> float | None:
         """Unknown."""

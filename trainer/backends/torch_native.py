@@ -1,7 +1,8 @@
-"""Plain PyTorch on CPUs (gloo) and CUDA (nccl)."""
+"""Plain PyTorch, on any device that ``conf.devices`` has a row for and PyTorch a module."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conf.devices import DEVICES, HOST_PROCESS_GROUP
 from conf.schema import Config
 from hlatctl.run.errors import DependencyError
 from trainer.backends.base import Optimizer, Sums
@@ -28,15 +30,6 @@ from trainer.storage import load_tensors, save_tensors
 if TYPE_CHECKING:
     from trainer.pipeline import Pipeline
 
-#: Dense peak of matrix products, FLOP/s, by the device's name and the precision (vendor's data sheets, no sparsity).
-_PEAK_FLOPS_PER_S = {
-    ("NVIDIA A100", torch.bfloat16): 312e12,
-    ("NVIDIA A100", torch.float32): 19.5e12,
-    ("NVIDIA H100 80GB HBM3", torch.bfloat16): 989e12,
-    ("NVIDIA H100 80GB HBM3", torch.float32): 67e12,
-    ("NVIDIA H200", torch.bfloat16): 989e12,
-    ("NVIDIA H200", torch.float32): 67e12,
-}
 #: A peer that is silent this long is gone; far above a checkpoint's or a compilation's time.
 _TIMEOUT = timedelta(minutes=15)
 
@@ -53,11 +46,12 @@ class TorchNative:
         self.warnings: list[str] = []
         self.compiles = config.backend.compile
         torch.set_num_threads(config.cluster.threads_per_process)
+        self._facts = DEVICES[config.backend.device]
         self.device = _device(config.backend.device)
         if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=_TIMEOUT)
+            dist.init_process_group(self._facts.process_group, timeout=_TIMEOUT)
         # Checkpoints are written by a thread of their own, which must not use the groups that training uses.
-        self._beside = dist.new_group(backend="gloo", timeout=_TIMEOUT) if self.world_size > 1 else None
+        self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) if self.world_size > 1 else None
         self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.speaks_for_replica = self._layout.speaks_for_replica
@@ -67,7 +61,7 @@ class TorchNative:
                 "precision=bf16: weights rounded to the nearest lose small updates; the paper's runs diverged with it "
                 "(precision=bf16_sr or precision=mixed do not)"
             )
-        if self.compiles and self.device.type == "cpu" and not _cpp_compiler():
+        if self.compiles and self._facts.compiles_with_cpp and not _cpp_compiler():
             self.compiles = False
             self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
 
@@ -79,7 +73,8 @@ class TorchNative:
                 config.model, config.train.seq_len, layers=layout.stage_layers,
                 compute_dtype=self._precision.compute, tp=layout.tp, document_end_id=document_end_id,
             ).to(self._precision.weights)  # fmt: skip
-        prepare(model, layout, self._precision, compiles=self.compiles)
+        compiler = self._facts.compile_backend if self.compiles else None
+        prepare(model, layout, self._precision, compile_backend=compiler)
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
@@ -95,6 +90,7 @@ class TorchNative:
         return AdamW(
             held_parameters(model.named_parameters(), self._layout), self._config.optimizer,
             stochastic_rounding=self._precision.stochastic_rounding, seed=self._config.seed,
+            noise_device=None if self._facts.draws_noise else torch.device("cpu"), fused=self._facts.fused_adamw,
         )  # fmt: skip
 
     def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -158,9 +154,8 @@ class TorchNative:
             dist.all_reduce(tensor)
 
     def wait(self) -> None:
-        """For CUDA's streams; a CPU has done it. A step ends with such a wait anyway, so this one costs little."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        """For the device's queue; a CPU has done it. A step ends with such a wait anyway, so this one costs little."""
+        torch.get_device_module(self.device).synchronize()
 
     def step_boundary(self) -> None:
         """Nothing waits here: PyTorch executes eagerly."""
@@ -174,19 +169,18 @@ class TorchNative:
         return [value] if self.world_size == 1 else gather_json(value, self.device, None)
 
     def gather_beside(self, value: Any) -> list[Any]:
-        """The same over a gloo group that training does not use."""
+        """The same between the hosts, over a group that training does not use."""
         return [value] if self.world_size == 1 else gather_json(value, torch.device("cpu"), self._beside)
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Into pinned memory, all at once, where the device is not the host."""
-        apart = self.device.type != "cpu"
+        """All at once, into pinned memory where that is faster."""
+        pinned = self._facts.pins_host_memory
         host = into or {
-            name: torch.empty_like(tensor, device="cpu", pin_memory=apart) for name, tensor in tensors.items()
+            name: torch.empty_like(tensor, device="cpu", pin_memory=pinned) for name, tensor in tensors.items()
         }
         for name, tensor in tensors.items():
             local(host[name]).copy_(local(tensor), non_blocking=True)
-        if apart:
-            torch.accelerator.synchronize()
+        self.wait()
         return host
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -198,7 +192,9 @@ class TorchNative:
         load_tensors(tensors, folder, alone=self.world_size == 1)
 
     def compile_counters(self) -> dict[str, int]:
-        """From Inductor's own counters; what it can't cache counts as a miss."""
+        """From Inductor's own counters; what it can't cache counts as a miss. Other compilers tell nothing."""
+        if not self._facts.counts_graphs:
+            return {}
         from torch._dynamo.utils import counters
 
         found = counters["inductor"]
@@ -207,10 +203,11 @@ class TorchNative:
 
     def peak_flops_per_s(self) -> float | None:
         """From the table of known devices."""
-        if self.device.type != "cuda":
+        if not self._facts.peak_flops_per_s:
             return None
-        name, precision = torch.cuda.get_device_name(self.device), self._precision.compute
-        peaks = _PEAK_FLOPS_PER_S.items()
+        name = torch.get_device_module(self.device).get_device_name(self.device)
+        precision = str(self._precision.compute).removeprefix("torch.")
+        peaks = self._facts.peak_flops_per_s.items()
         return next((peak for (known, dtype), peak in peaks if name.startswith(known) and dtype == precision), None)
 
     def close(self) -> None:
@@ -220,17 +217,28 @@ class TorchNative:
 
 
 def _device(kind: str) -> torch.device:
-    if kind == "cpu":
-        return torch.device("cpu")
+    """This process's device, chosen among those of its node."""
+    package = DEVICES[kind].package
+    try:
+        if package is not None:
+            importlib.import_module(package)
+        module = torch.get_device_module(kind)
+    except (ImportError, RuntimeError) as error:
+        raise DependencyError(
+            f"backend.device={kind}: PyTorch does not know it here ({error})",
+            hint=f"install {package} for this PyTorch, or set backend.device=cpu",
+        ) from None
+    if not DEVICES[kind].own_for_each_process:
+        return torch.device(kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
+    if not module.is_available() or local_rank >= module.device_count():
         raise DependencyError(
             f"backend.device={kind}: process {local_rank} of this node has no such device "
-            f"({torch.cuda.device_count()} found)",
+            f"({module.device_count()} found)",
             hint="set backend.device=cpu, or cluster.processes_per_node to the number of devices",
         )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    module.set_device(local_rank)
+    return torch.device(kind, local_rank)
 
 
 def _cpp_compiler() -> str | None:

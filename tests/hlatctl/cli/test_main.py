@@ -16,7 +16,7 @@ from tests.hlatctl.conftest import MakeRun
 
 COMMANDS = (
     "train", "plan", "runs", "status", "logs", "stop", "resume", "show", "diff", "compare", "goodput", "drill", "ui",
-    "sync", "checkpoint", "data", "eval",
+    "sync", "checkpoint", "cache", "data", "eval",
 )  # fmt: skip
 ROOT = Path(__file__).parents[3]
 

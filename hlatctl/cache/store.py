@@ -1,0 +1,184 @@
+"""Where a cache is kept, behind one interface: a folder, an archive, or what fsspec reaches (``s3://bucket/folder``).
+
+Nothing here follows a link or a path out of its place.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from hlatctl.cache.layout import File
+from hlatctl.run.errors import DependencyError, StorageError
+
+_LINK = "is a symbolic link, which may lead out of the cache"
+_OUTSIDE = "lies outside of the cache"
+
+
+class Store(Protocol):
+    """A cache, wherever it is."""
+
+    name: str
+    """As a person would write it."""
+
+    def files(self) -> list[File]:
+        """All files, hidden ones too."""
+
+    def open(self, path: str) -> io.RawIOBase:
+        """A file's bytes; several threads may open and read files at once."""
+
+
+def open_store(place: str) -> Store:
+    """The store that a person names: a URL, an archive's file, or a folder.
+
+    Raises:
+        StorageError: it is not there.
+        DependencyError: fsspec, or what it needs for this kind of URL, is not installed.
+    """
+    if "://" in place:
+        return Remote(place)
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return Folder(path)
+    if path.is_file():
+        return Archive(path)
+    raise StorageError(f"{path}: no such folder or archive", hint="`hlatctl cache ls` lists the caches of the runs")
+
+
+class Folder:
+    """A folder of this machine, or one that it has mounted."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.name = root, os.fspath(root)
+
+    def files(self) -> list[File]:
+        """By one pass over the folders; what vanishes meanwhile is left out.
+
+        Raises:
+            StorageError: a folder can't be read.
+        """
+        found: list[File] = []
+        waiting = [""]
+        while waiting:
+            prefix = waiting.pop()
+            try:
+                with os.scandir(os.path.join(self.root, prefix)) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(f"{prefix}{entry.name}/")
+                        else:
+                            found += _described(entry, prefix + entry.name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StorageError(f"{self.root / prefix}: can't be read ({error.strerror})") from None
+        return found
+
+    def open(self, path: str) -> io.RawIOBase:
+        """Unbuffered: whoever reads brings a buffer."""
+        descriptor = os.open(os.path.join(self.root, path), os.O_RDONLY | os.O_NOFOLLOW)
+        return io.FileIO(descriptor, closefd=True)
+
+
+def _described(entry: os.DirEntry[str], path: str) -> Iterator[File]:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    problem = _LINK if entry.is_symlink() else "" if stat.S_ISREG(status.st_mode) else "is no regular file"
+    yield File(path, status.st_size, status.st_mtime_ns, problem)
+
+
+class Archive:
+    """A tar file, not compressed (what it holds is): its members are read in place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, os.fspath(path)
+        try:
+            with tarfile.open(path, "r:") as archive:
+                self._members = {member.name: member for member in archive if not member.isdir()}
+        except (tarfile.TarError, OSError) as error:
+            raise StorageError(
+                f"{path}: can't be read as an archive ({error})", hint="`hlatctl cache export` makes one"
+            ) from None
+
+    def files(self) -> list[File]:
+        """As the archive lists them."""
+        return [File(name, member.size, problem=_why_not(member)) for name, member in self._members.items()]
+
+    def open(self, path: str) -> io.RawIOBase:
+        """A member's part of the file."""
+        member = self._members[path]
+        return _Part(self.path, member.offset_data, member.size)
+
+
+def _why_not(member: tarfile.TarInfo) -> str:
+    parts = PurePosixPath(member.name)
+    if parts.is_absolute() or ".." in parts.parts:
+        return _OUTSIDE
+    return "" if member.isreg() else "is no regular file"
+
+
+class _Part(io.RawIOBase):
+    """A range of bytes of a file."""
+
+    def __init__(self, path: Path, start: int, size_bytes: int) -> None:
+        self._file = io.FileIO(path)
+        self._file.seek(start)
+        self._left = size_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[: self._left]
+        count = self._file.readinto(view) or 0
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class Remote:
+    """What fsspec reaches: ``s3://`` with the package s3fs, and whatever else it knows."""
+
+    def __init__(self, url: str) -> None:
+        self.name = url
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise _missing(url, "fsspec") from None
+        try:
+            self._system, root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise _missing(url, str(error)) from None
+        except ValueError as error:
+            raise StorageError(f"{url}: {error}", hint="use a folder, or a URL such as s3://bucket/folder") from None
+        self._root = str(root).rstrip("/")
+
+    def files(self) -> list[File]:
+        """As the service lists them."""
+        try:
+            found: dict[str, dict[str, Any]] = self._system.find(self._root, detail=True)
+        except Exception as error:  # whatever the service's own library raises
+            raise StorageError(f"{self.name}: can't be listed ({type(error).__name__}: {error})") from error
+        if not found:
+            raise StorageError(f"{self.name}: no such folder, or nothing is in it")
+        start = len(self._root) + 1
+        return [File(path[start:], int(info["size"])) for path, info in found.items()]
+
+    def open(self, path: str) -> io.RawIOBase:
+        """A stream from the service."""
+        stream: io.RawIOBase = self._system.open(f"{self._root}/{path}", "rb")
+        return stream
+
+
+def _missing(url: str, what: str) -> DependencyError:
+    return DependencyError(f"{url}: needs a package that is not installed ({what})", hint="pip install 'hlatctl[s3]'")

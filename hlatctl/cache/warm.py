@@ -1,0 +1,203 @@
+"""Bringing a cache to a worker's own disk: in parallel, only complete modules, compared, each put in place whole.
+
+What is in place and equal is left alone, so a warm-up that was killed goes on where it was. Files are written as ``cp``
+writes them, without waiting for the disk: the manifest of an earlier start of the machine is not believed, so after a
+power cut all is compared anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hlatctl.cache import locks, manifest
+from hlatctl.cache.layout import INDUCTOR, MANIFEST, File, Module, modules
+from hlatctl.cache.manifest import Entry
+from hlatctl.cache.store import Folder, Store
+from hlatctl.cache.transfer import BrokenError, copy_checked, sha256_of
+from hlatctl.cache.verify import move_aside
+from hlatctl.run.errors import StorageError
+from hlatctl.run.lease import Holder, hold
+
+#: Ours, within a cache: files on their way, and the lock of who fills it.
+COPYING, _LOCK = ".copy", ".warm.lock"
+#: More than cores, because a shared file system answers late; each has a buffer.
+_THREADS = 16
+_WAIT_S = 0.2
+
+
+@dataclass
+class Warmed:
+    """What a warm-up did.
+
+    Args:
+        modules: complete ones that are in place now.
+        copied: of these, brought by this call.
+        copied_bytes: of those.
+        skipped: the source's incomplete modules, as ``name: why``.
+        quarantined: modules of the target that were not what they should be, moved aside.
+        stale_locks: removed from the target.
+    """
+
+    modules: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+    skipped: list[str] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+    stale_locks: list[str] = field(default_factory=list)
+
+
+def warm(source: Store, target: Path) -> Warmed:
+    """Bring every complete module of a store that a folder lacks, or has otherwise.
+
+    Of several processes that fill one folder, the second waits and finds everything there.
+
+    Raises:
+        StorageError: the source has no complete module, or broken ones (all others are in place then); the target can't
+            be written.
+    """
+    wanted, expected = _wanted(source)
+    done, problems = Warmed(), []
+    done.skipped = [f"{module.name}: {module.problem}" for module in wanted if module.problem]
+    complete = [module for module in wanted if not module.problem]
+    if not complete:
+        first = f"; the first: {done.skipped[0]}" if done.skipped else ""
+        raise StorageError(
+            f"{source.name}: holds no complete module ({len(done.skipped)} incomplete{first})",
+            hint="compile first; `hlatctl cache ls` lists what there is",
+        )
+    with hold(target / _LOCK, _wait), _words_for_writing(target):
+        there = _swept(target, done)
+        entries, trusted = manifest.read_own(target)
+        bringing = _Bringing(source, target, expected, there, entries, done)
+        missing = [module for module in complete if not (trusted and bringing.has(module))]
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="warm") as pool:
+            problems = [problem for problem in pool.map(bringing.bring, missing) if problem]
+        if missing or not trusted:
+            known = {path: entry for path, entry in entries.items() if path in there}
+            manifest.write(target, {**known, **bringing.entries}.values())
+        shutil.rmtree(target / COPYING, ignore_errors=True)
+    done.modules = len(complete) - len(problems)
+    if problems:
+        raise StorageError(
+            f"{source.name}: {len(problems)} of {len(complete)} modules are broken, and were not copied: {problems[0]}",
+            hint=f"`hlatctl cache verify {source.name} --quarantine` moves them aside; they are compiled again",
+        )
+    return done
+
+
+class _Bringing:
+    """One warm-up's threads' work."""
+
+    def __init__(
+        self, source: Store, target: Path, expected: dict[str, str], there: dict[str, File], own: dict[str, Entry],
+        done: Warmed,
+    ) -> None:  # fmt: skip
+        self._source, self._target, self._expected, self._there = source, target, expected, there
+        self._own, self._done, self._numbers, self._lock = own, done, itertools.count(), threading.Lock()
+        self._folder = Folder(target)
+        #: What is known of the files in place, by path.
+        self.entries: dict[str, Entry] = {}
+
+    def has(self, module: Module) -> bool:
+        """All files lie there, as they were when they were last compared."""
+        return all(self._is_known(file) for file in module.files)
+
+    def _is_known(self, file: File) -> bool:
+        here, known = self._there.get(file.path), self._own.get(file.path)
+        return (
+            here is not None and known is not None
+            and here.bytes == known["bytes"] == file.bytes and here.mtime_ns == known.get("mtime_ns")
+            and self._expected.get(file.path) in (None, known["sha256"])
+        )  # fmt: skip
+
+    def bring(self, module: Module) -> str:
+        """Have a module in place; why it can't be, if so."""
+        try:
+            kept = self._kept(module)
+            missing = [file for file in module.files if file.path not in kept]
+            staged = [(file, self._staged(file)) for file in missing]
+        except BrokenError as broken:
+            return str(broken)
+        for file, (path, _) in staged:
+            place = self._target / file.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+        with self._lock:
+            self.entries |= kept | {file.path: entry for file, (_, entry) in staged}
+            self._done.copied += bool(missing)
+            self._done.copied_bytes += sum(file.bytes for file in missing)
+        return ""
+
+    def _kept(self, module: Module) -> dict[str, Entry]:
+        """Entries of the files that are in place and equal; if one is not, the module is moved aside."""
+        kept = {}
+        for file in module.files:
+            here = self._there.get(file.path)
+            if here is None:
+                continue
+            should_be = self._expected.get(file.path) or self._own.get(file.path, {}).get("sha256")
+            sha256 = sha256_of(self._folder, file.path) if here.bytes == file.bytes else "another size"
+            if should_be not in (None, sha256) or here.bytes != file.bytes:
+                move_aside(self._target, module)
+                with self._lock:
+                    self._done.quarantined.append(f"{module.name}: {file.path} was not as it should be")
+                return {}
+            kept[file.path] = {"path": file.path, "bytes": here.bytes, "sha256": sha256, "mtime_ns": here.mtime_ns}
+        return kept
+
+    def _staged(self, file: File) -> tuple[Path, Entry]:
+        path = self._target / COPYING / str(next(self._numbers))
+        return path, copy_checked(self._source, file, path, self._expected.get(file.path))
+
+
+def _wanted(source: Store) -> tuple[list[Module], dict[str, str]]:
+    """The source's modules and files' checksums, by its manifest if it has one: listing shared storage is slow."""
+    entries = manifest.read(source)
+    if entries is not None:
+        listed = modules(File(path, int(entry["bytes"])) for path, entry in entries.items())
+        return listed, {path: str(entry["sha256"]) for path, entry in entries.items()}
+    found = modules(source.files())
+    if found and all(module.layout == INDUCTOR for module in found):
+        raise StorageError(
+            f"{source.name}: has no {MANIFEST}, so the cache was never completed",
+            hint="remove the folder; the next run compiles it again",
+        )
+    # Inductor's files do not say which belong together: without a manifest nobody knows that all are there.
+    return [module for module in found if module.layout != INDUCTOR], {}
+
+
+def _swept(target: Path, done: Warmed) -> dict[str, File]:
+    """The target's files, after what a killed warm-up and dead compilers left has been removed."""
+    shutil.rmtree(target / COPYING, ignore_errors=True)
+    listing = Folder(target).files()
+    for file in listing:
+        if file.problem:
+            raise StorageError(f"{target}/{file.path}: {file.problem}", hint="remove it")
+    done.stale_locks = locks.remove_stale(target, listing)
+    (target / COPYING).mkdir()
+    return {file.path: file for file in listing}
+
+
+@contextmanager
+def _words_for_writing(target: Path) -> Iterator[None]:
+    """What can't be written becomes an error that says where, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(target / COPYING, ignore_errors=True)
+        raise StorageError(
+            f"{target}: can't be written ({error.strerror})",
+            hint="free space there, or set cluster.worker_cache_dir to another local folder; what is in place is kept",
+        ) from None
+
+
+def _wait(_: Holder) -> None:
+    time.sleep(_WAIT_S)

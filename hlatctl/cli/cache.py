@@ -1,0 +1,205 @@
+"""`hlatctl cache`: compiled graphs, told, verified, brought to a disk, cleaned up, and moved between machines."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hlatctl.cli.common import Json, RunsDir, columns, print_json, runs_folder, say
+from hlatctl.run.errors import StorageError
+from hlatctl.run.paths import compile_cache_dir
+from hlatctl.units import size, utc
+
+if TYPE_CHECKING:
+    from hlatctl.cache.layout import Module
+    from hlatctl.cache.store import Store
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, copy and clean up compiled graphs.")
+
+Cache = Annotated[str, typer.Argument(metavar="CACHE", help="As `ls` names it, or a folder, an archive, s3://....")]
+MaybeCache = Annotated[
+    str | None,
+    typer.Argument(metavar="[CACHE]", help="As `ls` names it, or a folder, an archive, s3://....  [default: all]"),
+]
+
+
+@app.command("ls")
+def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsDir = None) -> None:
+    """List the caches of the runs, or the modules of one."""
+    if cache is not None:
+        _list_modules(_store(cache, runs_dir), as_json=as_json)
+        return
+    records = [_record(store) for store in _all(runs_dir)]
+    if as_json:
+        print_json(records)
+    elif records:
+        rows = [
+            [
+                record["name"], ", ".join(record["layouts"]) or "-", str(record["modules"]), str(record["incomplete"]),
+                size(record["bytes"]), utc(record["written_unix_s"]) if record["written_unix_s"] else "-",
+            ]
+            for record in records
+        ]  # fmt: skip
+        typer.echo(columns([["CACHE", "LAYOUT", "MODULES", "INCOMPLETE", "SIZE", "WRITTEN"], *rows]))
+    else:
+        say(f"no graphs were compiled in {compile_cache_dir(runs_folder(runs_dir))}")
+
+
+@app.command("verify")
+def verify(
+    cache: MaybeCache = None,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="Move broken modules aside.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Read every file of a cache and compare it with its manifest."""
+    from hlatctl.cache import verify as verifying
+    from hlatctl.cache.store import Folder
+
+    stores = _all(runs_dir) if cache is None else [_store(cache, runs_dir)]
+    broken = 0
+    for store in stores:
+        found = verifying.verify(store)
+        for reason in found.broken.values():
+            typer.echo(f"{store.name}: {reason}")
+        good = len({module.name for module in found.modules} - found.broken.keys())
+        typer.echo(f"{store.name}: {good} good modules, {found.compared} files equal their checksums")
+        if quarantine and found.broken and isinstance(store, Folder):
+            moved = verifying.quarantine(store.root, found)
+            say(f"{store.name}: {len(moved)} modules moved to {store.root / verifying.QUARANTINE}")
+        elif found.broken:
+            broken += len(found.broken)
+    if broken:
+        raise StorageError(
+            f"{broken} modules are broken or incomplete; none of them is ever copied to a worker",
+            hint="--quarantine moves them aside, in a folder; the next run that needs them compiles them again",
+        )
+
+
+@app.command("warm")
+def warm(
+    cache: Cache,
+    to: Annotated[Path, typer.Option("--to", help="Folder on this machine's own disk.")],
+    runs_dir: RunsDir = None,
+) -> None:
+    """Bring what a folder lacks of a cache: complete modules, compared, each put in place whole."""
+    _bring(_store(cache, runs_dir), to.expanduser().absolute())
+
+
+@app.command("gc")
+def collect(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Holds a folder for each cache.  [default: that of the runs]", show_default=False),
+    ] = None,
+    unused_days: Annotated[float, typer.Option(min=0, help="Caches that no run has used for so long go.")] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Delete caches out of use, modules moved aside or abandoned, and stale locks."""
+    from hlatctl.cache import sweep
+    from hlatctl.run.runs import compile_caches_used
+
+    runs = runs_folder(runs_dir)
+    root = folder.expanduser().absolute() if folder else compile_cache_dir(runs)
+    if folder and not root.is_dir():
+        raise StorageError(f"{root}: no such folder")
+    found = sweep.waste(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
+    for each in found:
+        typer.echo(f"{each.path}: {size(each.bytes)}: {each.why}")
+    if not dry_run:
+        sweep.remove(found)
+    say(f"{size(sum(each.bytes for each in found))} {'could be' if dry_run else 'were'} freed in {root}")
+
+
+@app.command("export")
+def export(
+    cache: Cache,
+    to: Annotated[Path, typer.Option("--to", help="Archive to write, such as graphs.tar.")],
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write a cache's complete modules into one file."""
+    from hlatctl.cache import archive
+    from hlatctl.cache.store import Folder
+
+    store = _store(cache, runs_dir)
+    if not isinstance(store, Folder):
+        raise StorageError(f"{cache}: is no folder", hint="`hlatctl cache warm` brings it into one first")
+    target = to.expanduser().absolute()
+    say(f"{archive.export(store.root, target)} modules, {size(target.stat().st_size)}")
+    typer.echo(os.fspath(target))
+
+
+@app.command("import")
+def import_cache(
+    source: Annotated[str, typer.Argument(metavar="ARCHIVE", help="What `export` wrote, a folder, or s3://....")],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Folder.  [default: one named like it, with the runs' caches]", show_default=False),
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Bring a cache from elsewhere to those of the runs."""
+    from hlatctl.cache.store import open_store
+
+    name = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".tar")
+    target = to.expanduser().absolute() if to else compile_cache_dir(runs_folder(runs_dir)) / name
+    _bring(open_store(source), target)
+
+
+def _bring(store: Store, target: Path) -> None:
+    from hlatctl.cache.warm import warm
+
+    done = warm(store, target)
+    for text in done.skipped:
+        say(f"not copied: {text}")
+    for text in done.quarantined:
+        say(f"moved aside: {text}")
+    say(f"{done.modules} modules, {done.copied} of them copied ({size(done.copied_bytes)})")
+    typer.echo(os.fspath(target))
+
+
+def _list_modules(store: Store, *, as_json: bool) -> None:
+    from hlatctl.cache.layout import modules
+
+    found = modules(store.files())
+    if as_json:
+        print_json([{**asdict(module), "bytes": module.bytes} for module in found])
+    elif found:
+        rows = [
+            [each.name, each.layout, str(len(each.files)), size(each.bytes), each.problem or "ok"] for each in found
+        ]
+        typer.echo(columns([["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"], *rows]))
+    else:
+        say(f"{store.name}: holds no module")
+
+
+def _record(store: Store) -> dict[str, Any]:
+    from hlatctl.cache.layout import MANIFEST, modules
+
+    listing = store.files()
+    found: list[Module] = modules(listing)
+    written_ns = next((file.mtime_ns for file in listing if file.path == MANIFEST), 0)
+    return {
+        "name": Path(store.name).name, "path": store.name, "layouts": sorted({module.layout for module in found}),
+        "modules": len(found), "incomplete": sum(bool(module.problem) for module in found),
+        "bytes": sum(module.bytes for module in found), "written_unix_s": written_ns / 1e9 or None,
+    }  # fmt: skip
+
+
+def _all(runs_dir: Path | None) -> list[Store]:
+    from hlatctl.cache.store import Folder
+    from hlatctl.cache.sweep import caches
+
+    return [Folder(path) for path in caches(compile_cache_dir(runs_folder(runs_dir)))]
+
+
+def _store(place: str, runs_dir: Path | None) -> Store:
+    """What a person names: one of the runs' caches, or a place."""
+    from hlatctl.cache.store import Folder, open_store
+
+    known = compile_cache_dir(runs_folder(runs_dir)) / place
+    return Folder(known) if "/" not in place and known.is_dir() else open_store(place)

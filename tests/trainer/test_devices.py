@@ -1,0 +1,107 @@
+"""The trainer on a device that is neither a CPU nor CUDA: by configuration alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conf.devices import DEVICES
+from conf.schema import Config
+from hlatctl.run.errors import DependencyError
+from hlatctl.run.paths import RunPaths
+from trainer.backends.torch_native import TorchNative
+from trainer.model import Llama
+from trainer.parallel import make_layout, prepare
+from trainer.precision import PRECISIONS
+
+MakeRun = Callable[..., RunPaths]
+_STEPS = {"tokens": 6 * 4 * 32}
+
+
+def test_neuron_trains_like_the_cpu_by_configuration_alone(
+    tmp_path: Path, make_run: MakeRun, start: Callable[..., Any], finish: Callable[..., str],
+    train_here: Callable[[RunPaths, int], int], events_of: Callable[..., list[dict[str, Any]]],
+) -> None:  # fmt: skip
+    changes = {"train": _STEPS, "checkpoint": {"every_steps": 3}}
+    here = make_run(tmp_path / "cpu", **changes)
+    assert train_here(here, 1) == 0
+    there = make_run(
+        tmp_path / "neuron", **changes, backend={"device": "neuron", "compile": True}, cluster={"processes_per_node": 2}
+    )
+    output = finish(
+        start("tests.trainer.fake_neuron", "--run-dir", os.fspath(there.root), "--attempt", "1", processes=2)
+    )
+    (began,) = events_of(there, "train_started")
+    assert began["device"] == "neuron:0"
+    losses = [[event["loss"] for event in events_of(run, "step")] for run in (here, there)]
+    assert len(losses[1]) == 6
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert [event["step"] for event in events_of(there, "checkpoint_verified")] == [3, 6]
+    calls = json.loads(output.split("calls ")[-1].splitlines()[0])
+    assert min(calls.values()) > 0
+    assert not events_of(there, "compile_cache")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_device_is_compiled_for_by_its_own_compiler(
+    device: str, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def compiled(function: Callable[..., Any], *, backend: str, **_: Any) -> Callable[..., Any]:
+        asked.append(backend)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    config = make_config(model={"num_layers": 1})
+    layout = make_layout(config, device, 1)
+    prepare(Llama(config.model, 8), layout, PRECISIONS["fp32"], compile_backend=DEVICES[device].compile_backend)
+    assert asked == ["neuron" if device == "neuron" else "inductor"]
+
+
+@pytest.mark.parametrize("device", [name for name in DEVICES if name != "cpu"])
+def test_device_that_is_not_here_is_told_of_with_what_helps(device: str, make_config: Callable[..., Config]) -> None:
+    if getattr(torch, device, None) is not None and torch.get_device_module(device).is_available():
+        pytest.skip(f"this machine has {device}")
+    with pytest.raises(
+        DependencyError, match=rf"backend\.device={device}: .*(no such device|does not know it)"
+    ) as caught:
+        TorchNative(make_config(backend={"device": device}))
+    assert "backend.device=cpu" in caught.value.hint
+
+
+def test_no_module_but_the_table_knows_a_device_by_name() -> None:
+    root = Path(__file__).parents[2]
+    words = re.compile(r"cuda|nccl|[\"']gloo[\"']|TORCHINDUCTOR", re.IGNORECASE)
+    said = {
+        path.relative_to(root).as_posix()
+        for room in ("trainer", "eval", "flows", "hlatctl")
+        for path in (root / room).rglob("*.py")
+        if any(words.search(line) for line in _code_of(path))
+    }
+    # It reads what the libraries of all devices say in logs.
+    assert said == {"flows/endings.py"}
+
+
+def _code_of(path: Path) -> list[str]:
+    """Strings and names of a module, without comments and docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    return [
+        str(node.value) if isinstance(node, ast.Constant) else node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Constant, ast.Attribute, ast.Name)) and id(node) not in docstrings
+    ]
