@@ -53,6 +53,7 @@ class Nxd:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.warnings: list[str] = []
         torch.set_num_threads(config.cluster.threads_per_process)
+        _check_key_value_heads(config)
         _set_environment(config)
         self._nxd, self._xla = _import()
         self.device = self._xla.device()
@@ -61,13 +62,6 @@ class Nxd:
         self._nxd_config = self._describe()
         self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
-        if config.model.num_kv_heads % config.parallel.tensor_parallel_size:
-            raise ConfigError(
-                f"model.num_kv_heads={config.model.num_kv_heads}: not divisible by parallel.tensor_parallel_size="
-                f"{config.parallel.tensor_parallel_size}; processes that share a key/value head can be planned, "
-                "but not trained with yet",
-                hint="cut less by tensors, and more by parallel.pipeline_parallel_size",
-            )
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.speaks_for_replica = self._layout.speaks_for_replica
         self.nxd_model: Any = None
@@ -135,7 +129,7 @@ class Nxd:
         from trainer.backends.nxd_parts import NxdParts, WithLoss
 
         config, dtype = self._config, self._precision.compute
-        parts = NxdParts(config.parallel, dtype, flash=self.device.type == "xla")
+        parts = NxdParts(config.parallel, dtype, flash=config.backend.device == "neuron")
         llama = Llama(
             config.model, config.train.seq_len, compute_dtype=dtype, document_end_id=document_end_id, parts=parts
         )
@@ -281,6 +275,16 @@ class Nxd:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _check_key_value_heads(config: Config) -> None:
+    if config.model.num_kv_heads % config.parallel.tensor_parallel_size:
+        raise ConfigError(
+            f"model.num_kv_heads={config.model.num_kv_heads}: not divisible by parallel.tensor_parallel_size="
+            f"{config.parallel.tensor_parallel_size}; processes that share a key/value head can be planned, "
+            "but not trained with yet",
+            hint="cut less by tensors, and more by parallel.pipeline_parallel_size",
+        )
 
 
 def _set_environment(config: Config) -> None:
