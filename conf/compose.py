@@ -146,6 +146,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
 
 def _unknown_key(name: str, overrides: Sequence[str]) -> ConfigError:
     asked = next((o.split("=")[0].lstrip("+~") for o in overrides if o.split("=")[0].lstrip("+~").endswith(name)), name)
+    if asked.startswith("backend.env."):
+        return ConfigError(f"{asked}: is not set by the backend", hint=f"+{asked}=VALUE adds it")
     known = [*flatten(Config()), *groups()]
     near = difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
     if not near:  # the leaf may be right and the group wrong

@@ -21,8 +21,15 @@ from hlatctl import __version__
 _DATA_KEYS = ("data.source", "data.on_corrupt", "data.validation_fraction", "tokenizer.path")
 _GRAPH_KEYS = (
     "precision.name", "data.mask_across_documents", "backend.name", "backend.device", "backend.compile",
-    "train.seq_len", "cluster.threads_per_process",
+    "backend.compiler_flags", "train.seq_len", "cluster.threads_per_process",
 )  # fmt: skip
+#: PyTorch/XLA traces the optimizer's step too, and which processes talk to each other.
+_WHOLE_STEP_KEYS = (
+    "optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.weight_decay", "optimizer.decay",
+    "optimizer.max_grad_norm",
+)  # fmt: skip
+#: Variables of the runtime, the network and the C library, which no compiler reads.
+_NO_GRAPH_VARIABLES = ("NEURON_RT_", "FI_", "CCOM_", "MALLOC_", "TORCH_DIST_")
 
 
 def digest(value: Any) -> str:
@@ -60,9 +67,14 @@ def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
     for key in ("model.name", "model.initializer_range"):
         del parts[key]
     parts["micro_batch_size"] = config.micro_batch_size
+    parts["env"] = {n: v for n, v in config.backend.env.items() if not n.startswith(_NO_GRAPH_VARIABLES)}
+    if config.backend.name == "nxd":
+        parts.update({key: values[key] for key in _WHOLE_STEP_KEYS})
+        parts["world_size"], parts["grad_accum_steps"] = config.world_size, config.grad_accum_steps
     parts["versions"] = versions
     parts["python"] = platform.python_version()
-    parts["machine"] = [platform.machine(), _cpu_flags()]
+    # Neuron's graphs run on the device, whatever processor compiled them.
+    parts["machine"] = [platform.machine(), "" if config.backend.device == "neuron" else _cpu_flags()]
     return digest(parts)
 
 

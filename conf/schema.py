@@ -292,6 +292,12 @@ class BackendConfig:
     """`cpu`, `cuda` or `neuron`."""
     compile: bool = True
     """Compile the model's graphs with torch.compile."""
+    coverage_gate: bool = False
+    """Before training, a few steps in a scratch folder must find every graph in the cache."""
+    env: dict[str, str | int | None] = field(default_factory=dict)
+    """Environment variables of the training processes; null: unset for them, whatever this shell has."""
+    compiler_flags: list[str] = field(default_factory=list)
+    """Flags of neuronx-cc (NEURON_CC_FLAGS), one word each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +369,16 @@ class PreflightConfig:
     """Difference between a worker's clock and rank 0's."""
     min_open_files: int = 1024
     """Soft limit of open files."""
+    reserved_ports: list[int] = field(default_factory=list)
+    """Ports that the kernel must not give to other connections (net.ipv4.ip_local_reserved_ports)."""
+    min_somaxconn: int = 0
+    """Connections that may wait to be accepted (net.core.somaxconn)."""
+    min_efa_devices: int = 0
+    """Elastic Fabric Adapters of each node."""
+    min_nccom_gib_per_s: float | None = None
+    """Bus bandwidth of `nccom-test`'s all-reduce over the NeuronCores of a node; none: not run."""
+    min_nccom_nodes_gib_per_s: float | None = None
+    """The same over all nodes of a Slurm job; none: not run."""
     timeout_s: float = 120.0
 
 

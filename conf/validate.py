@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from conf.amend import batch_numbers
+from conf.environment import SET_ELSEWHERE
 from conf.load import flatten
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -60,6 +61,8 @@ _NOT_NEGATIVE = (
     "cluster.hardware.pipeline_overhead_s",
     "preflight.min_matmul_gflops_per_s",
     "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
+    "preflight.min_somaxconn", "preflight.min_efa_devices", "preflight.min_nccom_gib_per_s",
+    "preflight.min_nccom_nodes_gib_per_s",
 )  # fmt: skip
 _FRACTIONS = (
     "optimizer.min_lr_fraction",
@@ -349,6 +352,41 @@ def _secrets(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _environment(config: Config) -> Iterator[ConfigError]:
+    for name in config.backend.env:
+        key = f"backend.env.{name}"
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield ConfigError(f"{key}: is no name of an environment variable")
+        elif name in SET_ELSEWHERE:
+            yield ConfigError(f"{key}: is set by {SET_ELSEWHERE[name]}", hint=f"~{key} leaves it out")
+        elif re.search(r"(PASSWORD|SECRET|CREDENTIAL|_TOKEN|_KEY)S?$", name):
+            yield ConfigError(
+                f"{key}: holds a secret by its name, which would be written into config.yaml and the journal",
+                hint="leave it out and set it in the shell that starts the run",
+            )
+
+
+def _compiler_flags(config: Config) -> Iterator[ConfigError]:
+    flags = config.backend.compiler_flags
+    if flags and config.backend.name != "nxd":
+        yield _not_together(
+            f"backend.compiler_flags=[{', '.join(flags)}]", f"backend.name={config.backend.name}",
+            "only backend.name=nxd hands them to neuronx-cc",
+        )  # fmt: skip
+    for index, flag in enumerate(flags):
+        key = f"backend.compiler_flags[{index}]={flag}"
+        if not flag or flag.split() != [flag]:
+            yield ConfigError(f"{key}: must be one word", hint="write --name=value")
+        if flag.startswith(("--cache_dir", "--no_cache")):
+            yield ConfigError(f"{key}: the cache is where cluster.worker_cache_dir says")
+
+
+def _ports(config: Config) -> Iterator[ConfigError]:
+    for index, port in enumerate(config.preflight.reserved_ports):
+        if not 0 < port < 65536:
+            yield ConfigError(f"preflight.reserved_ports[{index}]={port}: must be 1 to 65535")
+
+
 def _sources(config: Config) -> Iterator[ConfigError]:
     data = config.data
     if data.sources and data.path is not None:
@@ -400,4 +438,5 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
     _number_of_milestones, _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
+    _environment, _compiler_flags, _ports,
 )  # fmt: skip

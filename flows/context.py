@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import conf.load
+from conf import environment
 from conf.schema import Config
 from flows import nodes
 from flows.launch import launcher_for
@@ -100,11 +101,19 @@ class FlowContext:
 
     def job(
         self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, each_node: bool = False,
-        env: dict[str, str] | None = None,
+        env: dict[str, str] | None = None, wrapper: tuple[str, ...] = (),
     ) -> Job:  # fmt: skip
         """A job of this run; see :func:`make_job`. It is kept from hosts that the node ledger leaves out."""
         job = make_job(
-            self.config, self.run, name, *argv, attempt=attempt, distributed=distributed, each_node=each_node, env=env
+            self.config,
+            self.run,
+            name,
+            *argv,
+            attempt=attempt,
+            distributed=distributed,
+            each_node=each_node,
+            env=env,
+            wrapper=wrapper,
         )
         return dataclasses.replace(job, excluded_hosts=self.place().left_out)
 
@@ -161,6 +170,7 @@ def make_job(
     distributed: bool = False,
     each_node: bool = False,
     env: dict[str, str] | None = None,
+    wrapper: tuple[str, ...] = (),
 ) -> Job:
     """A job of a run; pure.
 
@@ -170,9 +180,11 @@ def make_job(
         name: names its files.
         argv: what follows ``python``, such as ``-m``, ``trainer.export``, ….
         attempt: whose folders its files go to; 0 is everything that is not a training attempt.
-        distributed: one process per slot of the cluster, by torchrun; otherwise a single process.
+        distributed: one process per slot of the cluster, by torchrun, with the environment that the configuration
+            gives training; otherwise a single process.
         each_node: that single process once on every node.
         env: variables besides the common ones.
+        wrapper: see :class:`flows.launch.base.Job`.
     """
     cluster = config.cluster
     threads = cluster.threads_per_process * (1 if distributed else cluster.processes_per_node)
@@ -188,8 +200,11 @@ def make_job(
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            **(environment.variables(config) if distributed else {}),
             **(env or {}),
         },
+        unset=environment.unset(config) if distributed else (),
+        wrapper=wrapper,
         nodes=cluster.nodes,
         processes_per_node=cluster.processes_per_node if distributed else 0,
         each_node=each_node,

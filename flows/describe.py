@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf import fingerprint
+from conf import environment, fingerprint
 from conf.schema import Config
 from flows.context import cache_root
 from flows.launch import launcher_for
 from flows.stages.compile import graph_key
+from flows.stages.coverage import no_coverage
 from flows.stages.train import training_job
 from hlatctl.cache.layout import MANIFEST
 from hlatctl.run.paths import RunPaths
@@ -31,6 +33,8 @@ class FlowDescription:
 
     stages: list[StageDescription]
     launch_script: str
+    collisions: list[str]
+    """What of this process's environment the training processes would not see."""
 
 
 def describe(config: Config) -> FlowDescription:
@@ -53,6 +57,10 @@ def describe(config: Config) -> FlowDescription:
             name="warm_cache", fingerprint=graphs, will_run=config.backend.compile,
             why="checked every time" if config.backend.compile else "backend.compile=false",
         ),
+        StageDescription(
+            name="coverage", fingerprint=graphs, will_run=not (why_not := no_coverage(config)),
+            why=why_not or "a few steps must find every graph in the cache",
+        ),
         StageDescription(name="train", fingerprint=whole, will_run=True, why=f"{config.total_steps:,} steps"),
         StageDescription(
             name="evaluate", fingerprint=whole, will_run=bool(config.milestones),
@@ -61,7 +69,10 @@ def describe(config: Config) -> FlowDescription:
         StageDescription(name="report", fingerprint=whole, will_run=True, why="always"),
     ]  # fmt: skip
     job = training_job(config, RunPaths(Path(config.runs_dir) / "RUN_ID"), 1)
-    return FlowDescription(stages=stages, launch_script=launcher_for(config).render(job).script)
+    return FlowDescription(
+        stages=stages, launch_script=launcher_for(config).render(job).script,
+        collisions=[str(collision) for collision in environment.collisions(config, os.environ)],
+    )  # fmt: skip
 
 
 def _compile_stage(config: Config, key: str, compiled: bool) -> StageDescription:

@@ -22,6 +22,7 @@ from flows import mirror_process, prefect_env
 from flows.context import FlowContext
 from flows.observer import Observer
 from flows.stages.compile import compile_graphs, warm_cache
+from flows.stages.coverage import check_coverage
 from flows.stages.data import prepare_data
 from flows.stages.evaluate import due_milestones, evaluate_milestone
 from flows.stages.preflight import preflight
@@ -139,6 +140,7 @@ def pipeline(ctx: FlowContext, caller: Caller) -> None:
     caller.call("data", partial(prepare_data, ctx))
     caller.call("compile", partial(compile_graphs, ctx))
     caller.call("warm cache", partial(warm_cache, ctx))
+    caller.call("coverage", partial(check_coverage, ctx))
     evaluations = _train_and_evaluate(ctx, caller)
     if "failed" in evaluations:
         raise EvaluationError(

@@ -1,4 +1,4 @@
-"""``torchrun -m trainer --run-dir RUN --attempt K [--compile-only]``: one training process. Wiring only."""
+"""``torchrun -m trainer --run-dir RUN --attempt K``: one training process, or what comes before it. Wiring only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.devices import DEVICES
+from conf.environment import cache_variable
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run.errors import run_main
@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--compile-only", action="store_true", help="fill the compiler's cache and end")
+    parser.add_argument("--check-coverage", action="store_true", help="look whether the cache has every graph, and end")
     parser.add_argument("--max-checkpoint-step", type=int, help="begin from no newer checkpoint")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
@@ -35,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     backend = make_backend(config)
     try:
         if arguments.compile_only:
-            return _compile_only(config, backend)
+            return _compile_only(config, run, backend)
+        if arguments.check_coverage:
+            return _check_coverage(config, run, backend)
         return _train(config, run, backend, arguments.attempt, arguments.max_checkpoint_step)
     finally:
         backend.close()
@@ -56,19 +59,32 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
             journal.close()
 
 
-def _compile_only(config: Config, backend: Backend) -> int:
+def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
     from hlatctl.cache import manifest
-    from trainer import loop
+    from trainer import coverage, loop
 
     for message in backend.warnings:
         _warn(backend, message)
     if not backend.compiles:
         return 0
-    loop.compile_only(config, backend)
+    if os.environ.get(coverage.EXTRACTING):
+        coverage.visit(config, run, backend)
+    else:
+        loop.compile_only(config, backend)
     backend.gather(None)  # every process has written its graphs
-    folder = os.environ.get(DEVICES[config.backend.device].cache_variable)
+    folder = os.environ.get(cache_variable(config))
     if folder and backend.rank == 0:
         manifest.write_manifest(Path(folder))
+    return 0
+
+
+def _check_coverage(config: Config, run: RunPaths, backend: Backend) -> int:
+    from trainer import coverage
+
+    before = coverage.cached_graphs(config)
+    backend.gather(None)  # nobody compiles before everybody has looked
+    coverage.visit(config, run, backend)
+    coverage.judge(config, run, backend, before)
     return 0
 
 

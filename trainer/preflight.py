@@ -6,12 +6,15 @@ Each process measures itself; rank 0 writes all measures to ``preflight.json`` a
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
 import platform
 import resource
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +27,16 @@ from hlatctl.run.paths import RunPaths
 from trainer.process import die_with_launcher
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainer.backends.base import Backend
 
 _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
+_POLL_S = 0.2
+#: Of the whole job's time: who is missing has to be said before it is over.
+_PATIENCE = 0.8
 #: The weights and both moments of AdamW.
 _NUMBERS_PER_PARAMETER = 3
 
@@ -64,12 +72,48 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
             f"checkpoints to come (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} milestones and "
             f"{config.permanent_checkpoints} permanent ones)"
         )
+    failures += node_failures(run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
     if config.checkpoint.fast_dir is not None:
         folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
         failures += _too_little_room_near(config)
     failures += [text for name, folder in folders.items() if (text := _why_not_writable(name, folder.expanduser()))]
     return {**worker, "failures": failures}
+
+
+def look_at_node(config: Config, run: RunPaths) -> None:
+    """One process of each node looks at its Neuron devices while the others wait: checks need the devices free."""
+    own = run.preflight_nodes / f"{platform.node()}.json"
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        from trainer.neuron import node
+
+        first_node = os.environ.get("GROUP_RANK", "0") == "0"
+        checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
+        files.write_json(own, {"v": 1, "host": platform.node(), "checks": checks})
+    deadline = time.monotonic() + _PATIENCE * config.preflight.timeout_s
+    # For all nodes: the first one may still be testing what lies between them.
+    while len(list(run.preflight_nodes.glob("*.json"))) < config.cluster.nodes:
+        if time.monotonic() > deadline:
+            raise PreflightError(
+                f"preflight.timeout_s={config.preflight.timeout_s:g}: not every node has been looked at in that time; "
+                f"done: {', '.join(sorted(path.stem for path in run.preflight_nodes.glob('*.json'))) or 'none'}",
+                hint="look at the others' logs, or set a longer preflight.timeout_s",
+            )
+        time.sleep(_POLL_S)
+
+
+def node_failures(run: RunPaths) -> list[str]:
+    """What is not enough of this node, by its own file and by comparison with the others'."""
+    if not run.preflight_nodes.is_dir():
+        return []
+    records = {r["host"]: r["checks"] for r in map(files.read_json, sorted(run.preflight_nodes.glob("*.json")))}
+    own = platform.node()
+    found = [f"{check['name']}: {check['shows']}" for check in records.get(own, []) if check["status"] == "fail"]
+    from trainer.neuron import versions
+
+    by_host = {host: c["values"] for host, checks in records.items() for c in checks if c["name"] == versions.NAME}
+    other = versions.disagreement(by_host).get(own)
+    return [*found, *([other] if other else [])]
 
 
 def checkpoints_bytes(config: Config, run: RunPaths) -> int:
@@ -117,7 +161,7 @@ def _matmul_gflops_per_s(backend: Backend) -> float:
     import torch
 
     a = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, device=backend.device)
-    best_s = min(_timed_s(backend, lambda: a @ a) for _ in range(_REPEATS + 1))
+    best_s = min(_timed_s(lambda: a @ a) for _ in range(_REPEATS + 1))
     return 2 * _MATMUL_SIZE**3 / best_s / 1e9
 
 
@@ -126,7 +170,12 @@ def _allreduce_mib_per_s(backend: Backend) -> float:
     import torch
 
     payload = torch.ones(_ALLREDUCE_MIB << 18, device=backend.device)
-    best_s = min(_timed_s(backend, lambda: backend.reduce_sum(payload)) for _ in range(_REPEATS + 1))
+
+    def reduce() -> Tensor:
+        backend.reduce_sum(payload)
+        return payload
+
+    best_s = min(_timed_s(reduce) for _ in range(_REPEATS + 1))
     return _ALLREDUCE_MIB / best_s
 
 
@@ -139,10 +188,9 @@ def _clock_skew_s(backend: Backend) -> float:
     return max(0.0, before - float(theirs), float(theirs) - after)
 
 
-def _timed_s(backend: Backend, work: Any) -> float:
+def _timed_s(work: Callable[[], Tensor]) -> float:
     started = time.perf_counter()
-    work()
-    backend.wait()
+    work().flatten()[0].item()  # reading one number waits for any device
     return max(time.perf_counter() - started, 1e-9)
 
 
@@ -162,6 +210,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     run = RunPaths(parser.parse_args(argv).run_dir.absolute())
     config = load(run.config)
+
+    if config.backend.device == "neuron":
+        look_at_node(config, run)
 
     from trainer.backends import make_backend
 

@@ -30,6 +30,8 @@ class Job:
         launch_dir: where its script, process id, exit code and error go.
         log_dir: where its output goes.
         env: variables to set for it.
+        unset: variables to take from its environment.
+        wrapper: a program of this interpreter, as ``-m module arguments``, that starts the whole command on each node.
         processes_per_node: 0 runs ``argv`` once, without torchrun, on one node if not ``each_node``.
         each_node: runs ``argv`` once on every one of its nodes; without torchrun.
         nodes: nodes it takes.
@@ -43,6 +45,8 @@ class Job:
     launch_dir: Path
     log_dir: Path
     env: dict[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
     processes_per_node: int = 0
     each_node: bool = False
     nodes: int = 1
@@ -145,13 +149,14 @@ def quote(words: tuple[str, ...]) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
-def export_lines(env: dict[str, str]) -> str:
-    """``export NAME=value`` lines, sorted.
+def export_lines(env: dict[str, str], unset: tuple[str, ...] = ()) -> str:
+    """``export NAME=value`` and ``unset NAME`` lines, sorted.
 
     Raises:
         ConfigError: a name that is no variable name.
     """
-    for name in env:
+    for name in (*env, *unset):
         if not _ENV_NAME.fullmatch(name):
             raise ConfigError(f"{name!r}: is no name of an environment variable")
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(env.items()))
+    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(env.items())]
+    return "".join([*exports, *(f"unset {name}\n" for name in sorted(unset))])

@@ -104,7 +104,7 @@ def _script(job: Job) -> str:
 printf '%s\\n' "$$" >{pid}.tmp && mv {pid}.tmp {pid}
 # A request to stop goes to the whole process group; this shell waits for the job to answer it.
 trap : TERM INT
-{export_lines(env)}
+{export_lines(env, job.unset)}
 {quote(_command(job))}
 code=$?
 printf '%s\\n' "$code" >{code}.tmp && mv {code}.tmp {code}
@@ -119,7 +119,8 @@ def _command(job: Job) -> tuple[str, ...]:
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.processes_per_node}")
     # Each process's output also goes to a file of its own. "-m trainer" is torchrun's own --module trainer.
     ranks = ("--tee=3", f"--log-dir={job.log_dir / job.name}")
-    return (sys.executable, *torchrun, *ranks, *job.argv)
+    wrapper = (sys.executable, *job.wrapper) if job.wrapper else ()
+    return (*wrapper, sys.executable, *torchrun, *ranks, *job.argv)
 
 
 def _spawn_session(script: Path, log: Path) -> None:

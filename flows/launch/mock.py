@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import conf.load
-from conf.devices import DEVICES
+from conf.environment import cache_variable
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Plan, Status
 from flows.launch.local import LocalLauncher
+from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter, eval_writer, train_writer
 from hlatctl.run.manifest import checkpoint_steps, write_manifest
@@ -115,9 +116,16 @@ def _play_data(run: RunPaths, config: Config, job: Job) -> int:
 
 
 def _play_compile(run: RunPaths, config: Config, job: Job) -> int:
-    files.write_json(
-        Path(job.env[DEVICES[config.backend.device].cache_variable]) / "cache_manifest.json", {"files": []}
-    )
+    folder = job.env[cache_variable(config)]
+    if job.wrapper:  # its graphs lie by node
+        for host in _hosts_of(config, job):
+            (Path(folder) / f"node-{host}" / "neuronxcc-simulated").mkdir(parents=True)
+    files.write_json(Path(folder) / MANIFEST, {"files": []})
+    return 0
+
+
+def _play_coverage(run: RunPaths, config: Config, job: Job) -> int:
+    files.write_json(run.coverage, {"v": 1, "simulated": True, "hits": 0, "misses": 0, "missing": []})
     return 0
 
 
@@ -203,6 +211,7 @@ _PLAYS: dict[str, Callable[[RunPaths, Config, Job], int]] = {
     "data": _play_data,
     "compile": _play_compile,
     "warm": _play_nothing,
+    "coverage": _play_coverage,
     "train": _play_train,
     "export": _play_export,
     "eval": _play_eval,

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from conf import fingerprint
-from conf.devices import DEVICES
+from conf.environment import NEURON_PACKAGES, cache_variable
 from conf.schema import Config
 from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
 from flows.stages import run_stage
-from hlatctl.cache.layout import MANIFEST
+from hlatctl.cache.layout import MANIFEST, NEURON, modules
+from hlatctl.cache.manifest import write_manifest
+from hlatctl.cache.store import Folder
 from hlatctl.run import files
+from hlatctl.run.errors import CompileError
 from hlatctl.run.provenance import package_versions
 
+#: What a node that compiled leaves in its folder.
+REPORT = "report.json"
 #: Packages whose version enters a compiled graph.
-_GRAPH_PACKAGES = ("hlatctl", "torch", "triton")
+_GRAPH_PACKAGES = ("hlatctl", "triton", *NEURON_PACKAGES)
 
 
 def graph_key(config: Config) -> str:
@@ -46,11 +51,12 @@ def compile_graphs(ctx: FlowContext) -> None:
         partial.mkdir(parents=True)
         job = ctx.job(
             "compile", "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only",
-            distributed=True, env=cache_env(ctx.config, partial),
+            distributed=True, env=cache_env(ctx.config, partial), wrapper=_wrapper(ctx.config, partial),
         )  # fmt: skip
         try:
             run_job(ctx, job)
-            return _publish(partial, shared)
+            graphs = merge_nodes(partial) if job.wrapper else {}
+            return {**_publish(partial, shared), **graphs}
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -82,8 +88,15 @@ def warm_cache(ctx: FlowContext) -> None:
 
 
 def cache_env(config: Config, folder: Path) -> dict[str, str]:
-    """Variables that make the device's compiler keep its graphs in a folder."""
-    return {DEVICES[config.backend.device].cache_variable: os.fspath(folder)}
+    """The variable that makes the compiler keep its graphs in a folder."""
+    return {cache_variable(config): os.fspath(folder)}
+
+
+def _wrapper(config: Config, folder: Path) -> tuple[str, ...]:
+    """What starts the short run on each node so that its graphs are extracted and compiled side by side."""
+    if config.backend.name != "nxd":
+        return ()
+    return ("-m", "trainer.neuron.parallel_compile", "--to", os.fspath(folder), "--")
 
 
 def _publish(partial: Path, shared: Path) -> dict[str, Any]:
@@ -94,3 +107,41 @@ def _publish(partial: Path, shared: Path) -> dict[str, Any]:
     if not shared.exists():
         partial.rename(shared)
     return {"files": count}
+
+
+def merge_nodes(folder: Path) -> dict[str, Any]:
+    """Bring the complete modules that each node has compiled into one cache, described by its manifest.
+
+    Args:
+        folder: with ``node-<host>/`` of each node; they are gone afterwards.
+
+    Returns:
+        How many graphs of how many nodes there are, and what the slowest took.
+
+    Raises:
+        CompileError: nodes had different compilers, or compiled nothing.
+    """
+    nodes = sorted(folder.glob("node-*"))
+    compilers = {path.name for node in nodes for path in node.glob("neuronxcc-*")}
+    if len(compilers) != 1:
+        found = ", ".join(sorted(compilers)) or "none"
+        raise CompileError(
+            f"the compilers of {len(nodes)} nodes: {found}; all nodes must have one and the same",
+            hint="install the same neuronx-cc on every node",
+        )
+    reports = [files.read_json(node / REPORT) for node in nodes if (node / REPORT).is_file()]
+    complete = (
+        (node, m) for node in nodes for m in modules(Folder(node).files()) if m.layout == NEURON and not m.problem
+    )
+    for node, module in complete:
+        target = folder / module.name
+        target.parent.mkdir(exist_ok=True)
+        if not target.exists():
+            (node / module.name).rename(target)
+    for node in nodes:
+        shutil.rmtree(node)
+    write_manifest(folder)
+    return {
+        "graphs": len(list(folder.glob("neuronxcc-*/MODULE_*"))), "nodes": len(nodes),
+        "slowest_graph_s": max((report["slowest_graph_s"] for report in reports), default=0.0),
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 from conf import fingerprint
@@ -20,6 +21,7 @@ def preflight(ctx: FlowContext) -> None:
         if placement.message:
             ctx.message(f"nodes: {placement.message}")
         ctx.run.preflight.unlink(missing_ok=True)
+        shutil.rmtree(ctx.run.preflight_nodes, ignore_errors=True)
         job = ctx.job("preflight", "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
         try:
             run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s)

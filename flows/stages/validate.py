@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import conf.validate
-from conf import fingerprint
+from conf import environment, fingerprint
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
 from flows.ask import ask_about
 from flows.context import FlowContext
 from flows.stages import run_stage
 from hlatctl.plan.memory import check_memory
+from hlatctl.run.errors import DependencyError
 from hlatctl.run.manifest import checkpoint_steps
+from hlatctl.run.provenance import package_versions
 
 _TIMEOUT_S = 120
 
 
 def validate(ctx: FlowContext) -> None:
-    """Check the configuration and its inputs."""
+    """Check the configuration and its inputs; tell what of this process's environment it overrides."""
 
     def work() -> dict[str, Any]:
+        for collision in environment.collisions(ctx.config, os.environ):
+            ctx.event(
+                "environment_collision", name=collision.name, configured=collision.configured, found=collision.found,
+                message=str(collision),
+            )  # fmt: skip
+            ctx.message(str(collision))
         check(ctx.config, begun=bool(checkpoint_steps(ctx.run)))
         return {}
 
@@ -38,11 +47,14 @@ def check(config: Config, *, begun: bool = False) -> None:
         ConfigError: a rule is broken, the devices' memory is too small, the suite has no task of that name, or the
             initial weights are another model's.
         DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
-        DependencyError: a package of the suite or of its runner is missing.
+        DependencyError: a package of the suite or of its runner is missing, or the Neuron stack is another one.
         CheckpointError: the initial weights are incomplete.
     """
     conf.validate.validate(config)
     check_memory(config)
+    problem = environment.software_problem(config, package_versions(environment.NEURON_PACKAGES))
+    if problem:
+        raise DependencyError(problem, hint="an environment of its own for each stack: docs/neuron.md, version matrix")
     if not begun:
         check_initial_weights(config, checksums=False)
     if config.data.inputs or config.tokenizer.path:

@@ -18,6 +18,7 @@ from hlatctl.cli import (
     compare,
     data,
     diff,
+    doctor,
     drill,
     evaluate,
     goodput,
@@ -48,7 +49,8 @@ app = typer.Typer(
 
 for _command in (
     train.train, plan.plan, runs.runs, status.status, logs.logs, stop.stop, resume.resume, show.show, diff.diff,
-    compare.compare, goodput.goodput, drill.drill, ui.ui, sync.sync,
+    compare.compare, goodput.goodput, drill.drill, doctor.doctor,
+    ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

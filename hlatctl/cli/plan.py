@@ -44,6 +44,7 @@ def plan(
                 "config": dataclasses.asdict(config),
                 "stages": [dataclasses.asdict(stage) for stage in flow.stages],
                 "launch_script": flow.launch_script,
+                "environment_collisions": flow.collisions,
                 "budget": dataclasses.asdict(budget(config)),
                 "plan": {
                     section.title: [dataclasses.asdict(figure) for figure in section.figures] for section in found
@@ -62,6 +63,7 @@ def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         ("launch script of the first training attempt", flow.launch_script),
+        *([("environment that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in found),
     ]
 

@@ -17,6 +17,7 @@ Tree (exit code)::
     +-- EvaluationError (21)    a checkpoint could not be judged
     +-- CheckpointError (22)    no valid checkpoint where one is needed
     +-- StoppedError (23)       stopped on request; the run can be resumed
+    +-- CompileError (24)       a graph that can't be compiled, or is not in the cache
 
 Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
 An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps.
@@ -137,6 +138,12 @@ class StoppedError(HlatctlError):
     """Stopped on request; the run can be resumed."""
 
     exit_code = 23
+
+
+class CompileError(HlatctlError):
+    """A graph that can't be compiled, or that is not in the cache where it has to be."""
+
+    exit_code = 24
 
 
 def error_types() -> dict[str, type[HlatctlError]]:

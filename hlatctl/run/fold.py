@@ -251,6 +251,7 @@ _HANDLERS = {
     "gradient_spike": _gradient_spike,
     "warning": _warning,
     "alarm": _warning,
+    "environment_collision": _warning,
     "tracking_lost": _warning,
     "hang": _hang,
     "straggler": _straggler,

@@ -106,9 +106,19 @@ class RunPaths:
         return self.root / "compile_cache.json"
 
     @property
+    def coverage(self) -> Path:
+        """``coverage.json``: how many graphs a short attempt found in the cache, and which not."""
+        return self.root / "coverage.json"
+
+    @property
     def preflight(self) -> Path:
         """``preflight.json``: what each worker measured before training."""
         return self.root / "preflight.json"
+
+    @property
+    def preflight_nodes(self) -> Path:
+        """Folder of what each node shows before its processes take its devices, one file a host."""
+        return self.root / "preflight"
 
     @property
     def report(self) -> Path:

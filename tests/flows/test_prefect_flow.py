@@ -53,7 +53,8 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(mock_config: 
         artifacts = {key for (key,) in database.execute("select key from artifact")}
     assert flow == ("seen", "Completed")
     assert {name for name, _ in tasks} == {
-        "validate", "provenance", "preflight", "data", "compile", "warm cache", "train attempt 1", "train attempt 2",
+        "validate", "provenance", "preflight", "data", "compile", "warm cache", "coverage", "train attempt 1",
+        "train attempt 2",
         "evaluate 833,333 tokens", "evaluate 1,666,666 tokens", "evaluate 2,506,752 tokens", "report",
     }  # fmt: skip
     assert {state for _, state in tasks} == {"Completed"}

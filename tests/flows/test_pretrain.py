@@ -57,7 +57,7 @@ def test_a_dry_run_goes_through_every_stage_survives_a_kill_and_evaluates_every_
     run = pretrain.create(mock_config, argv=["hlatctl", "train"], simulated=True)
     state = pretrain.drive(run, recorder)
     assert [stage for stage, end in stage_ends(run)] == [
-        "validate", "provenance", "preflight", "data", "compile", "warm_cache", "report",
+        "validate", "provenance", "preflight", "data", "compile", "warm_cache", "coverage", "report",
     ]  # fmt: skip
     assert (state.status, state.simulated, state.step) == ("finished", True, mock_config.total_steps)
     assert [(a.cause, a.decision) for a in state.attempts] == [("killed", "restart"), ("finished", "done")]

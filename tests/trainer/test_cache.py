@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from hlatctl.cache.manifest import write_manifest
+from hlatctl.run.errors import CompileError, load_error
 from hlatctl.run.paths import RunPaths
 from trainer import cache
 
@@ -43,9 +45,9 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
-def test_warm_cache_at_another_path_compiles_nothing(
+def test_warm_cache_at_another_path_compiles_nothing_and_a_graph_that_it_lacks_is_named(
     tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
-    events_of: Callable[..., list[dict[str, Any]]],
+    events_of: Callable[..., list[dict[str, Any]]], error_file: Path,
 ) -> None:  # fmt: skip
     run = make_run(
         tmp_path / "run", backend={"compile": True}, cluster={"processes_per_node": 2}, model={"num_layers": 1},
@@ -68,3 +70,16 @@ def test_warm_cache_at_another_path_compiles_nothing(
     libraries = {name for name in _tree(local) if name.endswith(".so")}
     assert libraries
     assert libraries == {name for name in before if name.endswith(".so")}
+
+    graph = min((shared / "fxgraph").glob("*/*"))
+    shutil.rmtree(graph)
+    missed = start(*argv, "0", "--check-coverage", TORCHINDUCTOR_CACHE_DIR=os.fspath(shared))
+    finish(missed, CompileError.exit_code)
+    told = load_error(error_file)
+    assert isinstance(told, CompileError)
+    assert told.message == (
+        "graphs that a short attempt needs and the cache lacks: 1, the first "
+        f"{platform.node()}: {graph.relative_to(shared).as_posix()}"
+    )
+    assert len(events_of(run, "step")) == 2, "the run itself is not touched"
+    assert not (run.root / ".short-attempt").exists()

@@ -1,0 +1,56 @@
+"""Coverage gate: before training, a few steps in a scratch folder must find every graph in the cache.
+
+They run on the nodes of the run, all of them: which processes reduce with which others is part of PyTorch/XLA's graphs,
+so fewer nodes would visit other graphs. They are given back at once if a graph is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from conf.schema import Config
+from flows.context import FlowContext
+from flows.jobs import run_job
+from flows.stages import run_stage
+from flows.stages.compile import cache_env, graph_key, local_cache, shared_cache
+from hlatctl.cache.layout import MANIFEST
+from hlatctl.run import files
+
+STAGE = "coverage"
+
+
+def check_coverage(ctx: FlowContext) -> None:
+    """Let a short attempt look for every graph; raises CompileError that names a graph which is missing."""
+    key = graph_key(ctx.config)
+
+    def work() -> dict[str, Any]:
+        ctx.run.coverage.unlink(missing_ok=True)
+        job = ctx.job(
+            STAGE, "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--check-coverage",
+            distributed=True, env=cache_env(ctx.config, local_cache(ctx.config)),
+        )  # fmt: skip
+        run_job(ctx, job, timeout_s=ctx.config.recovery.start_timeout_s)
+        record = files.read_json(ctx.run.coverage)
+        return {name: record[name] for name in ("hits", "misses")}
+
+    def done() -> str:
+        passed = ctx.state.stages.get(STAGE)
+        if why := no_coverage(ctx.config):
+            return why
+        if not (shared_cache(ctx.config) / MANIFEST).is_file():
+            return "no graphs were compiled"
+        if ctx.training_lives():
+            return "training is running on the nodes"
+        if passed and passed.status == "finished" and passed.fingerprint == key:
+            return "every graph was found before"
+        return ""
+
+    run_stage(ctx, STAGE, key, work, done=done)
+
+
+def no_coverage(config: Config) -> str:
+    """Why the configuration asks for no such look; empty if it does."""
+    if not config.backend.compile:
+        return "backend.compile=false"
+    return "" if config.backend.coverage_gate else "backend.coverage_gate=false"

@@ -1,0 +1,110 @@
+"""Whether this machine can do what hlatctl does on one: for ``hlatctl doctor``. Standard library only, no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from conf.schema import Config
+from hlatctl.run.checks import Check
+from hlatctl.units import size
+
+_MIN_PYTHON = (3, 11)
+#: A package of each role's own, by the extra that brings it (pyproject.toml).
+_ROLES = {
+    "head": ("prefect", "mlflow", "matplotlib"),
+    "train": ("torch", "tokenizers", "pyarrow"),
+    "eval": ("lm_eval",),
+}
+_TIMEOUT_S = 20
+
+
+def look(config: Config) -> Iterator[Check]:
+    """One check after the other, for a configuration as `hlatctl train` would use it."""
+    yield _python()
+    for role, packages in _ROLES.items():
+        yield _packages(role, packages)
+    yield _compiler(config)
+    yield _bubblewrap()
+    yield _open_files(config)
+    yield _folder("runs folder", Path(config.runs_dir))
+    yield _folder("worker cache", Path(config.cluster.worker_cache_dir))
+    yield _loopback()
+
+
+def _python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    problem = f"{found}: 3.11 or newer is needed" if sys.version_info < _MIN_PYTHON else ""
+    return Check.judged("python", problem, found, command="python --version")
+
+
+def _packages(role: str, packages: tuple[str, ...]) -> Check:
+    name, command = f"packages ({role})", f"pip install 'hlatctl[{role}]'"
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if len(missing) == len(packages):
+        return Check(name=name, status="skip", shows="none of them, so not this machine's role", command=command)
+    problem = f"{', '.join(missing)}: not installed" if missing else ""
+    return Check.judged(name, problem, ", ".join(packages), command=command)
+
+
+def _compiler(config: Config) -> Check:
+    name, command = "C++ compiler", "g++ --version"
+    if not config.backend.compile or config.backend.device != "cpu":
+        return Check(name=name, status="skip", shows="nothing is compiled for this machine's processor")
+    wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    found = shutil.which(wanted)
+    problem = "" if found else f"{wanted}: not found; training would run uncompiled, which is slower"
+    return Check.judged(name, problem, found or "", command=command)
+
+
+def _bubblewrap() -> Check:
+    """Not only there, but allowed to make namespaces: containers often are not."""
+    name, words = "bubblewrap", ("bwrap", "--ro-bind", "/", "/", "--unshare-all", "true")
+    command = " ".join(words)
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except FileNotFoundError:
+        return Check(name=name, status="fail", shows="bwrap: not found; code tasks would be skipped", command=command)
+    except subprocess.TimeoutExpired:
+        return Check(name=name, status="fail", shows=f"bwrap: no end after {_TIMEOUT_S} s", command=command)
+    told = (result.stderr.strip().splitlines() or [""])[-1]
+    problem = f"bwrap can't make a sandbox here ({told})" if result.returncode else ""
+    return Check.judged(name, problem, "makes sandboxes", command=command)
+
+
+def _open_files(config: Config) -> Check:
+    found, least = resource.getrlimit(resource.RLIMIT_NOFILE)[0], config.preflight.min_open_files
+    problem = f"{found}: below preflight.min_open_files={least}" if found < least else ""
+    return Check.judged("open files", problem, str(found), command="ulimit -n", values={"open_files": found})
+
+
+def _folder(name: str, folder: Path) -> Check:
+    """Whether a folder can be written, or made; nothing is left in it."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    command = f"df -h {there}"
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Check(name=name, status="fail", shows=f"{folder}: can't be written ({error.strerror})", command=command)
+    return Check(name=name, status="pass", shows=f"{folder}: {size(free)} free", command=command,
+                 values={"free_bytes": free})  # fmt: skip
+
+
+def _loopback() -> Check:
+    """Processes of one machine find each other there."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+            socket.create_connection(address, timeout=_TIMEOUT_S).close()
+    except OSError as error:
+        return Check(name="loopback", status="fail", shows=f"127.0.0.1: no connection ({error.strerror})")
+    return Check(name="loopback", status="pass", shows="a port was opened and reached")

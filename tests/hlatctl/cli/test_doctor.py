@@ -1,0 +1,81 @@
+"""`hlatctl doctor`: what it looks at, what a failure is, and that nothing is tried on a node that is not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.compose import compose
+from hlatctl import machine_checks
+from hlatctl.cli.main import main
+from hlatctl.run.checks import Check
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
+
+
+def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", f"cluster.worker_cache_dir={tmp_path / 'cache'}", "--json"])
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in found] == [
+        "python", "packages (head)", "packages (train)", "packages (eval)", "C++ compiler", "bubblewrap", "open files",
+        "runs folder", "worker cache", "loopback",
+    ]  # fmt: skip
+    by_name = {check["name"]: check for check in found}
+    assert by_name["python"]["status"] == "pass"
+    assert by_name["runs folder"]["values"]["free_bytes"] > 0
+    assert code == (15 if any(check["status"] == "fail" for check in found) else 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_decides_the_exit_code_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [
+        Check(name="python", status="pass", shows="3.11"),
+        Check(name="C++ compiler", status="fail", shows="g++: not found", command="g++ --version"),
+    ]
+    monkeypatch.setattr(machine_checks, "look", lambda config: iter(checks))
+    assert main(["doctor"]) == 15
+    captured = capsys.readouterr()
+    assert captured.out == "pass  python: 3.11\nfail  C++ compiler: g++: not found\n"
+    assert captured.err == (
+        "error: 1 of 2 checks failed, the first: C++ compiler: g++: not found\nhint: to see it: g++ --version\n"
+    )
+
+
+def test_missing_tools_folders_and_packages_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(machine_checks, "_ROLES", {"train": ("json", "no_such_package"), "eval": ("no_such_package",)})
+    (tmp_path / "file").write_text("")
+    config = compose(["cluster=mock", f"cluster.worker_cache_dir={tmp_path / 'file' / 'cache'}",
+                      "preflight.min_open_files=1000000000"])  # fmt: skip
+    found = {check.name: (check.status, check.shows) for check in machine_checks.look(config)}
+    assert found["packages (train)"] == ("fail", "no_such_package: not installed")
+    assert found["packages (eval)"] == ("skip", "none of them, so not this machine's role")
+    assert found["C++ compiler"][1].endswith(": not found; training would run uncompiled, which is slower")
+    assert found["bubblewrap"] == ("fail", "bwrap: not found; code tasks would be skipped")
+    assert found["open files"][1].endswith("below preflight.min_open_files=1000000000")
+    assert found["worker cache"] == ("fail", f"{tmp_path / 'file' / 'cache'}: can't be written (Not a directory)")
+
+
+@pytest.mark.skipif(Path("/opt/aws/neuron/bin").exists(), reason="this machine has the Neuron tools")
+def test_the_checklist_of_a_node_stops_where_the_node_is_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine_checks, "look", lambda config: iter(()))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert main(["doctor", "--neuron", "cluster=mock"]) == 15
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("fail  Neuron devices: neuron-ls: not found on PATH or in /opt/aws/neuron/bin")
+    assert lines[-2:] == [
+        "skip  compile ahead, every graph found, 20 steps: not tried before this is mended: Neuron devices",
+        "skip  killed and resumed: not tried before this is mended: Neuron devices",
+    ]

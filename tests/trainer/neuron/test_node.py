@@ -1,0 +1,226 @@
+"""A Trainium node by what its tools print: what is read from it, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema import Config
+from hlatctl.run.checks import Check
+from tests.conf.test_validate import config_with
+from tests.trainer.neuron import samples
+from trainer.neuron import collectives, devices, host, monitor, node, rounding_probe, tools, versions
+
+
+def outcome(check: Check) -> tuple[str, str]:
+    return check.status, check.shows
+
+
+def test_devices_are_read_and_counted_in_the_cores_that_processes_take() -> None:
+    found = devices.parse(samples.neuron_ls(2, logical_neuroncore_config=2, nc_count=4, memory_size=103079215104))
+    assert [(d.index, d.cores, d.memory_bytes) for d in found] == [(0, 2, 103079215104), (1, 2, 34359738368)]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "shows"),
+    [
+        (samples.neuron_ls(), "pass", "16 devices, 32 NeuronCores, not in use"),
+        (samples.neuron_ls(15), "fail", "30 NeuronCores on 15 devices, 32 are needed"),
+        (samples.neuron_ls(0), "fail", "no Neuron device; is the driver loaded (lsmod | grep neuron)?"),
+        (samples.neuron_ls(memory_size=1), "fail", "devices differ in cores or memory"),
+        (
+            samples.neuron_ls(neuron_processes=[{"pid": 7, "command": "python train.py"}]),
+            "fail", "in use by process 7 python train.py on device 0",
+        ),
+    ],
+)  # fmt: skip
+def test_devices_are_judged(text: str, status: str, shows: str) -> None:
+    assert outcome(devices.judge(devices.parse(text), 32)) == (status, shows)
+
+
+@pytest.mark.parametrize("text", ["", "table", "{}x", "[1]", '[{"neuron_device": 0}]', "3"])
+def test_what_is_not_neuron_ls_is_told(text: str) -> None:
+    with pytest.raises(tools.ToolError, match="neuron-ls: its output can't be read"):
+        devices.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "shows"),
+    [
+        (samples.neuron_monitor(), "pass", "2 devices, 0 corrected ECC events, none uncorrected"),
+        (samples.neuron_monitor({"sram_ecc_corrected": 3}),
+         "pass", "2 devices, 3 corrected ECC events, none uncorrected"),
+        (samples.neuron_monitor({"sram_ecc_uncorrected": 1}), "fail", "device 1: sram_ecc_uncorrected=1"),
+        (samples.neuron_monitor(hardware_errors=2), "fail", "process 4711: 2 hardware errors"),
+        (samples.neuron_monitor(error="no driver"), "fail", "no driver"),
+    ],
+)  # fmt: skip
+def test_error_counters_are_judged(line: str, status: str, shows: str) -> None:
+    assert outcome(monitor.judge(line)) == (status, shows)
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"system_data": {"neuron_hw_counters": null}}'])
+def test_what_is_not_neuron_monitor_is_told(line: str) -> None:
+    with pytest.raises(tools.ToolError, match="neuron-monitor: its output can't be read"):
+        monitor.judge(line)
+
+
+def test_bandwidth_is_read_by_size() -> None:
+    assert collectives.parse(samples.NCCOM) == {1 << 20: 3.5, 1 << 28: 41.17}
+    for text in ("", '{"results": []}', '{"results": [{}]}'):
+        with pytest.raises(tools.ToolError, match="nccom-test: its report"):
+            collectives.parse(text)
+
+
+def test_nccom_across_nodes_runs_in_the_slurm_job_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = collectives.command(64, 2, Path("r.json"), "17")
+    assert " ".join(words).startswith("nccom-test -r 64 -N 2 --slurm-mode --slurm-job-id 17 allr -b 256MB")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert collectives.check(32, 2, 1.0, key="k").status == "skip"
+
+
+@pytest.fixture
+def tools_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder first on PATH; programs in it stand for Neuron's."""
+    monkeypatch.setenv("PATH", os.pathsep.join([os.fspath(tmp_path), os.environ["PATH"]]))
+    return tmp_path
+
+
+def install(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_the_tools_are_run_and_their_failures_told(tools_on_path: Path) -> None:
+    install(tools_on_path, "neuron-ls", f"cat <<'END'\n{samples.neuron_ls()}\nEND")
+    install(tools_on_path, "neuron-monitor", f"echo '{samples.neuron_monitor()}'; exec sleep 60")
+    install(tools_on_path, "nccom-test", f"for last; do :; done\necho '{samples.NCCOM}' > \"$last\"")
+    assert devices.check(32).status == "pass"
+    assert json.loads(tools.first_line("neuron-monitor", timeout_s=1))["instance_info"]
+    slow = collectives.check(32, 1, 50.0, key="preflight.min_nccom_gib_per_s")
+    assert outcome(slow) == ("fail", "all-reduce of 256MB: 41.2 GiB/s, below preflight.min_nccom_gib_per_s=50")
+    assert collectives.check(32, 1, 40.0, key="k").values == {"nccom_gib_per_s": 41.17}
+    install(tools_on_path, "nccom-test", "echo 'rank 3 mismatch' >&2; exit 1")
+    assert outcome(collectives.check(32, 1, 1.0, key="k")) == ("fail", "nccom-test: ended with 1 (rank 3 mismatch)")
+
+
+def test_tools_that_are_absent_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.setattr(tools, "_BIN", os.fspath(tmp_path))
+    config = config_with(backend__name="nxd", backend__device="neuron", preflight__min_nccom_gib_per_s=1.0)
+    found = {check.name: outcome(check) for check in node.look(config)}
+    missing = f"not found on PATH or in {tmp_path}; the package aws-neuronx-tools brings it"
+    assert found["Neuron devices"] == ("fail", f"neuron-ls: {missing}")
+    assert found["Neuron error counters"] == ("fail", f"neuron-monitor: {missing}")
+    assert found["nccom-test in the node"] == ("skip", "the Neuron devices are not as they should be")
+    assert found["ahead-of-time compiler"][1].endswith("the package torch-neuronx brings it")
+
+
+def test_kernel_settings_are_compared_with_what_is_asked(tmp_path: Path) -> None:
+    ports, backlog = tmp_path / "ports", tmp_path / "somaxconn"
+    ports.write_text("23456,41000,44000-44003\n")
+    backlog.write_text("4096\n")
+    assert host.reserved_ports([41000, 44002], ports).status == "pass"
+    assert outcome(host.reserved_ports([41000, 48620], ports)) == (
+        "fail", "48620 not reserved (preflight.reserved_ports); an administrator sets "
+        "net.ipv4.ip_local_reserved_ports=41000,48620",
+    )  # fmt: skip
+    assert host.reserved_ports([1], tmp_path / "none").status == "skip"
+    assert host.somaxconn(4096, backlog).status == "pass"
+    assert host.somaxconn(65535, backlog).shows == "net.core.somaxconn=4096: below preflight.min_somaxconn=65535"
+    assert host.open_files(10**9).shows.endswith("below preflight.min_open_files=1000000000")
+
+
+def test_adapters_are_counted_by_their_driver(tmp_path: Path) -> None:
+    for name, driver in (("rdmap160s26", "efa"), ("mlx5_0", "mlx5_core")):
+        (tmp_path / "drivers" / driver).mkdir(parents=True)
+        (tmp_path / "adapters" / name / "device").mkdir(parents=True)
+        (tmp_path / "adapters" / name / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
+    assert outcome(host.efa(1, tmp_path / "adapters")) == ("pass", "1: rdmap160s26")
+    assert outcome(host.efa(8, tmp_path / "adapters")) == (
+        "fail", "1 EFA adapters: below preflight.min_efa_devices=8",
+    )  # fmt: skip
+    assert host.efa(0, tmp_path / "none").status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("variables", "release", "status"),
+    [
+        ({"FI_PROVIDER": "efa"}, "5.10.238-aws", "fail"),
+        ({"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}, "5.10.238-aws", "pass"),
+        ({"FI_PROVIDER": "efa"}, "6.8.0-1015-aws", "pass"),
+        ({}, "5.10.238-aws", "pass"),
+    ],
+)
+def test_old_kernels_need_fork_safety(variables: dict[str, str], release: str, status: str) -> None:
+    assert host.fork_safety(variables, release).status == status
+
+
+def test_nodes_that_differ_from_most_are_named_with_what_differs() -> None:
+    same = {"driver": "2.27.4.0", "neuronx-cc": "2.24.8799.0"}
+    by_host = {"a": same, "b": same, "c": {**same, "driver": "2.26.0.0"}, "d": {"neuronx-cc": "2.24.8799.0"}}
+    assert versions.disagreement(by_host) == {
+        "c": "driver 2.26.0.0: 2 of 4 nodes have 2.27.4.0", "d": "driver none: 2 of 4 nodes have 2.27.4.0",
+    }  # fmt: skip
+    assert versions.disagreement({"a": same, "b": dict(same)}) == {}
+
+
+@pytest.mark.parametrize(
+    ("installed", "problem"),
+    [
+        ({}, "backend.name=nxd: the package torch-neuronx is not installed"),
+        ({"torch-neuronx": "2.9.0.2.13", "torch": "2.9.0"}, "backend.name=nxd: the package neuronx-distributed is not"),
+        ({"torch-neuronx": "2.9.0.2.13", "torch": "2.9.0", "neuronx-distributed": "0.18"}, "the driver is not loaded"),
+    ],
+)
+def test_missing_software_is_named(installed: dict[str, str], problem: str) -> None:
+    config = config_with(backend__name="nxd", backend__device="neuron")
+    assert versions.check(config, installed).shows.startswith(problem)
+
+
+def test_the_driver_is_asked_for_the_version_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "version").write_text("2.27.4.0\n")
+    assert versions.installed(tmp_path / "version")["driver"] == "2.27.4.0"
+    assert "driver" not in versions.installed(tmp_path / "none")
+
+
+def test_how_a_device_rounds_is_told_from_the_mean() -> None:
+    assert rounding_probe.measure(Config()) == 0.0, "this processor rounds to the nearest"
+    assert rounding_probe.judge(0.0, stochastic=False).status == "pass"
+    assert rounding_probe.judge(2**-10 + 1e-5, stochastic=True).status == "pass"
+    assert rounding_probe.judge(0.0, stochastic=True).shows == (
+        "mean of 1 + 2^-10 in BF16 is 1 + 0.000000, not 1 + 0.000977: not rounded stochastically"
+    )
+
+
+def test_nodes_wait_for_each_other_and_find_what_is_wrong_with_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hlatctl.run import files
+    from hlatctl.run.errors import PreflightError
+    from hlatctl.run.paths import RunPaths
+    from trainer import preflight
+
+    run, config = (
+        RunPaths(tmp_path),
+        config_with(cluster__nodes=2, cluster__launcher="mock", preflight__timeout_s=0.3, backend__device="neuron"),
+    )
+    checks: list[Any] = [
+        Check(name=versions.NAME, status="pass", shows="", values={"driver": "2"}),
+        Check(name="EFA adapters", status="fail", shows="0 EFA adapters: below preflight.min_efa_devices=8"),
+    ]
+    monkeypatch.setattr(node, "look", lambda config, across_nodes: iter(checks))
+    monkeypatch.setattr("platform.node", lambda: "b")
+    with pytest.raises(PreflightError, match="not every node has been looked at in that time; done: b"):
+        preflight.look_at_node(config, run)
+    for other in ("a", "c"):
+        entry = {"name": versions.NAME, "status": "pass", "shows": "", "values": {"driver": "3"}}
+        files.write_json(run.preflight_nodes / f"{other}.json", {"v": 1, "host": other, "checks": [entry]})
+    preflight.look_at_node(config, run)
+    assert preflight.node_failures(run) == [
+        "EFA adapters: 0 EFA adapters: below preflight.min_efa_devices=8", "driver 2: 2 of 3 nodes have 3",
+    ]  # fmt: skip

@@ -1,0 +1,116 @@
+"""Every graph of a run, visited by a few steps of its own loop; and whether the compiler's cache had them all.
+
+What is asked of the cache by the first step, by the second (whose moments exist), by a steady one, by each
+micro-batch and by a checkpoint is asked here too, because the loop is the run's own. Evaluation needs none of these
+graphs: it is a process of its own, on an exported model.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.environment import cache_variable
+from conf.schema import Config
+from hlatctl.cache.layout import INDUCTOR, modules
+from hlatctl.cache.store import Folder
+from hlatctl.run import files
+from hlatctl.run.errors import CompileError
+from hlatctl.run.paths import RunPaths
+
+if TYPE_CHECKING:
+    from trainer.backends.base import Backend
+
+#: Set by neuron_parallel_compile: graphs are written down, nothing is executed, all results are zeros.
+EXTRACTING = "NEURON_EXTRACT_GRAPHS_ONLY"
+#: Steps 1 and 2 differ, later ones do not (seen with PyTorch/XLA 2.9); HLAT's scripts extract from 4 too.
+STEPS = 4
+
+
+def visit(config: Config, run: RunPaths, backend: Backend) -> None:
+    """Train a few steps in a folder that is removed afterwards; the run itself is not touched."""
+    from trainer.loop import Training
+
+    scratch = RunPaths(run.root / ".short-attempt")
+    if backend.rank == 0:
+        shutil.rmtree(scratch.root, ignore_errors=True)
+        scratch.root.mkdir()
+        shutil.copyfile(run.dataset, scratch.dataset)
+    backend.gather(None)
+    try:
+        Training(_short(config), scratch, backend, None).run()
+        backend.gather(None)
+    finally:
+        if backend.rank == 0:
+            shutil.rmtree(scratch.root, ignore_errors=True)
+
+
+def _short(config: Config) -> Config:
+    """The same graphs, few steps, one checkpoint at their end."""
+    return replace(
+        config,
+        train=replace(config.train, max_steps=STEPS, init_from=None),
+        checkpoint=replace(config.checkpoint, every_steps=STEPS, fast_dir=None, mode="sync"),
+        eval=replace(config.eval, enabled=False),
+    )
+
+
+def cached_graphs(config: Config) -> set[str]:
+    """Names of the graphs in the cache that this process's compiler uses; Inductor's kernels are no graphs."""
+    folder = os.environ.get(cache_variable(config))
+    if not folder or not Path(folder).is_dir():
+        return set()
+    found = modules(Folder(Path(folder)).files())
+    return {module.name for module in found if module.layout != INDUCTOR or module.name.startswith("fxgraph/")}
+
+
+def judge(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
+    """Write ``coverage.json``.
+
+    A graph that this machine's cache has got since is one that it lacked.
+
+    Args:
+        before: of :func:`cached_graphs`, before the first graph was asked for.
+
+    Raises:
+        CompileError: a graph was missing, on any process.
+    """
+    mine = {
+        "host": platform.node(), "rank": backend.rank, **backend.compile_counters(),
+        "missing": sorted(cached_graphs(config) - before),
+    }  # fmt: skip
+    processes = backend.gather(mine)
+    if backend.rank == 0:
+        record = summary(processes)
+        files.write_json(run.coverage, {"v": 1, **record, "processes": processes})
+        if record["misses"]:
+            raise _missing(run, record)
+
+
+def summary(processes: list[dict[str, Any]]) -> dict[str, Any]:
+    """All processes' counts, and each missing graph once, by host.
+
+    A graph that is missing may be counted several times, by each process and by each layer of caches; the cache itself
+    shows it once. What is counted and does not show up there can't be cached.
+    """
+    missing = sorted({f"{p['host']}: {graph}" for p in processes for graph in p["missing"]})
+    hits, misses = (sum(p[key] for p in processes) for key in ("hits", "misses"))
+    return {"hits": hits, "misses": len(missing) or misses, "missing": missing}
+
+
+def _missing(run: RunPaths, record: dict[str, Any]) -> CompileError:
+    named = record["missing"]
+    what = f", the first {named[0]}" if named else ": they can't be kept there"
+    try:
+        shared = files.read_json(run.compile_cache)["shared"]
+    except (OSError, ValueError, KeyError):
+        shared = "the shared cache of compiled graphs"
+    return CompileError(
+        f"graphs that a short attempt needs and the cache lacks: {record['misses']}{what}",
+        hint=f"all of them are in {run.coverage}; remove {shared}, so that they are compiled again, or go on without "
+        "this gate: backend.coverage_gate=false",
+    )

@@ -1,0 +1,74 @@
+"""The Neuron software of a node: driver, runtime, packages; and whether nodes agree on it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from conf.environment import NEURON_PACKAGES, software_problem
+from conf.schema import Config
+from hlatctl.run.checks import Check
+from hlatctl.run.provenance import package_versions
+
+NAME = "Neuron software"
+#: What the loaded kernel module says of itself; ``modinfo`` tells of the file, which an update may have replaced.
+_DRIVER = Path("/sys/module/neuron/version")
+#: Not Python's: the driver, its runtime, collectives and tools, by Debian's or Red Hat's package manager.
+_SYSTEM_PACKAGES = (
+    "aws-neuronx-dkms", "aws-neuronx-runtime-lib", "aws-neuronx-collectives", "aws-neuronx-tools",
+)  # fmt: skip
+_QUERIES = (
+    ("dpkg-query", "--show", "--showformat", "${Package} ${Version}\n"),
+    ("rpm", "--query", "--queryformat", "%{NAME} %{VERSION}\n"),
+)
+_TIMEOUT_S = 30
+
+
+def installed(driver: Path = _DRIVER) -> dict[str, str]:
+    """Versions by name; what is absent is left out."""
+    found = {**package_versions(NEURON_PACKAGES), **_system_packages()}
+    if driver.is_file():
+        found["driver"] = driver.read_text(encoding="utf-8").strip()
+    return found
+
+
+def _system_packages() -> dict[str, str]:
+    for query in _QUERIES:
+        try:
+            result = subprocess.run(
+                [*query, *_SYSTEM_PACKAGES], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        lines = (line.split() for line in result.stdout.splitlines())  # those that are not installed go to stderr
+        return {words[0]: words[1] for words in lines if len(words) == 2 and words[0] in _SYSTEM_PACKAGES}
+    return {}
+
+
+def check(config: Config, versions: dict[str, str]) -> Check:
+    """The driver is loaded, and the packages are those of one stack, which is the backend's."""
+    problem = software_problem(config, versions)
+    if not problem and "torch-neuronx" not in versions:
+        problem = f"backend.name={config.backend.name}: the package torch-neuronx is not installed"
+    if not problem and config.backend.name == "nxd" and "neuronx-distributed" not in versions:
+        problem = "backend.name=nxd: the package neuronx-distributed is not installed"
+    if not problem and "driver" not in versions:
+        problem = "the driver is not loaded (the package aws-neuronx-dkms brings it; lsmod | grep neuron)"
+    shows = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return Check.judged(NAME, problem, shows, command="pip list | grep -i neuron", values=versions)
+
+
+def disagreement(by_host: dict[str, dict[str, str]]) -> dict[str, str]:
+    """What is wrong with each host that has other versions than most; empty where all agree.
+
+    Args:
+        by_host: versions by name, by host.
+    """
+    problems: dict[str, str] = {}
+    for name in sorted({name for versions in by_host.values() for name in versions}):
+        found = [versions.get(name, "none") for versions in by_host.values()]
+        usual = max(sorted(set(found)), key=found.count)
+        for host, versions in by_host.items():
+            if (own := versions.get(name, "none")) != usual:
+                problems.setdefault(host, f"{name} {own}: {found.count(usual)} of {len(found)} nodes have {usual}")
+    return problems
