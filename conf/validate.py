@@ -52,6 +52,8 @@ _POSITIVE = (
     "cluster.hardware.memory_bytes_per_s", "cluster.hardware.link_bytes_per_s", "cluster.hardware.network_bytes_per_s",
     "cluster.baseline.price_usd_per_node_hour", "cluster.baseline.flops_per_s_per_node",
     "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
+    "rehearsal.step_s", "rehearsal.step_events", "rehearsal.storage_bytes_per_s", "rehearsal.host_copy_bytes_per_s",
+    "rehearsal.straggler_factor",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.warmup_tokens",
@@ -113,7 +115,7 @@ def _ranges(config: Config) -> Iterator[ConfigError]:
     for key in _POSITIVE:
         if values[key] is not None and values[key] <= 0:
             yield ConfigError(f"{key}={values[key]}: must be greater than 0")
-    for key in _NOT_NEGATIVE:
+    for key in (*_NOT_NEGATIVE, *(key for key in values if key.startswith("rehearsal."))):
         if values[key] is not None and values[key] < 0:
             yield ConfigError(f"{key}={values[key]}: must not be negative")
     for key in _FRACTIONS:
@@ -178,9 +180,9 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
 
 def _backend(config: Config) -> Iterator[ConfigError]:
     name, device, layout = config.backend.name, config.backend.device, config.parallel.data_parallel
-    if name == "nxd" and device != "neuron":
+    if name == "nxd" and device not in ("neuron", "cpu"):
         yield ConfigError(
-            f"backend.device={device}: backend.name=nxd trains on NeuronCores",
+            f"backend.device={device}: backend.name=nxd trains on NeuronCores (and, to try it, on a CPU)",
             hint="set backend.device=neuron, or backend=torch_native",
         )
     if layout == "zero1" and name != "nxd":
@@ -213,6 +215,28 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
             f"(train.global_batch_size={config.train.global_batch_size} / data-parallel size "
             f"{config.data_parallel_size} / micro batch {config.micro_batch_size})",
             hint="set a smaller train.micro_batch_size",
+        )
+
+
+def _nxd(config: Config) -> Iterator[ConfigError]:
+    """What NeuronX Distributed does not do."""
+    if config.backend.name != "nxd":
+        return
+    here = "backend.name=nxd"
+    if config.precision.name == "mixed" and config.parallel.data_parallel != "zero1":
+        yield ConfigError(
+            f"precision.name=mixed: with {here} the FP32 master weights are those of parallel.data_parallel=zero1, and "
+            f"parallel.data_parallel={config.parallel.data_parallel}",
+            hint="set parallel.data_parallel=zero1",
+        )
+    if config.model.tie_embeddings:
+        yield _not_together(here, "model.tie_embeddings=true", "embedding and head are layers of their own")
+    if config.train.z_loss:
+        yield _not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
+    if config.train.on_nonfinite == "skip":
+        yield ConfigError(
+            f"train.on_nonfinite=skip: with {here} the update is made before its sums are known",
+            hint="set train.on_nonfinite=rollback",
         )
 
 
@@ -414,7 +438,7 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _backend, _parallel, _batches, _pipeline, _milestones, _number_of_milestones,
-    _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery, _environment,
-    _compiler_flags, _ports,
+    _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
+    _number_of_milestones, _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
+    _environment, _compiler_flags, _ports,
 )  # fmt: skip

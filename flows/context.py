@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import conf.load
 from conf import environment
 from conf.schema import Config
 from flows import nodes
+from flows.clock import Clock, RealClock
 from flows.launch import launcher_for
 from flows.launch.base import Handle, Job
 from flows.observer import Observer, SilentObserver
+from flows.rehearsal.world import World
 from flows.signals import Signals
 from hlatctl.run.errors import StorageError
 from hlatctl.run.fold import apply
@@ -33,16 +34,20 @@ class FlowContext:
         config: in place of the run's own.
         writer: of the journal; a flow beside the one that drives the run has its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
+        world: of a rehearsal, whose head has died, to go on in; none: a new one.
     """
 
     def __init__(
         self, run: RunPaths, observer: Observer | None = None, *, config: Config | None = None,
-        writer: str = FLOW_WRITER, heeds_stop: bool = True,
+        writer: str = FLOW_WRITER, heeds_stop: bool = True, world: World | None = None,
     ) -> None:  # fmt: skip
         self.run = run
         self.config = config or conf.load.load(run.config)
         self.heeds_stop = heeds_stop
-        self.launcher = launcher_for(self.config)
+        #: What a rehearsal plays in; None in real life.
+        self.world = world or (World(run, self.config) if is_mock(self.config) else None)
+        self.clock: Clock = self.world.clock if self.world else RealClock()
+        self.launcher = launcher_for(self.config, self.world)
         self.observer = observer or SilentObserver()
         self.state = RunState()
         #: Further places where messages go, such as Prefect's log.
@@ -52,7 +57,7 @@ class FlowContext:
         self.signals = Signals()
         self._tail = JournalTail(run)
         self._lock = threading.RLock()
-        self._journal = JournalWriter(run, writer)
+        self._journal = JournalWriter(run, writer, now_unix_s=self.clock.now_unix_s)
         self.refresh()
 
     def event(self, kind: str, *, attempt: int | None = None, **fields: Any) -> None:
@@ -60,7 +65,8 @@ class FlowContext:
         with self._lock:
             newest = self.state.attempt
             self._journal.attempt = attempt if attempt is not None else (newest.number if newest else 0)
-            self._journal.append(kind, durable=True, **fields)
+            # Nobody goes on with a rehearsal after a power cut, and it must not wait for a disk.
+            self._journal.append(kind, durable=self.world is None, **fields)
             self.refresh()
 
     def require_journal(self) -> None:
@@ -119,8 +125,8 @@ class FlowContext:
 
     @property
     def ledger(self) -> Path:
-        """Of the nodes; a mock cluster's is apart."""
-        return nodes_file(ledger_folder(self.config))
+        """Of the nodes; a rehearsal's own is in its run directory, so that no other changes its course."""
+        return nodes_file(self.run.root if self.world else Path(self.config.runs_dir))
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -136,14 +142,19 @@ class FlowContext:
 
     def place(self) -> nodes.Placement:
         """Which hosts are left out now."""
-        return nodes.place(self.hosts, self.config.cluster.nodes, nodes.read(self.ledger), time.time())
+        return nodes.place(self.hosts, self.config.cluster.nodes, nodes.read(self.ledger), self.clock.now_unix_s())
 
-    def hold_against(self, host: str, kind: nodes.Kind, detail: str, *, attempt: int = 0) -> None:
-        """Enter what was seen of a host into the node ledger."""
-        entry = nodes.Entry(
-            time_unix_s=time.time(), host=host, kind=kind, run_id=self.run.run_id, attempt=attempt, detail=detail
-        )
-        nodes.record(self.ledger, [entry])
+    def rejected_hosts(self) -> set[str]:
+        """Those that have failed their newest preflight, not long ago."""
+        return set(nodes.rejected(nodes.read(self.ledger), self.clock.now_unix_s())).intersection(self.hosts)
+
+    def hold_against(self, hosts: Iterable[str], kind: nodes.Kind, detail: str, *, attempt: int = 0) -> None:
+        """Enter what was seen of hosts into the node ledger."""
+        now_unix_s, run_id = self.clock.now_unix_s(), self.run.run_id
+        nodes.record(self.ledger, [
+            nodes.Entry(time_unix_s=now_unix_s, host=host, kind=kind, run_id=run_id, attempt=attempt, detail=detail)
+            for host in hosts
+        ])  # fmt: skip
 
     def job_beside_training(self, name: str, *argv: str) -> Job:
         """A single process that runs while training goes on and must not slow it."""
@@ -153,12 +164,12 @@ class FlowContext:
 def cache_root(config: Config) -> Path:
     """Prepared corpora and compiled graphs, shared by runs; what a mock pretends to have made stays apart."""
     root = cache_dir(Path(config.runs_dir))
-    return root / "mock" if config.cluster.launcher == "mock" else root
+    return root / "mock" if is_mock(config) else root
 
 
-def ledger_folder(config: Config) -> Path:
-    """The runs folder, or the mock's own."""
-    return cache_root(config) if config.cluster.launcher == "mock" else Path(config.runs_dir)
+def is_mock(config: Config) -> bool:
+    """Nothing is really run: the flow is rehearsed."""
+    return config.cluster.launcher == "mock"
 
 
 def make_job(

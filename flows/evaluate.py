@@ -238,7 +238,7 @@ def _run(ctx: FlowContext, request: Request, found: list[Path]) -> None:
 
     stages = partial(pipeline, request=request, found=found)
     if not run_under_prefect(ctx, stages, "evaluate"):
-        stages(ctx, PlainCaller())
+        stages(ctx, PlainCaller(ctx.clock))
 
 
 def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> None:

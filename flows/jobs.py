@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 from flows.context import FlowContext
@@ -37,16 +36,16 @@ def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reatt
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
     if not (left_running and reattach):
         ctx.launcher.submit(plan)
-    deadline = time.monotonic() + timeout_s if timeout_s else float("inf")
+    deadline = ctx.clock.monotonic_s() + timeout_s if timeout_s else float("inf")
     try:
         while not (status := ctx.launcher.status(handle)).ended:
             # Beside the thread that drives the flow nobody is shown anything.
             state = ctx.watch() if threading.current_thread() is threading.main_thread() else ctx.refresh()
             if ctx.cancelled.is_set() or (state.stop_requested and ctx.heeds_stop):
                 raise StoppedError(f"job {job.name}: cut short because the run stops")
-            if time.monotonic() > deadline:
+            if ctx.clock.monotonic_s() > deadline:
                 raise LaunchError(f"job {job.name}: not finished after {timeout_s:g} s", hint=f"see {job.log}")
-            time.sleep(_POLL_S)
+            ctx.clock.wait_for_news(_POLL_S, job.name)
     finally:
         # Nothing of a job outlives it: an interrupt, a time-out, or children that its end left behind.
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)

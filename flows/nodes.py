@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler
 #: With so much against it since it last passed, a host is measured again before it is used; with so much in all it is
 #: left out.
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
+#: A host that has failed its preflight is given so long to be mended; then it is measured again.
+REJECTED_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +77,10 @@ def record(path: Path, entries: Iterable[Entry]) -> None:
 def read(path: Path) -> list[Entry]:
     """All entries, oldest first; a torn or damaged line is none."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = path.stat()
     except FileNotFoundError:
         return []
-    return [entry for line in lines if (entry := _parse(line))]
+    return list(_read(path, found.st_size, found.st_mtime_ns))
 
 
 def scores(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
@@ -99,7 +102,17 @@ def suspects(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
         else:
             since_passed.setdefault(entry.host, []).append(entry)
     recent = [entry for listed in since_passed.values() for entry in listed]
-    return {host for host, score in scores(recent, now_unix_s).items() if score >= SUSPECT_SCORE}
+    rejected = {entry.host for entry in recent if entry.kind == "preflight_failed"}
+    return rejected | {host for host, score in scores(recent, now_unix_s).items() if score >= SUSPECT_SCORE}
+
+
+def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
+    """Hosts that have failed their newest preflight, not long ago, with its time."""
+    newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", "preflight_failed")}
+    return {
+        host: entry.time_unix_s for host, entry in newest.items()
+        if entry.kind == "preflight_failed" and now_unix_s - entry.time_unix_s < REJECTED_S
+    }  # fmt: skip
 
 
 def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
@@ -108,12 +121,19 @@ def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
 
 
 def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_unix_s: float) -> Placement:
-    """Leave repeat offenders out, the worst first, as far as enough hosts remain."""
+    """Leave hosts out, as far as enough remain.
+
+    First those that preflight has rejected, the newest first, for the others may be mended; then repeat offenders, the
+    worst first.
+    """
     known = list(entries)
-    score = scores(known, now_unix_s)
-    offenders = sorted(excluded(known, now_unix_s).intersection(hosts), key=lambda host: (-score[host], host))
+    score, unfit = scores(known, now_unix_s), rejected(known, now_unix_s)
+    repeated = excluded(known, now_unix_s)
+    offenders = sorted(
+        (repeated | set(unfit)).intersection(hosts), key=lambda host: (-unfit.get(host, 0.0), -score[host], host)
+    )
     spare = max(0, len(hosts) - needed)
-    left_out, kept = tuple(offenders[:spare]), offenders[spare:]
+    left_out, kept = tuple(offenders[:spare]), [host for host in offenders[spare:] if host in repeated]
     said = [f"left out for what the node ledger holds against it: {', '.join(left_out)}"] if left_out else []
     if kept:
         said.append(f"{', '.join(kept)} has failed repeatedly, but there is no other node to take its place")
@@ -124,6 +144,13 @@ def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, size_bytes: int, modified_ns: int) -> tuple[Entry, ...]:
+    """As it is while size and time are these: it is asked for before every job."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return tuple(entry for line in lines if (entry := _parse(line)))
 
 
 def _parse(line: str) -> Entry | None:

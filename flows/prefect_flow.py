@@ -10,12 +10,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
 from flows import prefect_env
+from flows.clock import Clock
 from flows.context import FlowContext
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import read_events
@@ -30,8 +32,8 @@ PARENT_ENV = "HLATCTL_PREFECT_PARENT"
 class PrefectCaller:
     """Calls every stage as a Prefect task of the flow run that is current."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
         """Run the stage as a task, in this thread."""
@@ -44,7 +46,7 @@ class PrefectCaller:
     def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
         """Queue the stage for the one worker thread, as a task of the same flow run."""
         context = contextvars.copy_context()
-        return self._pool.submit(context.run, self.call, name, stage)
+        return self._clock.beside(partial(context.run, self.call, name, stage))
 
 
 class _Progress:
@@ -134,7 +136,7 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str) -> Any:
         ctx.observer = progress
         try:
             with ctx.signals.kept():  # once more: Prefect has put its own handler of SIGTERM in place
-                pipeline(ctx, PrefectCaller())
+                pipeline(ctx, PrefectCaller(ctx.clock))
         finally:
             ctx.observer = watcher
             ctx.message_sinks.clear()

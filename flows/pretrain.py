@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,10 @@ from typing import Any, Protocol
 import conf.load
 from conf.schema import Config
 from flows import mirror_process, prefect_env
-from flows.context import FlowContext
+from flows.clock import Clock, HeadLostError
+from flows.context import FlowContext, is_mock
 from flows.observer import Observer
+from flows.rehearsal.world import START_UNIX_S
 from flows.stages.compile import compile_graphs, warm_cache
 from flows.stages.coverage import check_coverage
 from flows.stages.data import prepare_data
@@ -33,10 +35,11 @@ from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, validate
 from hlatctl.run import runs
 from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError
-from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
+from hlatctl.units import duration
 
 _POLL_S = 0.2
 
@@ -54,8 +57,8 @@ class Caller(Protocol):
 class PlainCaller:
     """Calls stages as they are."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
         """Call the stage."""
@@ -63,7 +66,7 @@ class PlainCaller:
 
     def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
         """Queue the stage for the one worker thread."""
-        return self._pool.submit(stage)
+        return self._clock.beside(stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +77,12 @@ class TrialOf:
     trial: int
 
 
-def create(
-    config: Config, *, argv: list[str], run_id: str | None = None, simulated: bool = False, of: TrialOf | None = None
-) -> RunPaths:
+def create(config: Config, *, argv: list[str], run_id: str | None = None, of: TrialOf | None = None) -> RunPaths:
     """Make a run's directory, once the configuration and its inputs have been found good.
 
     Args:
         argv: the command line, for provenance.
         run_id: none: one made from the experiment's name and the time.
-        simulated: nothing will really be trained.
         of: the sweep that it is a trial of.
 
     Raises:
@@ -95,20 +95,23 @@ def create(
         check(config)
     run_id = run_id or runs.new_run_id(config.experiment_name)
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config))
-    with JournalWriter(run, FLOW_WRITER) as journal:
+    now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
+    with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
         place = {"sweep": of.sweep, "trial": of.trial} if of else {}
-        journal.append("run_created", durable=True, run_id=run_id, simulated=simulated, argv=argv, **place)
+        journal.append("run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place)
     return run
 
 
-def drive(run: RunPaths, observer: Observer | None = None, caller: Caller | None = None) -> RunState:
+def drive(
+    run: RunPaths, observer: Observer | None = None, *, caller_of: Callable[[FlowContext], Caller] | None = None
+) -> RunState:
     """Bring a run to its end from wherever it stands; what `train` and `resume` both do.
 
     Args:
         run: its directory.
         observer: whoever watches.
-        caller: calls the stages, without Prefect and with no mirror to MLflow beside them; none: Prefect does, if it
-            answers.
+        caller_of: makes what calls the stages, without Prefect and with no mirror to MLflow beside them; none: Prefect
+            does, if it answers.
 
     Raises:
         RunBusyError: another process drives it.
@@ -121,31 +124,17 @@ def drive(run: RunPaths, observer: Observer | None = None, caller: Caller | None
             ctx.message(f"run {run.run_id} is finished")
             ctx.close()
             return ctx.state
-        ctx.event("head_started", pid=os.getpid(), host=platform.node())
+        _tell_started(ctx)
         follower = None
-        if caller is None:
+        if caller_of is None:
             prefect_env.begin(Path(ctx.config.runs_dir), ctx.message)
             follower = mirror_process.start(ctx)
         try:
-            with ctx.signals.kept():
-                _run(ctx, caller)
-            _finish(ctx, "finished", "")
-        except HlatctlError as error:
-            stopped = isinstance(error, StoppedError)
-            _finish(ctx, "stopped" if stopped else "failed", error.message)
-            _report_anyway(ctx)
-            raise
-        except KeyboardInterrupt:
-            ctx.signals.take()
-            message = f"run {run.run_id}: interrupted"
-            _finish(ctx, "stopped", message)
-            raise StoppedError(message, hint=f"hlatctl resume {run.run_id}") from None
+            while (resumed_after_s := _drive_as_head(ctx, caller_of)) is not None:
+                ctx = _successor(ctx, resumed_after_s)
         except SystemExit:
-            # The head is told to go (SIGTERM): training lives on, and the journal leaves open how it ends.
-            ctx.signals.take()
             mirror_process.abandon(follower)
             follower = None
-            ctx.message(f"this process ends, training goes on; `hlatctl resume {run.run_id}` looks after it again")
             raise
         finally:
             mirror_process.finish(ctx, follower)
@@ -153,11 +142,53 @@ def drive(run: RunPaths, observer: Observer | None = None, caller: Caller | None
         return ctx.refresh()
 
 
+def _drive_as_head(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> float | None:
+    """Drive a run as one head does; None at its end, or in a rehearsal the time until somebody resumes it."""
+    run = ctx.run
+    try:
+        with ctx.signals.kept():
+            _run(ctx, caller_of)
+        _finish(ctx, "finished", "")
+        return None
+    except HlatctlError as error:
+        _finish(ctx, "stopped" if isinstance(error, StoppedError) else "failed", error.message)
+        if ctx.world and (after_s := ctx.world.resumed_after_s(error, ctx.state)) is not None:
+            return after_s
+        _report_anyway(ctx)
+        raise
+    except HeadLostError:
+        return ctx.config.rehearsal.head_restart_s
+    except KeyboardInterrupt:
+        ctx.signals.take()
+        message = f"run {run.run_id}: interrupted"
+        _finish(ctx, "stopped", message)
+        raise StoppedError(message, hint=f"hlatctl resume {run.run_id}") from None
+    except SystemExit:
+        # The head is told to go (SIGTERM): training lives on, and the journal leaves open how it ends.
+        ctx.signals.take()
+        ctx.message(f"this process ends, training goes on; `hlatctl resume {run.run_id}` looks after it again")
+        raise
+
+
+def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
+    """The next head of a rehearsal: it knows what the journal says, as after `hlatctl resume`."""
+    ctx.message(f"rehearsal: the run is resumed after {duration(after_s)}")
+    if ctx.world:
+        ctx.world.pass_without_head(after_s)
+    ctx.close()
+    successor = FlowContext(ctx.run, ctx.observer, world=ctx.world)
+    _tell_started(successor)
+    return successor
+
+
+def _tell_started(ctx: FlowContext) -> None:
+    ctx.event("head_started", pid=os.getpid(), host=platform.node())
+
+
 def pipeline(ctx: FlowContext, caller: Caller) -> None:
     """The stages in order. Every one is idempotent, so that a resumed run goes through all of them again."""
-    argv = _created_argv(ctx)
     caller.call("validate", partial(validate, ctx))
-    caller.call("provenance", partial(record_provenance, ctx, argv))
+    caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("preflight", partial(preflight, ctx))
     caller.call("data", partial(prepare_data, ctx))
     caller.call("compile", partial(compile_graphs, ctx))
@@ -187,7 +218,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             on_milestone(left_over)
         while (number := next_attempt(ctx)) is not None:
             decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, on_milestone))
-            time.sleep(decision.wait_s)
+            ctx.clock.sleep(decision.wait_s)
         announce_milestones(ctx, on_milestone)
         for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since
             on_milestone(announced_by_others)
@@ -195,28 +226,23 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             ctx.message("training is finished; waiting for the last evaluation")
         while not all(future.done() for future in pending):
             ctx.watch()
-            time.sleep(_POLL_S)
+            ctx.clock.wait_for_news(_POLL_S)
         return [future.result() for future in pending]
     except BaseException:
         # An evaluation that runs now is cut short; it is due again when the run is resumed.
         ctx.cancelled.set()
-        wait(pending)
+        while not all(future.done() for future in pending):
+            ctx.clock.sleep(_POLL_S)
         raise
 
 
-def _run(ctx: FlowContext, caller: Caller | None) -> None:
-    if caller is not None:
-        pipeline(ctx, caller)
-        return
+def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> None:
     from flows.prefect_flow import run_under_prefect
 
-    if not run_under_prefect(ctx, pipeline):
-        pipeline(ctx, PlainCaller())
-
-
-def _created_argv(ctx: FlowContext) -> list[str]:
-    created = (event for event in read_events(ctx.run) if event["kind"] == "run_created")
-    return list(next(created, {}).get("argv", sys.argv))
+    if caller_of:
+        pipeline(ctx, caller_of(ctx))
+    elif not run_under_prefect(ctx, pipeline):
+        pipeline(ctx, PlainCaller(ctx.clock))
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str) -> None:

@@ -48,8 +48,10 @@ class Case:
 
     Args:
         step: that it did not finish.
+        begun: it has loaded, and begun to train.
         made_a_step: at least one before it.
-        repeats: attempts that ended like this one: same step, same signature; this one counts.
+        repeats: attempts that ended like this one: same step, same signature; this one counts. Of attempts that did
+            not begin only those since one gained a checkpoint: a start fails for many reasons in the course of a run.
         out_of_memory: attempts with too little memory since one gained a checkpoint, that and this one included.
         no_progress: attempts in a row that gained no checkpoint beyond the best before them.
         newest, earlier: the checkpoint that the next attempt would load, and the one before; 0, None: there is none.
@@ -62,6 +64,7 @@ class Case:
     evidence: str
     stop_requested: bool
     step: int
+    begun: bool
     made_a_step: bool
     repeats: int
     out_of_memory: int
@@ -72,11 +75,17 @@ class Case:
     batch: int | None
     left_out: tuple[str, ...]
     limit: int
+    enabled: bool
 
     @property
     def start(self) -> str:
         """Where the next attempt begins."""
         return f"from step {self.newest}" if self.newest else "from the beginning"
+
+    @property
+    def place(self) -> str:
+        """What it did not finish."""
+        return f"step {self.step}" if self.begun else "its start"
 
     @property
     def hosts(self) -> str:
@@ -103,18 +112,19 @@ POLICY: tuple[Row, ...] = (
         "a restart would meet the same numbers (train.on_nonfinite=rollback leaves such a batch out)"),
     Row("stop", lambda c: c.cause == "disk_full", "a restart would find the disk as full", "free space"),
     Row("stop", lambda c: c.stop_requested, "stopped on request; it ended before it could write a checkpoint"),
+    Row("stop", lambda c: not c.enabled, "nothing is restarted by itself (recovery.enabled=false)"),
     Row("stop", lambda c: c.cause in ("crashed", "data_error") and not c.made_a_step and c.repeats == 1,
         "it crashed before its first step: a fault of code or configuration"),
     Row("stop", lambda c: c.out_of_memory >= 2, "out of memory again after a restart",
         "lower train.micro_batch_size, or set parallel.activation_checkpointing=full"),
-    Row("stop", lambda c: c.repeats >= 3, "step {c.step} has failed {c.repeats} times in the same way",
+    Row("stop", lambda c: c.repeats >= 3, "{c.place} has failed {c.repeats} times in the same way",
         "mend what the evidence names, or leave the batch out with `hlatctl data skip RUN --steps {c.step}`"),
     Row("stop", lambda c: c.no_progress > c.limit,
         "{c.limit} restarts in a row gained no checkpoint (recovery.max_restarts_without_progress={c.limit})"),
     Row("skip_data", lambda c: c.repeats == 2 and c.cause == "data_error" and c.batch is not None,
         "step {c.step} has failed twice on its data: restarting {c.start} without batch {c.batch}"),
     Row("walk_back", lambda c: c.repeats == 2 and c.earlier is not None,
-        "step {c.step} has failed twice in the same way: walking back from checkpoint {c.newest} to {c.earlier}"),
+        "{c.place} has failed twice in the same way: walking back from checkpoint {c.newest} to {c.earlier}"),
     Row("restart_without", lambda c: bool(c.left_out), "restarting {c.start} without {c.hosts}"),
     Row("restart", lambda c: True, "restarting {c.start}"),
 )  # fmt: skip
@@ -199,16 +209,22 @@ def _case(
     attempt, past = state.attempts[-1], history(state)[:-1]
     no_progress = restarts_without_progress(state)
     step, signature = failing_step(attempt), ending.signature
-    same = sum(a.signature == signature and failing_step(a) == step for a in past)
     since_progress = past[max(0, len(past) - no_progress) :] if no_progress else []
+    begun = attempt.resumed_from_step is not None
+    same = sum(
+        a.signature == signature and failing_step(a) == step and begun == (a.resumed_from_step is not None)
+        for a in (past if begun else since_progress)
+    )
     ceiling = _ceiling(state)
     usable = [checkpoint for checkpoint in state.checkpoints if ceiling is None or checkpoint <= ceiling]
     return Case(
         cause=ending.cause, evidence=ending.evidence, stop_requested=state.stop_requested, step=step,
+        begun=begun,
         made_a_step=attempt.last_step > 0, repeats=1 if ending.cause in _NEVER_THE_SAME else same + 1,
         out_of_memory=(ending.cause == "out_of_memory") * (1 + sum(a.cause == "out_of_memory" for a in since_progress)),
         no_progress=no_progress, newest=usable[-1] if usable else 0, earlier=usable[-2] if len(usable) > 1 else None,
         ceiling=ceiling, batch=batch, left_out=left_out, limit=config.max_restarts_without_progress,
+        enabled=config.enabled,
     )  # fmt: skip
 
 

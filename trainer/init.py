@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conf.schema import ModelConfig
-from trainer.model import Llama, cut_dim, rotary_tables
+from trainer.model import Llama, Parts, cut_dim
 
 
 def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
@@ -27,21 +27,23 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
     Each parameter is drawn whole on the CPU, one at a time, and what belongs here is kept: no process tells another.
     """
     for name, parameter in model.named_parameters():
-        shape, dim = list(parameter.shape), cut_dim(name)
-        if model.tp is not None and dim is not None:
-            shape[dim] *= model.tp.size
-            value = initial_value(name, shape, config, seed).chunk(model.tp.size, dim)[model.tp.rank]
-        else:
-            value = initial_value(name, shape, config, seed)
+        value = initial_slice(name, list(parameter.shape), model.parts, config, seed)
         if isinstance(parameter, DTensor):  # sharded over the replicas
             value = value.to(device=parameter.device, dtype=parameter.dtype)
             shard = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.to_local().copy_(shard.to_local())
         else:
             parameter.copy_(value)
-    seq_len = model.get_buffer("cos").shape[0]
-    for name, table in zip(("cos", "sin"), rotary_tables(seq_len, config.head_dim, config.rope_theta), strict=True):
-        model.get_buffer(name).copy_(table)
+    model.rotary.fill()
+
+
+def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig, seed: int) -> Tensor:
+    """The initial value, FP32, of this process's slice, which has the shape, of a parameter."""
+    dim = cut_dim(name)
+    if dim is None:
+        return initial_value(name, shape, config, seed)
+    whole = [size * (parts.slices if axis == dim else 1) for axis, size in enumerate(shape)]
+    return initial_value(name, whole, config, seed).chunk(parts.slices, dim)[parts.rank]
 
 
 def initial_value(name: str, shape: list[int], config: ModelConfig, seed: int) -> Tensor:

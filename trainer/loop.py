@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import signal
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_same_corpus
+from conf.schedule import learning_rate
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
-from trainer.backends.base import Backend
+from trainer.backends.base import Backend, Sums
 from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
 from trainer.model import count_parameters
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, RankTimes, Sign, drift_alarm
-from trainer.optim import clip_scale
-from trainer.schedule import learning_rate
 
 _FINISHED, _STOP, _ROLLBACK = "finished", "stop", "rollback"
 #: By why training ended: 75 has written a checkpoint because it was asked to, 76 wants to go back to the newest one.
 _EXIT_CODES = {_FINISHED: 0, _STOP: 75, _ROLLBACK: 76}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A step that was asked for: its number, its batch's, when (on the performance clock), and what gives its sums."""
+
+    step: int
+    batch: int
+    started: float
+    lr: float
+    data_wait_s: float
+    sums: Callable[[], Sums]
 
 
 class Training:
@@ -62,6 +74,8 @@ class Training:
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self.nonfinite_steps = 0
+        self.asked: deque[_Asked] = deque()
+        self.accounted = 0.0
         if restored:
             self.step = self.first_step = restored.step
             self.monitor = Monitor(restored.shared["monitor"])
@@ -88,7 +102,10 @@ class Training:
         try:
             while self.step < self.config.total_steps and not outcome:
                 self.step += 1
-                outcome = self._train_step()
+                self._ask_for_step()
+                outcome = self._account(but_for=self.backend.steps_ahead)
+                if outcome or self._why_checkpoint(outcome):
+                    outcome = self._account(but_for=0) or outcome  # what is saved is known to be sound
                 reason = self._why_checkpoint(outcome)
                 if reason:
                     self._save(reason)
@@ -98,63 +115,74 @@ class Training:
             self.loader.close()
         if self.step >= self.config.total_steps and outcome != _ROLLBACK:
             outcome = _FINISHED
-        self._note("train_stopped", durable=True, step=self.step, tokens=self._tokens, reason=outcome)
+        self._note("train_stopped", durable=True, step=self.step, tokens=self._tokens(self.step), reason=outcome)
         return _EXIT_CODES[outcome]
 
-    def _train_step(self) -> str:
-        """One optimizer step, journalled; why training has to end after it, mostly empty."""
+    def _ask_for_step(self) -> None:
+        """One optimizer step; a lazily executing device may still be at the one before when this returns."""
         started = time.perf_counter()
         self.loader.wait_s = 0.0
         self.optimizer.zero_grad()
-        inputs, targets = (tokens.to(self.backend.device, non_blocking=True) for tokens in self.loader.next())
+        inputs, targets = self.loader.next()
         loss_share = self.backend.accumulate(self.model, inputs, targets)
         self.backend.wait()
         self.rank_times.add(time.perf_counter() - started)
-        self.backend.reduce_gradients(self.optimizer)
-        loss, stops, grad_norm, param_norm = self._sum_over_processes(loss_share)
-        stopping = _STOP if stops else ""
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            return self._nonfinite(loss, grad_norm) or stopping
-        self.nonfinite_steps = 0
         lr = learning_rate(self.step, self.config)
-        self.optimizer.step(lr=lr, grad_scale=clip_scale(grad_norm, self.config.optimizer.max_grad_norm))
+        sums = self.backend.update(self.optimizer, loss_share, lr=lr, asked_to_stop=self.stop.requested)
         self.backend.step_boundary()
-        step_s = time.perf_counter() - started
-        self._note(
-            "step", step=self.step, tokens=self._tokens, loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=lr,
-            step_s=step_s, data_wait_s=self.loader.wait_s, tokens_per_s=self.config.tokens_per_step / step_s,
+        self.asked.append(
+            _Asked(
+                step=self.step, batch=self.loader.batch, started=started, lr=lr, data_wait_s=self.loader.wait_s,
+                sums=sums,
+            )
         )  # fmt: skip
-        self._watch(loss, grad_norm, step_s)
+
+    def _account(self, *, but_for: int) -> str:
+        """Journal the steps that were asked for, but for the newest few; why training has to end, mostly empty."""
+        outcome = ""
+        while len(self.asked) > but_for:
+            asked = self.asked.popleft()
+            outcome = self._account_for(asked, asked.sums()) or outcome
+        return outcome
+
+    def _account_for(self, asked: _Asked, sums: Sums) -> str:
+        stopping = _STOP if sums.stops else ""
+        if not sums.finite:
+            return self._nonfinite(asked, sums) or stopping
+        self.nonfinite_steps = 0
+        now = time.perf_counter()
+        step_s = now - max(asked.started, self.accounted)
+        self.accounted = now
+        self._note(
+            "step", step=asked.step, tokens=self._tokens(asked.step), loss=sums.loss, grad_norm=sums.grad_norm,
+            param_norm=sums.param_norm, lr=asked.lr, step_s=step_s, data_wait_s=asked.data_wait_s,
+            tokens_per_s=self.config.tokens_per_step / step_s,
+        )  # fmt: skip
+        self._watch(asked.step, sums, step_s)
         self.checkpointer.healthy_step()
         return stopping
 
-    def _nonfinite(self, loss: float, grad_norm: float) -> str:
+    def _nonfinite(self, asked: _Asked, sums: Sums) -> str:
         """Leave the update out, or give the attempt up, as the configuration says."""
         action = self.config.train.on_nonfinite
         self.nonfinite_steps += 1
         if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
             action = "stop"
         self._note(
-            "nonfinite", durable=True, step=self.step, tokens=self._tokens, loss=str(loss), grad_norm=str(grad_norm),
-            action=action,
+            "nonfinite", durable=True, step=asked.step, tokens=self._tokens(asked.step), loss=str(sums.loss),
+            grad_norm=str(sums.grad_norm), action=action,
         )  # fmt: skip
         if action == "stop":
-            raise _not_finite(self.step, loss, grad_norm)
+            raise _not_finite(asked.step, sums)
         if action == "skip":
             return ""
         self._note(
-            AMENDED, durable=True, key=SKIP_STEPS, value=[self.loader.batch], by="trainer",
-            why=f"loss={loss}, grad_norm={grad_norm}",
+            AMENDED, durable=True, key=SKIP_STEPS, value=[asked.batch], by="trainer",
+            why=f"loss={sums.loss}, grad_norm={sums.grad_norm}",
         )  # fmt: skip
+        self.step = asked.step
+        self.asked.clear()  # those after it were made with what it left
         return _ROLLBACK
-
-    def _sum_over_processes(self, loss_share: Tensor) -> tuple[float, float, float, float]:
-        """Mean loss, how many were asked to stop, gradient norm, and norm of the parameters that made them."""
-        stop = torch.tensor([float(self.stop.requested)], device=self.backend.device)
-        sums = torch.cat((loss_share.reshape(1), stop, self.optimizer.squared_norms()))
-        self.backend.reduce_sum(sums)
-        loss, stops, grad_square, param_square = sums.tolist()
-        return loss, stops, math.sqrt(grad_square), math.sqrt(param_square)
 
     def _why_checkpoint(self, outcome: str) -> str | None:
         if outcome == _ROLLBACK:
@@ -171,7 +199,7 @@ class Training:
 
     def _save(self, reason: str) -> None:
         self.checkpointer.save(
-            self.optimizer.tensors(), step=self.step, tokens=self._tokens, reason=reason,
+            self.optimizer.tensors(), step=self.step, tokens=self._tokens(self.step), reason=reason,
             shared={
                 "optimizer_steps": self.optimizer.step_count, "monitor": self.monitor.state,
                 "dataset_fingerprint": self.dataset_fingerprint,
@@ -179,24 +207,23 @@ class Training:
             own={"loader": self.loader.state if self.backend.speaks_for_replica else [], "rng": rng_state()},
         )  # fmt: skip
 
-    @property
-    def _tokens(self) -> int:
-        return self.step * self.config.tokens_per_step
+    def _tokens(self, step: int) -> int:
+        return step * self.config.tokens_per_step
 
     def _note_start(self) -> None:
         self._note(
-            TRAIN_STARTED, resumed_from_step=self.step, tokens=self._tokens, world=self.backend.world_size,
+            TRAIN_STARTED, resumed_from_step=self.step, tokens=self._tokens(self.step), world=self.backend.world_size,
             device=str(self.backend.device), parameters=count_parameters(self.config.model),
             peak_flops_per_s=self.backend.peak_flops_per_s(), amended_skips=self.amended_skips,
         )  # fmt: skip
 
-    def _watch(self, loss: float, grad_norm: float, step_s: float) -> None:
+    def _watch(self, step: int, sums: Sums, step_s: float) -> None:
         """Journal what is remarkable about the step, and after the first one what was compiled."""
-        signs = self.monitor.observe(self.step, loss, grad_norm)
-        first = self.step == self.first_step + 1
-        if self.backend.world_size > 1 and (first or self.step % DRIFT_EVERY_STEPS == 0):
-            signs += drift_alarm(self.step, self.backend.drift(self.optimizer))
-        signs += self._compare_ranks()
+        signs = self.monitor.observe(step, sums.loss, sums.grad_norm)
+        first = step == self.first_step + 1
+        if self.backend.world_size > 1 and (first or step % DRIFT_EVERY_STEPS == 0):
+            signs += drift_alarm(step, self.backend.drift(self.optimizer))
+        signs += self._compare_ranks(step)
         for sign in signs:
             self._note(sign.kind, **sign.fields)
         if first and self.backend.compiles and (mine := self.backend.compile_counters()):
@@ -204,12 +231,12 @@ class Training:
             hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
 
-    def _compare_ranks(self) -> list[Sign]:
+    def _compare_ranks(self, step: int) -> list[Sign]:
         """Once a window of steps, what each process took for its own work, and who is slower than the rest."""
         if not self.rank_times.full:
             return []
         mine = [platform.node(), self.rank_times.take_s()]
-        return self.rank_times.compare(self.step, self.backend.gather(mine)) if self.backend.world_size > 1 else []
+        return self.rank_times.compare(step, self.backend.gather(mine)) if self.backend.world_size > 1 else []
 
     def _note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         if self.journal:
@@ -217,16 +244,19 @@ class Training:
 
 
 def compile_only(config: Config, backend: Backend) -> None:
-    """Run forward and backward on random tokens at the real shapes, so that every graph is compiled and cached."""
+    """Run a step on random tokens at the real shapes, so that every graph is compiled and cached."""
     model = backend.build_model(document_end_id=0 if config.data.mask_across_documents else None)
     optimizer = backend.optimizer(model)
     optimizer.zero_grad()
-    # One micro-batch makes every graph; a pipeline needs all of them.
-    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 1
-    shape = (config.micro_batch_size * micro_batches, config.train.seq_len)
-    tokens = torch.randint(config.model.vocab_size, shape, device=backend.device)
-    backend.accumulate(model, tokens, tokens)
+    # Where gradients are there already, adding to them may be another graph; a pipeline needs all micro-batches.
+    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 2
+    shape = (config.micro_batch_size * min(micro_batches, config.grad_accum_steps), config.train.seq_len)
+    tokens = torch.randint(config.model.vocab_size, shape)
+    loss_share = backend.accumulate(model, tokens, tokens)
+    sums = backend.update(optimizer, loss_share, lr=learning_rate(1, config), asked_to_stop=False)
     backend.step_boundary()
+    sums()
+    backend.drift(optimizer)
 
 
 def train_journal(run: RunPaths, backend: Backend, attempt: int) -> JournalWriter | None:
@@ -272,8 +302,8 @@ def _loader(
     return loader, amended_skips(events)
 
 
-def _not_finite(step: int, loss: float, grad_norm: float) -> TrainingError:
+def _not_finite(step: int, sums: Sums) -> TrainingError:
     return TrainingError(
-        f"step {step}: loss={loss}, grad_norm={grad_norm}: not finite; the parameters are not updated with it",
+        f"step {step}: loss={sums.loss}, grad_norm={sums.grad_norm}: not finite, and nothing that is kept is",
         hint="lower optimizer.lr, or look at the steps before it in the journal",
     )

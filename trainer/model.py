@@ -13,7 +13,7 @@ Activations carry the precision: weights are cast to it where they are used, nor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,40 @@ class Linear(nn.Linear):
         return F.linear(input, self.weight.to(input.dtype))
 
 
+class Parts:
+    """What a model is put together from: plain layers, of which each process has its slice.
+
+    Args:
+        rank: which slice.
+        slices: into how many the products are cut.
+    """
+
+    def __init__(self, rank: int = 0, slices: int = 1) -> None:
+        self.rank, self.slices = rank, slices
+
+    def embedding(self, entries: int, width: int) -> nn.Module:
+        """Token ids (batch, seq) to (batch, seq, width), cut by entries."""
+        return nn.Embedding(entries // self.slices, width)
+
+    def by_outputs(self, in_features: int, out_features: int) -> nn.Module:
+        """A product without bias that is cut by its outputs."""
+        return Linear(in_features, out_features // self.slices)
+
+    def by_inputs(self, in_features: int, out_features: int) -> nn.Module:
+        """A product without bias that is cut by its inputs."""
+        return Linear(in_features // self.slices, out_features)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Causal attention of (batch, head, seq, head_dim), or where a mask is true; k and v may have fewer heads."""
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] > k.shape[1]
+        )
+
+    def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+        """The function's value; what it computes on the way is not kept for the backward pass, but computed again."""
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square norm, computed in FP32 and given in the precision of its input."""
 
@@ -60,22 +94,22 @@ class Attention(nn.Module):
     that key head and that value head.
     """
 
-    def __init__(self, config: ModelConfig, slices: int) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
+        self.parts = parts
         self.queries_per_group = config.num_heads // config.num_kv_heads
         self.head_dim = config.head_dim
         rows = config.num_kv_heads * (self.queries_per_group + 2) * self.head_dim
-        self.qkv = Linear(config.hidden_size, rows // slices)
-        self.o = Linear(config.num_heads * self.head_dim // slices, config.hidden_size)
+        self.qkv = parts.by_outputs(config.hidden_size, rows)
+        self.o = parts.by_inputs(config.num_heads * self.head_dim, config.hidden_size)
         self.recompute_core = False
         """Keep no intermediate result of the attention's core for the backward pass, but compute it again."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """(batch, seq, hidden) to the same shape; with a mask (batch, 1, seq, seq), attend where it is true."""
-        batch, seq = x.shape[:2]
-        groups = self.qkv(x).view(batch, seq, -1, self.queries_per_group + 2, self.head_dim)
+        groups = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_dim))
         if self.recompute_core and torch.is_grad_enabled():
-            out = checkpoint(self._core, groups, cos, sin, mask, use_reentrant=False, preserve_rng_state=False)
+            out = self.parts.recomputed(self._core, groups, cos, sin, mask)
         else:
             out = self._core(groups, cos, sin, mask)
         return self.o(out)  # type: ignore[no-any-return]
@@ -84,21 +118,18 @@ class Attention(nn.Module):
         """Groups of heads (batch, seq, group, head, head_dim) to what they attend to (batch, seq, all heads)."""
         q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
         q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            rotate(q, cos, sin), rotate(k, cos, sin), v, attn_mask=mask, is_causal=mask is None,
-            enable_gqa=self.queries_per_group > 1,
-        )  # fmt: skip
+        out = self.parts.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
         return out.transpose(1, 2).flatten(2)
 
 
 class MLP(nn.Module):
     """SwiGLU. The rows of ``gate_up`` are blocks of gate and up in turn, :func:`mlp_blocks` of each."""
 
-    def __init__(self, config: ModelConfig, slices: int) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
         self.block_rows = config.intermediate_size // mlp_blocks(config)
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size // slices)
-        self.down = Linear(config.intermediate_size // slices, config.hidden_size)
+        self.gate_up = parts.by_outputs(config.hidden_size, 2 * config.intermediate_size)
+        self.down = parts.by_inputs(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
@@ -107,24 +138,42 @@ class MLP(nn.Module):
         return self.down(F.silu(gate.flatten(-2)) * up.flatten(-2))  # type: ignore[no-any-return]
 
 
+class Rotary(nn.Module):
+    """The tables of the rotary embedding; asked for by each layer, so that no pipeline stage gets them from another."""
+
+    def __init__(self, seq_len: int, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self._shape = seq_len, head_dim, theta
+        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (seq, head_dim)."""
+        return self.get_buffer("cos"), self.get_buffer("sin")
+
+    def fill(self) -> None:
+        """Write the tables where there was only memory for them."""
+        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
+            self.get_buffer(name).copy_(table)
+
+
 class Layer(nn.Module):
     """One pre-norm decoder layer."""
 
-    def __init__(self, config: ModelConfig, tp: TensorParallel | None) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts, tp: TensorParallel | None) -> None:
         super().__init__()
-        slices = tp.size if tp else 1
-        self.tp = tp
+        self.parts, self.tp = parts, tp
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = Attention(config, slices)
+        self.attention = Attention(config, parts)
         self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MLP(config, slices)
+        self.mlp = MLP(config, parts)
         self.recompute = False
         """Keep only the layer's input for the backward pass and compute the rest again."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self._layer, x, cos, sin, mask, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+            return self.parts.recomputed(self._layer, x, cos, sin, mask)
         return self._layer(x, cos, sin, mask)
 
     def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
@@ -148,26 +197,26 @@ class Llama(nn.Module):
         compute_dtype: of the activations.
         tp: the processes that have each layer together; none: this one has them whole.
         document_end_id: attend only within documents, which end with this token; none: to everything before.
+        parts: a library's layers, which talk to other processes themselves (then no ``tp``); none: plain ones.
     """
 
     def __init__(
         self, config: ModelConfig, seq_len: int, *, layers: Sequence[int] | None = None,
         compute_dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None,
-        document_end_id: int | None = None,
+        document_end_id: int | None = None, parts: Parts | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.parts = parts or (Parts(tp.rank, tp.size) if tp else Parts())
         layers = range(config.num_layers) if layers is None else layers
         self.is_first, self.is_last = 0 in layers, config.num_layers - 1 in layers
         self.compute_dtype, self.tp, self.document_end_id = compute_dtype, tp, document_end_id
-        rows = config.vocab_size // (tp.size if tp else 1)
-        self.embedding = nn.Embedding(rows, config.hidden_size) if self.is_first else None
-        self.layers = nn.ModuleDict({str(index): Layer(config, tp) for index in layers})
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embedding = self.parts.embedding(vocab, hidden) if self.is_first else None
+        self.layers = nn.ModuleDict({str(index): Layer(config, self.parts, tp) for index in layers})
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
-        self.head = Linear(config.hidden_size, rows) if untied else None
-        cos, sin = rotary_tables(seq_len, config.head_dim, config.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.head = self.parts.by_outputs(hidden, vocab) if untied else None
+        self.rotary = Rotary(seq_len, config.head_dim, config.rope_theta)
 
     def blocks(self) -> Iterator[Layer]:
         """The layers held, in order."""
@@ -178,7 +227,7 @@ class Llama(nn.Module):
         """What turns the last stage's hidden states into logits: (vocabulary, hidden) of the head or the embedding."""
         owner = self.embedding if self.head is None else self.head
         assert owner is not None, "only the last pipeline stage makes logits"
-        return owner.weight
+        return owner.get_parameter("weight")
 
     def forward(self, x: Tensor) -> Tensor:
         """Token ids (batch, seq), or the stage before's output, to hidden states (batch, seq, hidden).
@@ -190,18 +239,19 @@ class Llama(nn.Module):
             if self.document_end_id is not None:
                 mask = within_documents(x, self.document_end_id)
             x = self._embed(self.embedding, x)
-        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
         for layer in self.blocks():
-            x = layer(x, cos, sin, mask)
+            tables = self.rotary()
+            x = layer(x, tables[0], tables[1], mask)
         return x if self.norm is None else self.norm(x)
 
-    def _embed(self, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+    def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
         """Token ids (batch, seq) to (batch, seq, hidden); with tensor parallelism each process knows some of them."""
         if self.tp is None:
             return embedding(tokens).to(self.compute_dtype)  # type: ignore[no-any-return]
-        tokens = tokens - self.tp.rank * embedding.num_embeddings
-        known = (tokens >= 0) & (tokens < embedding.num_embeddings)
-        found = embedding(tokens.clamp(0, embedding.num_embeddings - 1)) * known[..., None]
+        entries = embedding.get_parameter("weight").shape[0]
+        tokens = tokens - self.tp.rank * entries
+        known = (tokens >= 0) & (tokens < entries)
+        found = embedding(tokens.clamp(0, entries - 1)) * known[..., None]
         return self.tp.leave(found.to(self.compute_dtype))
 
 

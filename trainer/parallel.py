@@ -6,10 +6,11 @@ The order of the processes is pipeline stage, replica, tensor-parallel rank, the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -98,12 +99,12 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
             fully_shard(module, mesh=layout.mesh["dp"], mp_policy=policy)
 
 
-def held_parameters(model: Llama, layout: Layout) -> dict[str, Held]:
+def held_parameters(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -> dict[str, Held]:
     """The parameters of this process: how they are cut, and how many processes have the same values."""
     if layout.mesh is None:
-        return {name: Held(parameter=parameter) for name, parameter in model.named_parameters()}
+        return {name: Held(parameter=parameter) for name, parameter in named}
     held = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         dim = cut_dim(name) if layout.tp else None
         cuts = {axis for axis, is_cut in (("tp", dim is not None), ("dp", layout.fsdp)) if is_cut}
         copied_over = frozenset({"tp", "dp"} - cuts)

@@ -41,8 +41,8 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool, group
         save(dict(tensors), storage_writer=writer, no_dist=alone, process_group=group)
 
 
-def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
-    """Read into the tensors in place, converted to their number formats.
+def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool, group: ProcessGroup | None = None) -> None:
+    """Read into the tensors in place, converted to their number formats; arguments as in :func:`save_tensors`.
 
     Raises:
         CheckpointError: a tensor is missing, has another shape, or can't be read.
@@ -53,7 +53,7 @@ def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> No
     reader = HuggingFaceStorageReader(os.fspath(folder))
     _alone_is_no_warning()
     with _raised_as(CheckpointError, folder):
-        load(dict(tensors), storage_reader=reader, no_dist=alone)
+        load(dict(tensors), storage_reader=reader, no_dist=alone, process_group=group)
 
 
 def describe_tensors(folder: Path) -> dict[str, Tensor]:

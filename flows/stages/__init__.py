@@ -6,7 +6,6 @@ event. ``run_stage`` is the one place that journals how a stage went.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +37,7 @@ def run_stage(
         return
     ctx.event("stage_started", stage=name, fingerprint=fingerprint)
     ctx.watch()
-    start = time.monotonic()
+    start = ctx.clock.monotonic_s()
     try:
         outputs = work()
     except HlatctlError as error:
@@ -47,7 +46,7 @@ def run_stage(
             error=type(error).__name__, message=error.message, hint=error.hint,
         )  # fmt: skip
         raise
-    wall_s = time.monotonic() - start
+    wall_s = ctx.clock.monotonic_s() - start
     ctx.event("stage_finished", stage=name, fingerprint=fingerprint, wall_s=round(wall_s, 3), outputs=outputs)
     ctx.message(f"{name}: done in {wall_s:.1f} s")
     ctx.watch()

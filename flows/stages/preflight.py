@@ -11,31 +11,49 @@ from flows.context import FlowContext
 from flows.jobs import run_job
 from flows.stages import run_stage
 from hlatctl.run import files
+from hlatctl.run.errors import PreflightError
 
 
 def preflight(ctx: FlowContext) -> None:
-    """Measure every worker; raises PreflightError naming the worker and the measure."""
+    """Measure every worker; a host that falls short is replaced by a spare one, as long as there is one.
+
+    Raises:
+        PreflightError: names the worker and the measure.
+    """
 
     def work() -> dict[str, Any]:
-        placement = ctx.place()
-        if placement.message:
-            ctx.message(f"nodes: {placement.message}")
-        ctx.run.preflight.unlink(missing_ok=True)
-        shutil.rmtree(ctx.run.preflight_nodes, ignore_errors=True)
-        job = ctx.job("preflight", "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
-        try:
-            run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s)
-        finally:
-            _enter(ctx)
-        return {
-            "workers": len(files.read_json(ctx.run.preflight)["workers"]), "left_out_hosts": list(placement.left_out),
-        }  # fmt: skip
+        failed: set[str] = set()
+        while True:
+            placement = ctx.place()
+            if placement.message:
+                ctx.message(f"nodes: {placement.message}")
+            try:
+                _measure(ctx)
+            except PreflightError as error:
+                newly = ctx.rejected_hosts().difference(placement.left_out)
+                failed |= newly
+                if not newly or not failed.issubset(ctx.place().left_out):
+                    raise  # it was no host's fault, or there is no spare one
+                ctx.message(f"preflight: {error.message}; measuring again with another node in its place")
+                continue
+            workers = files.read_json(ctx.run.preflight)["workers"]
+            return {"workers": len(workers), "left_out_hosts": list(placement.left_out)}
 
     def done() -> str:
         # A head that takes over must neither slow what it looks after, nor measure nodes that are busy.
         return "training is running on the nodes" if ctx.training_lives() else ""
 
     run_stage(ctx, "preflight", fingerprint.hardware_fingerprint(ctx.config), work, done=done)
+
+
+def _measure(ctx: FlowContext) -> None:
+    ctx.run.preflight.unlink(missing_ok=True)
+    shutil.rmtree(ctx.run.preflight_nodes, ignore_errors=True)
+    job = ctx.job("preflight", "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
+    try:
+        run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s)
+    finally:
+        _enter(ctx)
 
 
 def _enter(ctx: FlowContext) -> None:
@@ -45,5 +63,7 @@ def _enter(ctx: FlowContext) -> None:
     failures: dict[str, list[str]] = {}
     for worker in files.read_json(ctx.run.preflight)["workers"]:
         failures.setdefault(worker["host"], []).extend(worker["failures"])
+    ctx.hold_against([host for host, found in failures.items() if not found], "preflight_passed", "")
     for host, found in failures.items():
-        ctx.hold_against(host, "preflight_failed" if found else "preflight_passed", "; ".join(found))
+        if found:
+            ctx.hold_against([host], "preflight_failed", "; ".join(found))

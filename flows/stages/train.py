@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable
 
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
 from flows import endings, nodes, recovery
+from flows.clock import Clock
 from flows.context import FlowContext, make_job
 from flows.jobs import log_tail
 from flows.launch.base import Handle, Job, Status
@@ -95,7 +95,7 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
 def _test_suspects(ctx: FlowContext) -> None:
     """Measure the nodes again if one of them has come under suspicion since it was measured last."""
     usable = set(ctx.hosts).difference(ctx.place().left_out)
-    suspects = nodes.suspects(nodes.read(ctx.ledger), time.time()) & usable
+    suspects = nodes.suspects(nodes.read(ctx.ledger), ctx.clock.now_unix_s()) & usable
     if suspects:
         ctx.message(f"nodes: {', '.join(sorted(suspects))} under suspicion; measuring again before the next attempt")
         preflight(ctx)
@@ -124,7 +124,7 @@ def _attach(ctx: FlowContext, number: int) -> Handle:
 
 
 def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Status:
-    stopping, silence = False, _Silence()
+    stopping, silence = False, _Silence(ctx.clock)
     while True:
         try:
             status = ctx.launcher.status(handle)
@@ -141,7 +141,7 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
             if hang:
                 _end_hung(ctx, handle, hang)
                 continue
-            time.sleep(_POLL_S)
+            ctx.clock.wait_for_news(_POLL_S, handle.name)
         except KeyboardInterrupt:
             ctx.signals.take()
             if stopping:
@@ -154,12 +154,12 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
 class _Silence:
     """How long an attempt has written nothing, by this process's clock: others' may differ, or be set."""
 
-    def __init__(self) -> None:
-        self._events, self._since_s = -1, 0.0
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._events, self._since_s = clock, -1, 0.0
 
     def length_s(self, attempt: AttemptState) -> float:
         """Since the last event of its processes was seen, or since this began."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if attempt.train_events != self._events:
             self._events, self._since_s = attempt.train_events, now_s
         return now_s - self._since_s
@@ -170,7 +170,7 @@ def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
     # Journalled before anything is ended: a head that dies now leaves the cause to the next one.
     ctx.event("hang", evidence=hang, stacks=stacks)
     ctx.message(f"hang: {hang}; {stacks}")
-    time.sleep(_STACKS_S)
+    ctx.clock.sleep(_STACKS_S)
     ctx.launcher.cancel(handle, grace_s=0)
 
 
@@ -214,12 +214,12 @@ def _newly_left_out(ctx: FlowContext, job: Job, ending: endings.Ending, failed_h
     """Enter what the attempt showed of the nodes into the ledger; the hosts that it leaves out because of that."""
     attempt = ctx.state.attempts[-1]
     for straggler in attempt.stragglers:
-        ctx.hold_against(straggler["host"], "straggler", straggler["message"], attempt=attempt.number)
+        ctx.hold_against([straggler["host"]], "straggler", straggler["message"], attempt=attempt.number)
     used = [host for host in ctx.hosts if host not in job.excluded_hosts][: ctx.config.cluster.nodes]
     # Of several hosts one is blamed only by name; none must answer for its neighbour.
     blamed = used if len(used) == 1 else [host for host in used if host == failed_host]
     if ending.cause in endings.NODE_CAUSES and blamed:
-        ctx.hold_against(blamed[0], "failure", ending.signature, attempt=attempt.number)
+        ctx.hold_against(blamed[:1], "failure", ending.signature, attempt=attempt.number)
     return tuple(host for host in ctx.place().left_out if host not in job.excluded_hosts)
 
 

@@ -27,8 +27,8 @@ from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import fold
 
 _PROCESSES = "cluster.processes_per_node"
-#: What every trial of a dry run has besides.
-MOCK = "cluster.launcher=mock"
+#: What a dry run adds: trials are played, and no failure is staged in each of them.
+MOCK = ("cluster.launcher=mock", "rehearsal.shows_recovery=false")
 #: Arms that are looked at before a sweep begins; those that are drawn are looked at when they are.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
@@ -58,9 +58,7 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
     Raises:
         ConfigError, DataError: an axis, an arm or its inputs, or the objective.
     """
-    return _checked(
-        _with_slots(spaces.parse([*arguments, *([MOCK] if simulated else [])], folder)), simulated=simulated
-    )
+    return _checked(_with_slots(spaces.parse([*arguments, *(MOCK if simulated else [])], folder)), simulated=simulated)
 
 
 def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:

@@ -61,7 +61,7 @@ def _winner(state: SweepState) -> Winner | None:
     if arm is None:
         return None
     overrides = [*state.overrides, *(f"{key}={value}" for key, value in arm.point.items())]
-    typed = [text for text in overrides if not text.startswith("runs_dir=") and text != MOCK]
+    typed = [text for text in overrides if not text.startswith("runs_dir=") and text not in MOCK]
     return Winner(
         text=arm.text, command=shlex.join(["hlatctl", "train", *typed]),
         experiment=as_experiment(typed, Path(state.folder), f"The best arm of the sweep {state.sweep_id}."),

@@ -18,6 +18,7 @@ from typing import Any
 from conf.fingerprint import data_fingerprint
 from conf.schema import Config
 from flows import detached, pretrain
+from flows.context import FlowContext
 from flows.stages.compile import graph_key
 from hlatctl.run.errors import HlatctlError, RunBusyError
 from hlatctl.run.fold import apply
@@ -155,11 +156,17 @@ class Trial:
             return
         # Nothing tells of what a head that died here had begun to make; the number is this trial's alone.
         shutil.rmtree(self.run.root, ignore_errors=True)
-        pretrain.create(self.config, argv=self._argv, run_id=self.run.run_id, simulated=self.is_played, of=self.of)
+        pretrain.create(self.config, argv=self._argv, run_id=self.run.run_id, of=self.of)
 
     def _play(self, on_update: Callable[[], None]) -> None:
         self._make()
-        pretrain.drive(self.run, _Watcher(on_update), _Player())
+        pretrain.drive(self.run, _Watcher(on_update), caller_of=_player)
+
+
+def _player(ctx: FlowContext) -> _Player:
+    assert ctx.world is not None
+    ctx.world.steps_are_news = True  # whoever prunes must see them
+    return _Player(ctx.clock)
 
 
 class _Player(pretrain.PlainCaller):

@@ -21,6 +21,7 @@ from hlatctl.cli import (
     doctor,
     drill,
     evaluate,
+    forecast,
     goodput,
     logs,
     plan,
@@ -50,8 +51,9 @@ app = typer.Typer(
 )
 
 for _command in (
-    train.train, plan.plan, sweep.sweep, sweep_report.sweep_report, runs.runs, status.status, logs.logs, stop.stop,
-    resume.resume, show.show, diff.diff, compare.compare, goodput.goodput, drill.drill, doctor.doctor, ui.ui, sync.sync,
+    train.train, plan.plan, forecast.forecast, sweep.sweep, sweep_report.sweep_report, runs.runs, status.status,
+    logs.logs, stop.stop, resume.resume, show.show, diff.diff, compare.compare, goodput.goodput, drill.drill,
+    doctor.doctor, ui.ui, sync.sync,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

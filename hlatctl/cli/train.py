@@ -29,8 +29,7 @@ def train(
     config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
     from flows import pretrain
 
-    simulated = config.cluster.launcher == "mock"  # a cluster may have no other launcher
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id, simulated=simulated)
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id)
     typer.echo(run.run_id)
     sys.stdout.flush()
     if detach:

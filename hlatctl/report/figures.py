@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
+from hlatctl.report.forecast import Course
 from hlatctl.report.ledger import Ledger, label
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, steps_of, thin
 from hlatctl.run.errors import DependencyError
@@ -82,6 +83,25 @@ def draw(state: RunState, config: Config, found: Numbers, time: Ledger) -> dict[
         for name, plot in figures.items()
     }
     return {**drawn, TIME: svg(partial(_time, time), height_in=1.9)}
+
+
+def draw_forecast(variants: Mapping[str, Sequence[Course]]) -> str:
+    """SVG text: how long each variant's courses take, one mark a course.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+    """
+
+    def plot(axes: Axes) -> None:
+        for row, courses in enumerate(reversed(list(variants.values()))):
+            days = sorted(course.wall_s / 86400 for course in courses if not course.message)
+            if days:
+                axes.plot(days, [row] * len(days), "|", color=INK, markersize=14, alpha=0.6)
+                axes.plot(days[len(days) // 2], row, "o", color=MARK, markersize=5)
+        axes.set_yticks(range(len(variants)), list(variants)[::-1])
+        axes.set_xlabel("days from the run's creation to its end; a mark is a course, a dot their median")
+
+    return svg(plot, height_in=0.6 + 0.35 * len(variants))
 
 
 def _over_tokens(plot: Callable[[Axes], None], restarts: Sequence[int], last_tokens: float, axes: Axes) -> None:

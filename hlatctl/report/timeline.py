@@ -198,7 +198,7 @@ def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int
         event, end_us = events[index], times_us[index]
         attempt = event["attempt"]
         cursor_us = max(cursor_us, times_us[attempts[attempt].started])
-        measured_us = _us(event, "step_s")
+        measured_us = _length_us(event)
         # An attempt's first step loads or compiles graphs; what it takes longer than others is no training.
         length_us = measured_us if attempt in seen else min(measured_us, typical_us.get(attempt, measured_us))
         seen.add(attempt)
@@ -209,7 +209,7 @@ def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int
         # The stall follows the step, whenever the file was complete.
         free_until_us = times_us[attempts[attempt].last]
         if after is not None:
-            next_us = _us(events[after], "step_s") if events[after]["attempt"] == attempt else 0
+            next_us = _length_us(events[after]) if events[after]["attempt"] == attempt else 0
             free_until_us = min(free_until_us, times_us[after] - next_us)
         stalled_until_us = min(end_us + stalls_us.get((attempt, number(event, "step")), 0), free_until_us)
         cursor_us = max(end_us, stalled_until_us)
@@ -220,7 +220,7 @@ def _step_spans(event: Event, start_us: int, end_us: int, *, counts: bool) -> It
     if not counts:
         yield _Span(start_us, end_us, LOST)
         return
-    waited_until_us = min(end_us, start_us + _us(event, "data_wait_s"))
+    waited_until_us = min(end_us, start_us + _made(event) * _us(event, "data_wait_s"))
     yield _Span(start_us, waited_until_us, DATA_WAIT)
     yield _Span(waited_until_us, end_us, PRODUCTIVE)
 
@@ -254,6 +254,17 @@ def _typical_us(events: Sequence[Event], steps: Sequence[int]) -> dict[int, int]
     for index in steps:
         lengths_us[events[index]["attempt"]].append(_us(events[index], "step_s"))
     return {attempt: round(statistics.median(found[1:])) for attempt, found in lengths_us.items() if len(found) > 1}
+
+
+def _length_us(event: Event) -> int:
+    """How long the steps of a ``step`` event took."""
+    return _made(event) * _us(event, "step_s")
+
+
+def _made(event: Event) -> int:
+    """The steps that a ``step`` event stands for: a rehearsal's may for many."""
+    made = event.get("steps", 1)
+    return made if isinstance(made, int) and made > 0 else 1
 
 
 def _us(event: Event, name: str) -> int:

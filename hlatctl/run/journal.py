@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,19 @@ class JournalWriter:
         run: the run directory.
         writer: file stem; there is one writer a file.
         attempt: the attempt that the events belong to (0 before the first).
+        now_unix_s: tells the time; a rehearsal's is not the machine's.
 
     Raises:
         RunBusyError: another live process has the file open for writing.
         StorageError: the folder can't be written.
     """
 
-    def __init__(self, run: RunPaths, writer: str, attempt: int = 0) -> None:
+    def __init__(
+        self, run: RunPaths, writer: str, attempt: int = 0, *, now_unix_s: Callable[[], float] = time.time
+    ) -> None:
         self.path = run.journal / f"{writer}.jsonl"
         self.attempt = attempt
+        self._now_unix_s = now_unix_s
         try:
             run.journal.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
@@ -97,8 +101,8 @@ class JournalWriter:
         """
         with self._appending:
             event: Event = {
-                "v": _VERSION, "seq": self._seq, "time_unix_s": time.time(), "attempt": self.attempt, "kind": kind,
-                **{key: _json_safe(value) for key, value in fields.items()},
+                "v": _VERSION, "seq": self._seq, "time_unix_s": self._now_unix_s(), "attempt": self.attempt,
+                "kind": kind, **{key: _json_safe(value) for key, value in fields.items()},
             }  # fmt: skip
             self._write(_with_crc(json.dumps(event, separators=(",", ":"), allow_nan=False).encode()) + b"\n")
             self._seq += 1

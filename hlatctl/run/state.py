@@ -127,6 +127,7 @@ class RunState:
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
         sweep: that it is a trial of; empty if of none.
+        argv: the command line that made the run.
         steps: the step events that count, by step; superseded ones are left out.
         peak_flops_per_s: of one of the devices trained on; none if it isn't known.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
@@ -140,6 +141,7 @@ class RunState:
     run_id: str = ""
     status: str = "created"
     simulated: bool = False
+    argv: list[str] = field(default_factory=list)
     evaluates: str = ""
     sweep: str = ""
     contract: str = ""

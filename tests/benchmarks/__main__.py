@@ -13,6 +13,7 @@ from tests.benchmarks import (
     help_time,
     loader_speed,
     trainer_speed,
+    uptime,
 )
 
 BENCHMARKS = {
@@ -20,7 +21,7 @@ BENCHMARKS = {
     "trainer_speed": trainer_speed.run, "checkpoint_stall": checkpoint_stall.run,
     "cache_speed": cache_speed.run,
     "code_speed": code_speed.run,
-    "eval_parity": eval_parity.run,
+    "eval_parity": eval_parity.run, "uptime": uptime.run,
 }  # fmt: skip
 
 

@@ -180,8 +180,20 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "parallel.data_parallel=fsdp: backend.name=nxd does not have it\nhint: set parallel.data_parallel=zero1",
         ),
         (
-            {"backend__name": "nxd"},
-            "backend.device=cpu: backend.name=nxd trains on NeuronCores\nhint: set backend.device",
+            {"backend__name": "nxd", "backend__device": "cuda"},
+            "backend.device=cuda: backend.name=nxd trains on NeuronCores (and, to try it, on a CPU)\nhint: set backend",
+        ),
+        (
+            {**_NXD, "precision__name": "mixed"},
+            "precision.name=mixed: with backend.name=nxd the FP32 master weights are those of parallel.data_parallel="
+            "zero1, and parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",
+        ),
+        ({**_NXD, "model__tie_embeddings": True}, "do not go together; embedding and head are layers of their own"),
+        ({**_NXD, "train__z_loss": 0.01}, "do not go together; its cross-entropy has no such term"),
+        (
+            {**_NXD, "train__on_nonfinite": "skip"},
+            "train.on_nonfinite=skip: with backend.name=nxd the update is made before its sums are known\n"
+            "hint: set train.on_nonfinite=rollback",
         ),
         (
             {

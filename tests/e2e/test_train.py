@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import conf.load
+from flows import pretrain
+from flows.pretrain import PlainCaller
 from hlatctl.run import files
+from hlatctl.run.journal import read_events
 from hlatctl.run.manifest import checkpoint_steps, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
@@ -37,6 +43,48 @@ def test_every_step_is_journalled_once_with_every_field_and_the_loss_falls(cli: 
     assert all(event.keys() >= STEP_FIELDS for event in steps)
     assert [event["tokens"] for event in steps] == [512 * step for step in range(1, 41)]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
+
+
+def story(run: RunPaths) -> dict[str, list[Any]]:
+    """What each writer told, in its order, without what depends on timing or on the numbers themselves."""
+    events = read_events(run)
+    flow = [(e["kind"], e.get("stage")) for e in events if e["writer"] == "flow" and e["kind"] in FLOW_KINDS]
+    train = [e for e in events if e["writer"].startswith("train-")]
+    checkpoints = {e["step"]: "" for e in train if e["kind"].startswith("checkpoint_")}
+    for event in train:
+        if event["kind"] in CHECKPOINT_KINDS and event["kind"] not in checkpoints[event["step"]]:
+            checkpoints[event["step"]] += f"{event['kind']} "
+    evals = [e for e in events if e["writer"].startswith("eval-") and e["kind"] != "eval_progress"]
+    told = [(e["milestone_tokens"], e["kind"]) for e in evals]
+    return {
+        "flow": flow, "milestones": [(e["milestone_tokens"], e["step"]) for e in events if e["kind"] == "milestone"],
+        "training": [e["kind"] for e in train if e["kind"] in ("train_started", "compile_cache", "train_stopped")],
+        "steps": [(e["step"], e["tokens"], e["lr"]) for e in train if e["kind"] == "step"],
+        "checkpoints": sorted(checkpoints.items()),
+        # Suites differ in the number of their tasks, and what is simulated has one.
+        "evaluations": sorted(dict.fromkeys(told), key=lambda pair: pair[0]),
+    }  # fmt: skip
+
+
+FLOW_KINDS = {
+    "run_created", "head_started", "stage_started", "stage_finished", "stage_skipped", "stage_failed",
+    "attempt_started", "attempt_ended", "hang", "run_finished",
+}  # fmt: skip
+CHECKPOINT_KINDS = ("checkpoint_written", "checkpoint_committed", "checkpoint_verified", "checkpoint_rejected")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed, so nothing is compiled")
+def test_a_rehearsal_tells_the_same_story_as_the_run_itself(whole: RunPaths, tmp_path: Path) -> None:
+    config = conf.load.load(whole.config)
+    rehearsed = replace(
+        config, runs_dir=str(tmp_path), cluster=replace(config.cluster, launcher="mock"),
+        tracking=replace(config.tracking, enabled=False), rehearsal=replace(config.rehearsal, shows_recovery=False),
+    )  # fmt: skip
+    run = pretrain.create(rehearsed, argv=[])
+    pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
+    real, played = story(whole), story(run)
+    for part in real:
+        assert played[part] == real[part], part
 
 
 def test_checkpoints_are_complete_and_their_manifests_true(whole: RunPaths) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from conf.schema import Config
 from flows import evaluate, mirror_process, pretrain
-from flows.launch import mock
+from flows.rehearsal import checkpoints
+from flows.rehearsal.process import Script
+from flows.rehearsal.scripts import SCRIPTS
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import EVALUATE_WRITER, read_events
@@ -33,15 +35,13 @@ def unevaluated(mock_config: Config) -> RunPaths:
     pretrain.drive(run)
     for step in mock_config.milestones:  # which a run that does not evaluate keeps no checkpoint of
         if not run.checkpoint(step).is_dir():
-            mock._play_checkpoint(run, _Silent(), mock_config, step)  # type: ignore[arg-type]
+            checkpoints.write(run, mock_config, step)
     return run
 
 
-class _Silent:
-    """A journal that nobody reads."""
-
-    def append(self, kind: str, **fields: object) -> None:
-        """Say nothing."""
+def _fails() -> Script:
+    yield 1.0
+    return 1
 
 
 def _state(run: RunPaths) -> RunState:
@@ -77,7 +77,7 @@ def test_one_milestone_or_one_checkpoint_may_be_chosen(unevaluated: RunPaths, mo
     assert _drive(unevaluated, mock_config, at=tokens[1]) == [unevaluated.eval(tokens[1])]
     assert sorted(_state(unevaluated).milestones) == [tokens[1]]
     own = 50 * mock_config.tokens_per_step
-    mock._play_checkpoint(unevaluated, _Silent(), mock_config, 50)  # type: ignore[arg-type]
+    checkpoints.write(unevaluated, mock_config, 50)
     assert _drive(unevaluated, mock_config, step=50) == [unevaluated.eval(own)]
     with pytest.raises(
         ConfigError, match=r"--at=5: .* has no milestone at 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
@@ -104,7 +104,7 @@ def test_a_failure_is_told_once_it_is_final_and_the_next_call_goes_on(
     unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(mock._PLAYS, "eval", lambda run, config, job: 1)
+        patch.setitem(SCRIPTS, "eval", lambda world, job: _fails())
         with pytest.raises(EvaluationError, match=r"3 of 3 evaluations failed, the last: job eval-.* exit code 1"):
             _drive(unevaluated, mock_config)
     assert [e["final"] for e in read_events(unevaluated) if e["kind"] == "eval_failed"] == [False, True] * 3

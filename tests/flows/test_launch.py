@@ -18,6 +18,7 @@ from flows.context import make_job
 from flows.launch.base import Handle, Job, Launcher
 from flows.launch.local import LocalLauncher, _group_alive
 from flows.launch.mock import MockLauncher
+from flows.rehearsal.world import World
 from hlatctl.run.errors import ConfigError
 
 WAIT_S = 20.0
@@ -37,12 +38,16 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(params=["local", "mock"])
-def launched(request: pytest.FixtureRequest, tmp_path: Path, mock_config: Config) -> tuple[Launcher, Job]:
+def launched(
+    request: pytest.FixtureRequest, tmp_path: Path, mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Launcher, Job]:
     """A launcher and a job that it can bring to a good end."""
     if request.param == "local":
         return LocalLauncher(), python_job(tmp_path, "print('hello')")
-    run = pretrain.create(mock_config, argv=[], simulated=True)
-    return MockLauncher(), make_job(mock_config, run, "preflight", "-m", "trainer.preflight")
+    run = pretrain.create(mock_config, argv=[])
+    world = World(run, mock_config)
+    monkeypatch.setattr("time.sleep", world.clock.sleep)
+    return MockLauncher(mock_config, world), make_job(mock_config, run, "preflight", "-m", "trainer.preflight")
 
 
 def test_a_job_is_unknown_then_found_by_its_handle_then_ended(launched: tuple[Launcher, Job]) -> None:
@@ -169,4 +174,4 @@ wait_here()
 def test_this_kernel_tells_how_many_processes_it_has_killed_for_want_of_memory_or_nothing() -> None:
     counted = LocalLauncher().oom_kills()
     assert counted is None or counted >= 0
-    assert MockLauncher().oom_kills() is None
+    assert MockLauncher(Config()).oom_kills() is None

@@ -14,9 +14,11 @@ from conf.compose import compose
 from conf.schema import Config
 from flows import pretrain
 from flows.describe import describe
-from flows.launch import mock
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
+from flows.rehearsal.process import Script
+from flows.rehearsal.scripts import SCRIPTS
+from flows.rehearsal.world import World
 from flows.stages.compile import merge_nodes
 from flows.stages.train import training_job
 from hlatctl.run import files
@@ -62,7 +64,7 @@ def test_what_the_shell_has_otherwise_is_told_in_the_plan_and_in_the_journal(
     assert describe(config).collisions == [told]
     assert "export NEURON_FUSE_SOFTMAX=1\n" in describe(config).launch_script
     assert "\nunset XLA_USE_BF16\n" in describe(config).launch_script
-    run = pretrain.create(config, argv=[], simulated=True)
+    run = pretrain.create(config, argv=[])
     state = pretrain.drive(run, recorder)
     assert told in recorder.messages
     (event,) = (event for event in read_events(run) if event["kind"] == "environment_collision")
@@ -71,7 +73,7 @@ def test_what_the_shell_has_otherwise_is_told_in_the_plan_and_in_the_journal(
 
 
 def test_a_dry_run_compiles_under_the_neuron_compiler_and_passes_the_gate(mock_config: Config) -> None:
-    run = pretrain.create(nxd(mock_config), argv=[], simulated=True)
+    run = pretrain.create(nxd(mock_config), argv=[])
     state = pretrain.drive(run)
     assert (state.status, state.stages["coverage"].status) == ("finished", "finished")
     script = (run.launch(0) / "compile.sh").read_text()
@@ -82,13 +84,14 @@ def test_a_dry_run_compiles_under_the_neuron_compiler_and_passes_the_gate(mock_c
 
 
 def test_a_missing_graph_ends_the_run_before_training(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks_one(run: RunPaths, config: Config, job: Job) -> int:
+    def lacks_one(world: World, job: Job) -> Script:
+        yield 1.0
         dump_error(CompileError("graphs that a short attempt needs and the cache lacks: 1"), job.error_file)
         return CompileError.exit_code
 
-    run = pretrain.create(nxd(mock_config), argv=[], simulated=True)
+    run = pretrain.create(nxd(mock_config), argv=[])
     with monkeypatch.context() as patch:
-        patch.setitem(mock._PLAYS, "coverage", lacks_one)
+        patch.setitem(SCRIPTS, "coverage", lacks_one)
         with pytest.raises(CompileError, match="the cache lacks: 1"):
             pretrain.drive(run)
     assert not fold(read_events(run)).attempts
@@ -99,7 +102,7 @@ def test_the_gate_is_passed_once_a_run_and_only_where_it_is_asked_for(mock_confi
     from flows.context import FlowContext
     from flows.stages.coverage import check_coverage
 
-    run = pretrain.create(nxd(mock_config), argv=[], simulated=True)
+    run = pretrain.create(nxd(mock_config), argv=[])
     pretrain.drive(run)
     ctx = FlowContext(run)
     check_coverage(ctx)

@@ -101,3 +101,17 @@ def test_a_ledger_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"file/nodes\.jsonl: can't be written"):
         record(tmp_path / "file" / "nodes.jsonl", [entry("a")])
+
+
+def test_a_rejected_host_rests_until_a_day_has_passed_or_newer_ones_need_its_place() -> None:
+    def rejection(host: str, at_s: float) -> Entry:
+        return Entry(time_unix_s=at_s, host=host, kind="preflight_failed", run_id="r", attempt=0)
+
+    hosts = ("a", "b", "c", "d")
+    entries = [rejection("a", 0.0), rejection("b", 10.0)]
+    assert place(hosts, 2, entries, 20.0).left_out == ("b", "a")
+    assert place(hosts, 2, [*entries, rejection("c", 30.0)], 40.0).left_out == ("c", "b"), "a may be mended by now"
+    assert "a" in suspects(entries, 90_000.0), "and is measured again before it is used"
+    assert place(hosts, 2, entries, 90_000.0).left_out == ()
+    passed = Entry(time_unix_s=50.0, host="b", kind="preflight_passed", run_id="r", attempt=0)
+    assert place(hosts, 2, [*entries, passed], 60.0).left_out == ("a",)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import pytest
 
 from conf.schema import Config
 from flows import nodes, pretrain
-from flows.context import FlowContext, ledger_folder
-from flows.launch import mock
+from flows.clock import RealClock
+from flows.context import FlowContext
 from flows.launch.base import Job
 from flows.pretrain import PlainCaller
+from flows.rehearsal.process import Script
+from flows.rehearsal.scripts import SCRIPTS, argument
+from flows.rehearsal.world import START_UNIX_S, World
 from flows.stages.train import _start, training_job
 from hlatctl.run import files
 from hlatctl.run.errors import (
@@ -26,7 +28,7 @@ from hlatctl.run.errors import (
     TrainingError,
     dump_error,
 )
-from hlatctl.run.journal import JournalWriter, read_events, train_writer
+from hlatctl.run.journal import read_events, train_writer
 from hlatctl.run.lease import hold_head
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths, nodes_file
@@ -54,7 +56,7 @@ def stage_ends(run: RunPaths) -> list[tuple[str, str]]:
 def test_a_dry_run_goes_through_every_stage_survives_a_kill_and_evaluates_every_milestone(
     mock_config: Config, recorder: Recorder
 ) -> None:
-    run = pretrain.create(mock_config, argv=["hlatctl", "train"], simulated=True)
+    run = pretrain.create(mock_config, argv=["hlatctl", "train"])
     state = pretrain.drive(run, recorder)
     assert [stage for stage, end in stage_ends(run)] == [
         "validate", "provenance", "preflight", "data", "compile", "warm_cache", "coverage", "report",
@@ -86,13 +88,14 @@ def test_a_finished_run_is_left_alone(mock_config: Config, recorder: Recorder) -
 def test_a_failed_stage_ends_the_run_with_its_error_and_resume_goes_on(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unfit(run: RunPaths, config: Config, job: Job) -> int:
+    def unfit(world: World, job: Job) -> Script:
+        yield 1.0
         dump_error(PreflightError("worker w7: clock skew 9 s, preflight.max_clock_skew_s=2"), job.error_file)
         return PreflightError.exit_code
 
     run = pretrain.create(mock_config, argv=[])
     with monkeypatch.context() as patch:
-        patch.setitem(mock._PLAYS, "preflight", unfit)
+        patch.setitem(SCRIPTS, "preflight", unfit)
         with pytest.raises(PreflightError, match="worker w7: clock skew 9 s"):
             pretrain.drive(run)
     assert kinds(run, "attempt_started") == []
@@ -101,31 +104,37 @@ def test_a_failed_stage_ends_the_run_with_its_error_and_resume_goes_on(
 
 def test_restarts_without_progress_are_bounded(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = iter((137, 134, 139, 135, 137))
-    monkeypatch.setitem(mock._PLAYS, "train", lambda run, config, job: next(codes))
+    monkeypatch.setitem(SCRIPTS, "train", lambda world, job: ends_with(next(codes)))
     run = pretrain.create(mock_config, argv=[])
     with pytest.raises(TrainingError, match="3 restarts in a row gained no checkpoint"):
         pretrain.drive(run)
     assert kinds(run, "attempt_started") == ["attempt_started"] * 4
 
 
-def dies_after_step_153(run: RunPaths, config: Config, job: Job) -> int:
+def ends_with(code: int) -> Script:
+    """A job that does nothing."""
+    yield 1.0
+    return code
+
+
+def dies_after_step_153(world: World, job: Job) -> Script:
     """What a later attempt leaves that gets as far as the mock's first one, and no further."""
-    ceiling = int(mock._argument(job, "--max-checkpoint-step")) if "--max-checkpoint-step" in job.argv else 10**9
-    first = max(step for step in checkpoint_steps(run) if step <= ceiling)
-    with JournalWriter(run, train_writer(0), int(mock._argument(job, "--attempt"))) as journal:
-        journal.append("train_started", resumed_from_step=first, tokens=first * config.tokens_per_step)
+    ceiling = int(argument(job, "--max-checkpoint-step")) if "--max-checkpoint-step" in job.argv else 10**9
+    first = max(step for step in checkpoint_steps(world.run) if step <= ceiling)
+    with world.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
+        journal.append("train_started", resumed_from_step=first, tokens=first * world.config.tokens_per_step)
         for step in range(first + 1, 154):
-            mock._play_step(journal, config, step)
+            yield 1.0
+            journal.append("step", step=step, tokens=step * world.config.tokens_per_step, loss=2.0, step_s=1.0)
     return 137
 
 
 def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    honest = mock._PLAYS["train"]
+    honest = SCRIPTS["train"]
     monkeypatch.setitem(
-        mock._PLAYS, "train",
-        lambda run, config, job: (honest if "1" in job.argv else dies_after_step_153)(run, config, job),
+        SCRIPTS, "train", lambda world, job: (honest if "1" in job.argv else dies_after_step_153)(world, job)
     )  # fmt: skip
     run = pretrain.create(mock_config, argv=[])
     with pytest.raises(TrainingError, match="died of signal 9; step 154 has failed 3 times in the same way") as caught:
@@ -137,7 +146,7 @@ def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
     assert ended == [("restart", None), ("walk_back", 102), ("stop", 102)]
     assert any("walking back from checkpoint 150 to 102" in message for message in recorder.messages)
 
-    monkeypatch.setitem(mock._PLAYS, "train", honest)
+    monkeypatch.setitem(SCRIPTS, "train", honest)
     state = pretrain.drive(run)
     assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 102), "what was left behind stays behind"
 
@@ -145,17 +154,17 @@ def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
 def test_data_that_fails_twice_at_a_step_is_left_out_by_number(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = mock._PLAYS["train"]
+    honest = SCRIPTS["train"]
 
-    def bad_data(run: RunPaths, config: Config, job: Job) -> int:
-        if any(event["kind"] == "amended" for event in read_events(run)):
-            return honest(run, config, job)
-        code = (honest if "1" in job.argv else dies_after_step_153)(run, config, job)
-        files.write_json(run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
+    def bad_data(world: World, job: Job) -> Script:
+        if any(event["kind"] == "amended" for event in read_events(world.run)):
+            return (yield from honest(world, job))
+        code = yield from (honest if "1" in job.argv else dies_after_step_153)(world, job)
+        files.write_json(world.run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
         dump_error(DataError("part-00000.arrow: damaged"), job.error_file)
         return code
 
-    monkeypatch.setitem(mock._PLAYS, "train", bad_data)
+    monkeypatch.setitem(SCRIPTS, "train", bad_data)
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run).status == "finished"
     (amended,) = [event for event in read_events(run) if event["kind"] == "amended"]
@@ -167,11 +176,12 @@ def test_a_node_that_fails_again_and_again_is_left_out_where_another_can_take_it
     mock_config: Config, recorder: Recorder
 ) -> None:
     config = dataclasses.replace(
-        mock_config, cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1)
-    )
+        mock_config, cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1),
+        rehearsal=dataclasses.replace(mock_config.rehearsal, spare_nodes=1),
+    )  # fmt: skip
     run = pretrain.create(config, argv=[])
-    ledger = nodes_file(ledger_folder(config))
-    bad = nodes.Entry(time_unix_s=time.time(), host="mock-0", kind="failure", run_id="earlier", attempt=1)
+    ledger = nodes_file(run.root)
+    bad = nodes.Entry(time_unix_s=START_UNIX_S, host="mock-0", kind="failure", run_id="earlier", attempt=1)
     nodes.record(ledger, [bad] * 4)
     assert pretrain.drive(run, recorder).status == "finished"
     assert {worker["host"] for worker in files.read_json(run.preflight)["workers"]} == {"mock-1", "mock-2"}
@@ -186,10 +196,10 @@ def test_a_node_under_suspicion_is_measured_again_before_the_next_attempt(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     codes = iter((137, 134))
-    honest = mock._PLAYS["train"]
+    honest = SCRIPTS["train"]
     monkeypatch.setitem(
-        mock._PLAYS, "train", lambda run, config, job: next(codes, None) or honest(run, config, job)
-    )  # fmt: skip
+        SCRIPTS, "train", lambda world, job: ends_with(code) if (code := next(codes, 0)) else honest(world, job)
+    )
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
     told = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
@@ -203,7 +213,7 @@ def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
     with monkeypatch.context() as patch:
-        patch.setitem(mock._PLAYS, "eval", lambda run, config, job: 1)
+        patch.setitem(SCRIPTS, "eval", lambda world, job: ends_with(1))
         with pytest.raises(EvaluationError, match="3 of 3 milestone evaluations failed; training is finished"):
             pretrain.drive(run)
     assert kinds(run, "eval_failed") == ["eval_failed"] * 6, "each milestone is tried twice"
@@ -238,6 +248,6 @@ def test_nothing_is_made_for_bad_input(mock_config: Config, tmp_path: Path) -> N
 
 
 def test_the_plain_caller_returns_what_a_stage_returns() -> None:
-    caller = PlainCaller()
+    caller = PlainCaller(RealClock())
     assert caller.call("x", lambda: 1) == 1
     assert caller.submit("y", lambda: 2).result(timeout=5) == 2

@@ -114,16 +114,19 @@ def test_updates_are_not_left_out_for_ever(
     assert [event["action"] for event in events_of(run, "nonfinite")] == ["skip", "skip", "stop"]
 
 
+@pytest.mark.parametrize(("steps_ahead", "poisoned"), [(0, 11), (1, 11), (1, 16)])
 def test_rollback_goes_on_from_the_checkpoint_before_without_the_batch(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
-    poisoned_at_step: Callable[[int], None],
+    steps_ahead: int, poisoned: int, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    poisoned_at_step(11)
+    monkeypatch.setattr(TorchNative, "steps_ahead", steps_ahead)  # as a device does that executes lazily
+    poisoned_at_step(poisoned)
     run = make_run(tmp_path / "rollback", train={"on_nonfinite": "rollback"})
     assert train_here(run, 1) == 76
     assert events_of(run, "train_stopped")[-1]["reason"] == "rollback"
     (amended,) = events_of(run, "amended")
-    assert (amended["key"], amended["value"]) == ("data.skip_steps", [11])
+    assert (amended["key"], amended["value"]) == ("data.skip_steps", [poisoned])
+    assert [event["step"] for event in events_of(run, "step")] == list(range(1, poisoned))
     assert max(event["step"] for event in events_of(run, "checkpoint_written")) == 8
 
     assert train_here(run, 2) == 0

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from conf.schema import Config
-from hlatctl.run.errors import DependencyError
 from trainer.backends.base import Backend
 
 
 def make_backend(config: Config) -> Backend:
-    """The backend that ``backend.name`` asks for; its process group is up when this returns.
+    """The backend that ``backend.name`` asks for; its process group is up when this returns."""
+    if config.backend.name == "nxd":
+        from trainer.backends.nxd import Nxd
 
-    Raises:
-        DependencyError: this version can't train with it.
-    """
+        return Nxd(config)
     from trainer.backends.torch_native import TorchNative
 
-    backends = {"torch_native": TorchNative}
-    if config.backend.name not in backends:
-        raise DependencyError(
-            f"backend.name={config.backend.name}: can be planned and rehearsed, but not trained with yet",
-            hint="train --dry-run rehearses it; backend=torch_native trains",
-        )
-    return backends[config.backend.name](config)
+    return TorchNative(config)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,7 +12,53 @@ import torch
 from torch import Tensor
 
 from trainer.model import Llama
-from trainer.optim import AdamW
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a step's processes know together.
+
+    Args:
+        loss: mean of the whole batch.
+        stops: how many processes were asked to stop.
+        grad_norm: of the whole model's gradients, before they are clipped, each parameter counted once.
+        param_norm: that of the parameters that the step began with.
+    """
+
+    loss: float
+    stops: float
+    grad_norm: float
+    param_norm: float
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Sums:
+        """From loss, stops and the squares of the two norms, summed over all processes."""
+        loss, stops, grad_square, param_square = sums
+        return cls(loss, stops, math.sqrt(grad_square), math.sqrt(param_square))
+
+    @property
+    def finite(self) -> bool:
+        """Loss and gradients are."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Optimizer(Protocol):
+    """What the loop asks of an optimizer; the rest is between it and its backend."""
+
+    step_count: int
+    """Updates done."""
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+
+    def norms_of_copies(self, axis: str) -> Tensor:
+        """L2 norms, FP32, of the parameters that the processes along an axis hold copies of, in one order on all."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds, by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
+
+    def loaded(self, step_count: int) -> None:
+        """A checkpoint has been read into :meth:`tensors`."""
 
 
 class Backend(Protocol):
@@ -22,6 +71,8 @@ class Backend(Protocol):
     data_parallel_size: int
     speaks_for_replica: bool
     """Of the processes that have one replica together, this is the one that writes down what all of them know."""
+    steps_ahead: int
+    """How many steps the loop may have asked for and not seen the sums of; with 0 it sees them at once."""
     compiles: bool
     """The layers are compiled."""
     warnings: list[str]
@@ -34,20 +85,27 @@ class Backend(Protocol):
             document_end_id: attend only within documents, which end with this token; none: across them.
         """
 
-    def optimizer(self, model: Llama) -> AdamW:
+    def optimizer(self, model: Llama) -> Optimizer:
         """The optimizer of what :meth:`build_model` gave."""
 
     def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Add the gradients of this replica's (batch, seq) token ids and next ids to those that are there.
+        """Add the gradients of this replica's (batch, seq) token ids and next ids, in host memory, to what is there.
 
         Returns:
             This process's share of the mean loss of the whole batch: summed over all processes it is that.
         """
 
-    def reduce_gradients(self, optimizer: AdamW) -> None:
-        """Bring the gradients of the whole batch into ``optimizer.gradients``."""
+    def update(self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool) -> Callable[[], Sums]:
+        """Update the parameters with the gradients of the whole batch, clipped.
 
-    def drift(self, optimizer: AdamW) -> float:
+        What :meth:`accumulate` gave goes along. A lazily executing device does it later. Where loss and gradients are
+        known before, an update that is not finite is not made.
+
+        Returns:
+            What gives the step's sums, waiting for the device if it must.
+        """
+
+    def drift(self, optimizer: Optimizer) -> float:
         """Largest difference between copies of a weight on several processes: of their norms, as a share of a norm."""
 
     def reduce_sum(self, tensor: Tensor) -> None:

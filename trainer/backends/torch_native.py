@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,11 @@ from torch import Tensor
 from conf.devices import DEVICES, HOST_PROCESS_GROUP
 from conf.schema import Config
 from hlatctl.run.errors import DependencyError
+from trainer.backends.base import Optimizer, Sums
+from trainer.backends.gather import gather_json
 from trainer.init import initialize
 from trainer.model import Llama
-from trainer.optim import AdamW, local
+from trainer.optim import AdamW, clip_scale, local
 from trainer.parallel import held_parameters, loss_of, make_layout, prepare
 from trainer.precision import PRECISIONS
 from trainer.storage import load_tensors, save_tensors
@@ -34,6 +36,8 @@ _TIMEOUT = timedelta(minutes=15)
 
 class TorchNative:
     """See :class:`trainer.backends.base.Backend`; torchrun's variables say which process this is."""
+
+    steps_ahead = 0
 
     def __init__(self, config: Config) -> None:
         self._config, self._precision = config, PRECISIONS[config.precision.name]
@@ -84,13 +88,14 @@ class TorchNative:
     def optimizer(self, model: Llama) -> AdamW:
         """AdamW over this process's part of each parameter."""
         return AdamW(
-            held_parameters(model, self._layout), self._config.optimizer,
+            held_parameters(model.named_parameters(), self._layout), self._config.optimizer,
             stochastic_rounding=self._precision.stochastic_rounding, seed=self._config.seed,
             noise_device=None if self._facts.draws_noise else torch.device("cpu"), fused=self._facts.fused_adamw,
         )  # fmt: skip
 
     def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """Eagerly, a micro-batch after the other, or through the pipeline."""
+        inputs, targets = (tokens.to(self.device, non_blocking=True) for tokens in (inputs, targets))
         if self._pipeline is not None:
             total = self._pipeline.run(inputs, targets)
         else:
@@ -118,7 +123,19 @@ class TorchNative:
         if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
             dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
 
-    def drift(self, optimizer: AdamW) -> float:
+    def update(self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool) -> Callable[[], Sums]:
+        """At once: the norm that the gradients are clipped by must be known."""
+        assert isinstance(optimizer, AdamW)
+        self.reduce_gradients(optimizer)
+        stop = torch.tensor([float(asked_to_stop)], device=self.device)
+        shares = torch.cat((loss_share.reshape(1), stop, optimizer.squared_norms()))
+        self.reduce_sum(shares)
+        sums = Sums.of(shares.tolist())
+        if sums.finite:
+            optimizer.step(lr=lr, grad_scale=clip_scale(sums.grad_norm, self._config.optimizer.max_grad_norm))
+        return lambda: sums
+
+    def drift(self, optimizer: Optimizer) -> float:
         """Largest and smallest norms along each axis, in one exchange."""
         worst, mesh = 0.0, self._layout.mesh
         if mesh is None:
@@ -149,11 +166,11 @@ class TorchNative:
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, sent as JSON text."""
-        return [value] if self.world_size == 1 else _gather(value, self.device, None)
+        return [value] if self.world_size == 1 else gather_json(value, self.device, None)
 
     def gather_beside(self, value: Any) -> list[Any]:
         """The same between the hosts, over a group that training does not use."""
-        return [value] if self.world_size == 1 else _gather(value, torch.device("cpu"), self._beside)
+        return [value] if self.world_size == 1 else gather_json(value, torch.device("cpu"), self._beside)
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """All at once, into pinned memory where that is faster."""
@@ -197,20 +214,6 @@ class TorchNative:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _gather(value: Any, device: torch.device, group: dist.ProcessGroup | None) -> list[Any]:
-    """Every process's JSON value: first how long each is, then all of them, padded."""
-    world_size = dist.get_world_size(group)
-    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size)]
-    dist.all_gather(sizes, torch.tensor([len(mine)], device=device), group=group)
-    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8, device=device)
-    padded[: len(mine)] = mine
-    received = [torch.empty_like(padded) for _ in range(world_size)]
-    dist.all_gather(received, padded, group=group)
-    pairs = zip(received, sizes, strict=True)
-    return [json.loads(bytes(text[: int(size)].cpu().numpy())) for text, size in pairs]
 
 
 def _device(kind: str) -> torch.device:

@@ -15,8 +15,8 @@ from hlatctl.cli.main import main
 from tests.hlatctl.conftest import MakeRun
 
 COMMANDS = (
-    "train", "plan", "sweep", "sweep-report", "runs", "status", "logs", "stop", "resume", "show", "diff", "compare",
-    "goodput", "drill", "doctor", "ui", "sync", "checkpoint", "cache", "data", "eval",
+    "train", "plan", "forecast", "sweep", "sweep-report", "runs", "status", "logs", "stop", "resume", "show", "diff",
+    "compare", "goodput", "drill", "doctor", "ui", "sync", "checkpoint", "cache", "data", "eval",
 )  # fmt: skip
 ROOT = Path(__file__).parents[3]
 

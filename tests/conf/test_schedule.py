@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.schedule import learning_rate
 from conf.schema import Config, OptimizerConfig, TrainConfig
-from trainer.schedule import learning_rate
 
 
 def _config(steps: int, *, lr: float = 3e-4, **optimizer: Any) -> Config:

@@ -1,0 +1,59 @@
+"""Simulated checkpoints: folders with a true manifest and nothing in them, kept and deleted like real ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from conf.schema import Config
+from hlatctl.run import files
+from hlatctl.run.manifest import MANIFEST, Manifest, checkpoint_steps
+from hlatctl.run.paths import RunPaths, step_name
+
+
+def write(run: RunPaths, config: Config, step: int) -> tuple[Path, Manifest]:
+    """Make one; its folder and manifest. Not made to survive a power cut: there are hundreds and nothing is in them."""
+    folder, temporary = run.checkpoint(step), run.checkpoints / f".tmp-{step_name(step)}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    (temporary / "simulated.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+    manifest = Manifest(
+        step=step, tokens=step * config.tokens_per_step, files=files.describe_tree(temporary),
+        world={"data_parallel_size": config.data_parallel_size},
+    )  # fmt: skip
+    record = {**asdict(manifest), "sha256": manifest.sha256}
+    (temporary / MANIFEST).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+    return folder, manifest
+
+
+class Kept:
+    """The checkpoints of a run that have not been deleted.
+
+    Args:
+        run: its directory, which is looked at once: nothing else writes checkpoints there.
+        config: of the run.
+    """
+
+    def __init__(self, run: RunPaths, config: Config) -> None:
+        self._run, self._config, self._milestones = run, config, config.milestones
+        self.steps = checkpoint_steps(run)
+
+    def add(self, step: int) -> tuple[Path, Manifest, list[int]]:
+        """Write one, and delete what the trainer would: its folder, its manifest, the steps of those deleted."""
+        folder, manifest = write(self._run, self._config, step)
+        self.steps = sorted({*self.steps, step})
+        rolling = [step for step in self.steps if not self._is_protected(step)]
+        unwanted = rolling[: -self._config.checkpoint.keep]
+        for gone in unwanted:
+            shutil.rmtree(self._run.checkpoint(gone), ignore_errors=True)
+            self.steps.remove(gone)
+        return folder, manifest, unwanted
+
+    def _is_protected(self, step: int) -> bool:
+        tokens = self._milestones.get(step)
+        waits = tokens is not None and not (self._run.eval(tokens) / "results.json").is_file()
+        return waits or self._config.is_permanent(step)

@@ -1,0 +1,42 @@
+"""How long what a simulated cluster does takes; pure."""
+
+from __future__ import annotations
+
+from conf.schema import Config
+from hlatctl.plan import arithmetic
+from hlatctl.plan.step_time import step_time_s
+
+#: Model FLOP/s of one process where the plan does not know the hardware: an ordinary processor's core.
+_UNKNOWN_FLOPS_PER_S = 20e9
+
+
+def step_s(config: Config) -> float:
+    """One optimizer step, with every node healthy: what was given, else the plan's, else a guess."""
+    planned_s = config.rehearsal.step_s or step_time_s(config)
+    if planned_s is not None:
+        return planned_s
+    flops = arithmetic.flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
+    return flops / (config.world_size * _UNKNOWN_FLOPS_PER_S)
+
+
+def save_s(config: Config) -> float:
+    """From the beginning of a checkpoint until all of its files are in the shared storage."""
+    return arithmetic.checkpoint_bytes(config) / config.rehearsal.storage_bytes_per_s
+
+
+def stall_s(config: Config) -> float:
+    """How long training stands still for one: for the copy into the nodes' memory, or for the files."""
+    if config.checkpoint.mode == "sync":
+        return save_s(config)
+    per_node_bytes = arithmetic.checkpoint_bytes(config) / config.cluster.nodes
+    return per_node_bytes / config.rehearsal.host_copy_bytes_per_s
+
+
+def load_s(config: Config) -> float:
+    """Reading one; replicas get from each other what one of them has read."""
+    return save_s(config)
+
+
+def export_s(config: Config) -> float:
+    """Reading one and writing its weights, a third of it."""
+    return save_s(config) * 4 / 3

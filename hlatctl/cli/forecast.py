@@ -1,0 +1,54 @@
+"""`hlatctl forecast`: when a run will be finished, and what it will have cost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hlatctl.cli.common import Json, Overrides, columns, print_json, say
+from hlatctl.run import files
+from hlatctl.run.errors import TrainingError
+
+_LAUNCHER = "cluster.launcher=mock"
+
+
+def forecast(
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Courses of each variant.")] = 20,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the courses into this SVG file.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Forecast when a run ends and what it costs.
+
+    Rehearses it with as many seeds, through the same flow as `train --dry-run`, and again with another checkpoint
+    interval, other numbers of spare nodes, slower starts, and nobody but a person to restart it. Nothing is trained and
+    nothing is left behind. What the cluster is taken to be stands under `rehearsal` in the configuration.
+    """
+    from conf.compose import compose
+    from flows.rehearsal import forecast as rehearsals
+    from hlatctl.report import figures
+    from hlatctl.report import forecast as report
+
+    config = compose([*(overrides or []), _LAUNCHER])
+    courses = rehearsals.play_all(config, seeds, lambda variant: say(f"{seeds} courses: {variant}"))
+    outlooks = {name: report.outlook(found) for name, found in courses.items()}
+    if figure:
+        files.write_text(figure, figures.draw_forecast(courses))
+    first = next(iter(outlooks))
+    configured = outlooks[first]
+    if as_json:
+        print_json({"simulated": True, "seeds": seeds, "variants": report.record(outlooks)})
+    else:
+        typer.echo(columns([[cell.upper() for cell in report.HEADER], *report.rows(outlooks)]) + "\n")
+        if configured:
+            typer.echo(columns([list(fact) for fact in report.facts(configured, time.time())]))
+    if configured is None:
+        raise TrainingError(
+            f"none of {seeds} courses was finished; the first: {courses[first][0].message}",
+            hint="`hlatctl train --dry-run` with the same configuration shows how it went",
+        )

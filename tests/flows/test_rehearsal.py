@@ -1,0 +1,158 @@
+"""A rehearsed campaign: what breaks, what the flow makes of it, and that it is the same every time."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import Config, FailureRatesConfig
+from flows import pretrain, recovery
+from flows.rehearsal import forecast
+from flows.rehearsal.failures import Failures
+from flows.rehearsal.world import WORLD_WRITER
+from hlatctl.report.ledger import ledger
+from hlatctl.run.errors import TrainingError
+from hlatctl.run.fold import fold
+from hlatctl.run.journal import read_events
+from hlatctl.run.paths import RunPaths
+
+NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(FailureRatesConfig)), 0.0))
+
+
+@pytest.fixture(autouse=True)
+def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    monkeypatch.setattr("flows.prefect_env.begin", lambda runs_dir, say: None)
+    monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
+
+
+def campaign(folder: Path, rates: FailureRatesConfig = NONE, **rehearsal: object) -> Config:
+    """Two days on eight nodes, three milestones."""
+    config = compose([
+        "cluster=mock", "cluster.nodes=8", "tracking=none", f"runs_dir={folder / 'runs'}", "train.max_steps=8640",
+        "train.tokens=1B", "train.seq_len=512", "checkpoint.every_steps=180", "eval.every_tokens=24M",
+        "rehearsal.step_s=20", "rehearsal.step_events=100", "train.on_nonfinite=rollback",
+    ])  # fmt: skip
+    settings = dataclasses.replace(config.rehearsal, failures=rates, shows_recovery=False, **rehearsal)  # type: ignore[arg-type]
+    return dataclasses.replace(config, rehearsal=settings)
+
+
+def drive(config: Config, run_id: str = "campaign") -> RunPaths:
+    run = pretrain.create(config, argv=[], run_id=run_id)
+    pretrain.drive(run)
+    return run
+
+
+def only(kind: str, per_1000_node_hours: float) -> FailureRatesConfig:
+    return dataclasses.replace(NONE, **{kind: per_1000_node_hours})
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "cause", "decisions"),
+    [
+        ("hardware", 8.0, "killed", {"restart", "restart_without", "walk_back"}),
+        ("collective_timeout", 10.0, "collective_timeout", {"restart", "restart_without"}),
+        ("hang", 10.0, "hang", {"restart", "restart_without"}),
+        ("upgrade", 10.0, "preempted", {"restart"}),
+        ("nan", 10.0, "rollback", {"restart"}),
+    ],
+)
+def test_the_flow_finds_the_cause_of_each_failure_by_its_evidence(
+    kind: str, rate: float, cause: str, decisions: set[str], tmp_path: Path
+) -> None:
+    run = drive(campaign(tmp_path, only(kind, rate)))
+    events = read_events(run)
+    state = fold(events)
+    assert (state.status, state.simulated) == ("finished", True)
+    assert any(event.get("failure") == kind and event["writer"] == WORLD_WRITER for event in events)
+    causes = Counter(attempt.cause for attempt in state.attempts)
+    assert set(causes) == {cause, "finished"}
+    assert {attempt.decision for attempt in state.attempts[:-1]} <= decisions
+
+
+def test_a_broken_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
+    state = fold(events := read_events(drive(campaign(tmp_path, only("hardware", 8.0)))))
+    assert state.status == "finished"
+    left_out = [event["left_out_hosts"] for event in events if event["kind"] == "attempt_started"]
+    assert left_out[0] == []
+    assert left_out[-1], "the last attempt did without a node that had failed"
+
+
+def test_a_head_that_dies_is_followed_by_one_that_re_attaches_while_training_goes_on(tmp_path: Path) -> None:
+    config = campaign(tmp_path, only("head_crash", 100.0))
+    events = read_events(drive(config))
+    kinds = Counter(event["kind"] for event in events)
+    assert kinds["head_started"] > 1
+    assert kinds["attempt_attached"] >= 1
+    assert (kinds["attempt_started"], kinds["attempt_ended"]) == (1, 1)
+    assert ledger(events, config).uptime_fraction == pytest.approx(1.0, abs=0.01)
+    assert {m.status for m in fold(events).milestones.values()} == {"evaluated"}
+
+
+def test_a_disk_that_is_full_at_a_milestone_waits_for_a_person_who_resumes_the_run(tmp_path: Path) -> None:
+    events = read_events(drive(campaign(tmp_path, only("disk_full", 12.0))))
+    causes = [event["cause"] for event in events if event["kind"] == "attempt_ended"]
+    assert causes[-1] == "finished"
+    assert set(causes) <= {"disk_full", "finished"}
+    assert any(event["kind"] == "checkpoint_skipped" for event in events)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(tmp_path: Path) -> None:
+    config = campaign(tmp_path, FailureRatesConfig(hardware=4.0, hang=2.0, head_crash=40.0, straggler=2.0))
+    texts = []
+    for seed in (1, 1, 2):
+        seeded = dataclasses.replace(config, rehearsal=dataclasses.replace(config.rehearsal, seed=seed))
+        journal = drive(seeded).journal
+        texts.append({path.name: path.read_bytes() for path in sorted(journal.iterdir())})
+        shutil.rmtree(config.runs_dir)
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_thinned_steps_tell_the_same_time_as_all_of_them(tmp_path: Path) -> None:
+    accounts = []
+    for step_events in (1, None):
+        config = campaign(tmp_path / str(step_events), only("hang", 30.0), step_events=step_events)
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=3000))
+        events = read_events(drive(config))
+        accounts.append(ledger(events, config).seconds)
+        assert max(event["step"] for event in events if event["kind"] == "step") == config.total_steps
+    for category in ("productive", "lost", "restart:hang"):
+        assert accounts[0][category] == pytest.approx(accounts[1][category], rel=0.03), category
+
+
+def test_a_restart_policy_that_never_restarts_fails_the_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = recovery.Row("stop", lambda case: case.cause != "finished", "broken on purpose")
+    monkeypatch.setattr(recovery, "POLICY", (broken, *recovery.POLICY))
+    with pytest.raises(TrainingError, match="broken on purpose"):
+        drive(campaign(tmp_path, only("hang", 10.0)))
+
+
+def test_without_automatic_restarts_a_person_is_waited_for(tmp_path: Path) -> None:
+    config = campaign(tmp_path, only("hang", 10.0))
+    by_hand = dataclasses.replace(config, recovery=dataclasses.replace(config.recovery, enabled=False))
+    automatic, waiting = forecast.play(config, 1), forecast.play(by_hand, 1)
+    assert automatic.message == waiting.message == ""
+    assert waiting.uptime_fraction < automatic.uptime_fraction - 0.05
+    assert not list(tmp_path.iterdir()), "a forecast leaves nothing behind"
+
+
+def test_failures_come_at_their_rates() -> None:
+    import random
+
+    hosts = tuple(f"mock-{number}" for number in range(50))
+    failures = Failures(FailureRatesConfig(**{**dataclasses.asdict(NONE), "hang": 2.0, "head_crash": 10.0}), hosts,
+                        random.Random(1))  # fmt: skip
+    drawn = [failure for _ in range(2000) if (failure := failures.next())]
+    hours = sum(failure.after_s for failure in drawn) / 3600
+    kinds = Counter(failure.kind for failure in drawn)
+    assert kinds["hang"] / hours == pytest.approx(0.1, rel=0.1)
+    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "of one node, whatever the cluster's size"
+    assert Failures(NONE, hosts, random.Random(1)).next() is None

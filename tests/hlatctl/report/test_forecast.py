@@ -1,0 +1,41 @@
+"""What many courses say together."""
+
+from __future__ import annotations
+
+import pytest
+
+from hlatctl.report import forecast
+from hlatctl.report.forecast import Course, Spread
+
+
+def course(seed: int, days: float, message: str = "") -> Course:
+    return Course(
+        seed=seed, message=message, wall_s=days * 86400, uptime_fraction=0.98, goodput_fraction=0.95,
+        lost_s=3600.0 * seed, failures=seed, cost_usd=1000.0 * days,
+    )  # fmt: skip
+
+
+def test_a_spread_lies_between_the_values_in_proportion() -> None:
+    assert Spread.of([4.0]) == Spread(low=4.0, median=4.0, high=4.0)
+    found = Spread.of([float(value) for value in range(101)])
+    assert (found.low, found.median, found.high) == pytest.approx((5.0, 50.0, 95.0))
+
+
+def test_courses_that_were_not_finished_are_named_and_not_counted() -> None:
+    found = forecast.outlook([course(1, 10), course(2, 20), course(3, 99, "gave up")])
+    assert found is not None
+    assert (found.courses, found.unfinished) == (3, {3: "gave up"})
+    assert found.wall_s.median == 15 * 86400
+    assert ("not finished", "seed 3: gave up") in forecast.facts(found, 0.0)
+    assert forecast.facts(found, 0.0)[0][1].startswith("1970-01-16")
+    assert forecast.outlook([course(3, 99, "gave up")]) is None
+
+
+def test_the_table_has_a_row_for_each_variant() -> None:
+    rows = forecast.rows({"as configured": forecast.outlook([course(1, 10)]), "worse": None})
+    assert rows[0] == [
+        "as configured", "10 d 0 h (10 d 0 h to 10 d 0 h)", "98.00 % (98.00 to 98.00)", "95.00 % (95.00 to 95.00)",
+        "1 h 0 min (1 h 0 min to 1 h 0 min)", "1", "10,000",
+    ]  # fmt: skip
+    assert rows[1][:2] == ["worse", "never finished"]
+    assert all(len(row) == len(forecast.HEADER) for row in rows)

@@ -1,0 +1,38 @@
+"""Every call of the Neuron libraries fits their recorded signatures; tests/nxd checks that these are the libraries'."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+from conf.schema import BackendConfig, Config
+from hlatctl.run.errors import DependencyError
+from tests.nxd.calls import GOLDEN, calls, fits
+from trainer.backends import make_backend
+
+
+def test_every_call_fits_the_recorded_signature() -> None:
+    signatures = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    found = calls()
+    assert len(found) >= 25, "the source was read"
+    assert {call.name for call in found} == signatures.keys(), (
+        "HLATCTL_UPDATE_GOLDEN=1 pytest tests/nxd/test_signatures.py"
+    )
+    assert [why for call in found if (why := fits(call, signatures[call.name]))] == []
+
+
+def test_a_call_that_does_not_fit_is_noticed() -> None:
+    signatures = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    name = "neuronx_distributed.save_checkpoint"
+    call = next(call for call in calls() if call.name == name)
+    wrong = type(call)(name, call.positional, (*call.keywords, "num_kept"), call.where)
+    assert "unexpected keyword argument 'num_kept'" in str(fits(wrong, signatures[name]))
+    assert "missing a required argument" in str(fits(type(call)(name, 0, (), call.where), signatures[name]))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("neuronx_distributed") is not None, reason="it is installed here")
+def test_where_the_library_is_missing_the_backend_says_so() -> None:
+    with pytest.raises(DependencyError, match=r"backend\.name=nxd: neuronx_distributed is not installed\nhint: .*SDK"):
+        make_backend(Config(backend=BackendConfig(name="nxd", device="neuron")))

@@ -1,0 +1,330 @@
+"""NeuronX Distributed on torch-xla: Trainium with a Neuron SDK up to 2.29.
+
+Execution is lazy: what the loop asks for is a graph until a step boundary sends it to the device, and values come back
+through step closures, a step later. Nothing here forces the device to wait.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from conf.devices import HOST_PROCESS_GROUP
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError, DependencyError
+from trainer.backends.base import Optimizer, Sums
+from trainer.backends.gather import gather_json
+from trainer.collectives import TensorParallel
+from trainer.init import initial_slice, initialize
+from trainer.model import Llama
+from trainer.optim import local
+from trainer.parallel import Layout, held_parameters
+from trainer.precision import PRECISIONS
+from trainer.storage import load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from trainer.backends.nxd_optim import NxdAdamW
+
+#: A peer that is silent this long is gone.
+_TIMEOUT = timedelta(minutes=15)
+#: Processes of a node that move their model to the device at once, for it lies in the node's memory until then.
+_MOVE_AT_ONCE = 11
+
+
+class Nxd:
+    """See :class:`trainer.backends.base.Backend`; torchrun's variables say which process this is."""
+
+    steps_ahead = 1
+    compiles = True
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._precision = config, PRECISIONS[config.precision.name]
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.warnings: list[str] = []
+        torch.set_num_threads(config.cluster.threads_per_process)
+        _check_key_value_heads(config)
+        _set_environment(config)
+        self._nxd, self._xla = _import()
+        self.device = self._xla.device()
+        if not dist.is_initialized():
+            _join(self.world_size)
+        self._nxd_config = self._describe()
+        self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
+        self._layout = self._find_layout()
+        self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
+        self.speaks_for_replica = self._layout.speaks_for_replica
+        self.nxd_model: Any = None
+        self._optimizer: NxdAdamW | None = None
+
+    def _describe(self) -> dict[str, Any]:
+        """The library's own configuration; it lays the processes out on the way."""
+        parallel = self._config.parallel
+        zero1 = parallel.data_parallel == "zero1"
+        return dict(
+            self._nxd.neuronx_distributed_config(
+                tensor_parallel_size=parallel.tensor_parallel_size,
+                pipeline_parallel_size=parallel.pipeline_parallel_size,
+                pipeline_config=self._pipeline_config(),
+                optimizer_config={"zero_one_enabled": zero1, "grad_clipping": False},  # clipping: nxd_optim
+                activation_checkpoint_config=None,  # recomputation: nxd_parts
+                sequence_parallel=parallel.sequence_parallel,
+                model_init_config={
+                    "sequential_move_factor": _MOVE_AT_ONCE, "meta_device_init": False, "param_init_fn": None,
+                },
+                mixed_precision_config=dict.fromkeys(
+                    ("use_master_weights", "use_fp32_grad_acc", "use_master_weights_in_ckpt"),
+                    zero1 and self._precision.weights == torch.float32,
+                ),
+            )
+        )  # fmt: skip
+
+    def _pipeline_config(self) -> dict[str, Any] | None:
+        """Stages as those of other backends; the library traces the model and cuts it behind the layers named here."""
+        from trainer.backends.nxd_parts import pipeline_modules
+
+        stages = self._config.parallel.pipeline_parallel_size
+        if stages == 1:
+            return None
+        before = (Layout(config=self._config, pp_rank=stage).stage_layers for stage in range(stages - 1))
+        return {
+            "num_microbatches": self._config.grad_accum_steps, "auto_partition": False,
+            "pipeline_cuts": [f"llama.layers.{layers[-1]}" for layers in before],
+            "input_names": ["inputs", "targets"], "output_loss_value_spec": True, "return_loss_on_cpu": False,
+            "use_zero1_optimizer": self._config.parallel.data_parallel == "zero1", "use_optimizer_wrapper": True,
+            **pipeline_modules(),
+        }  # fmt: skip
+
+    def _find_layout(self) -> Layout:
+        """As the library has laid the processes out, which depends on the machine."""
+        from neuronx_distributed.parallel_layers import parallel_state as state
+
+        mine = [
+            state.get_pipeline_model_parallel_rank(), state.get_tensor_model_parallel_rank(),
+            state.get_data_parallel_rank(),
+        ]  # fmt: skip
+        parallel = self._config.parallel
+        sizes = (parallel.pipeline_parallel_size, parallel.tensor_parallel_size, self._config.data_parallel_size)
+        ranks = torch.zeros(sizes, dtype=torch.int64)
+        for rank, place in enumerate(self.gather(mine)):
+            ranks[tuple(place)] = rank
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("pp", "tp", "dp"))
+        tp = TensorParallel(
+            state.get_tensor_model_parallel_group(), mine[1], parallel.tensor_parallel_size, parallel.sequence_parallel
+        )
+        return Layout(config=self._config, mesh=mesh, pp_rank=mine[0], dp_rank=mine[2], tp=tp)
+
+    def build_model(self, *, document_end_id: int | None) -> Llama:
+        """Made with its weights in host memory, then moved to the device, some processes of a node at a time."""
+        from trainer.backends.nxd_parts import NxdParts, WithLoss
+
+        config, dtype = self._config, self._precision.compute
+        parts = NxdParts(config.parallel, dtype, flash=config.backend.device == "neuron")
+        llama = Llama(
+            config.model, config.train.seq_len, compute_dtype=dtype, document_end_id=document_end_id, parts=parts
+        )
+        for parameter in llama.parameters():
+            parameter.data = parameter.data.to(dtype)  # rotary tables stay FP32
+        initialize(llama, config.model, config.seed)
+        for layer in llama.blocks():
+            layer.recompute = config.parallel.activation_checkpointing == "full"
+            layer.attention.recompute_core = config.parallel.activation_checkpointing == "selective"
+        self.nxd_model = self._nxd.initialize_parallel_model(self._nxd_config, lambda: WithLoss(llama))
+        self.step_boundary()
+        return llama
+
+    def optimizer(self, model: Llama) -> Optimizer:
+        """The library's AdamW over this process's part of each parameter."""
+        from trainer.backends.nxd_optim import NxdAdamW
+
+        config, zero1 = self._config, self._config.parallel.data_parallel == "zero1"
+        named = ((name.removeprefix("llama."), parameter) for name, parameter in self.nxd_model.named_parameters())
+        held = held_parameters(named, self._layout)
+        for name, part in held.items():
+            if part.partial_gradient:
+                setattr(part.parameter, "sequence_parallel_enabled", True)  # noqa: B010 (the library sums such gradients)
+            if zero1:  # the masters are this replica's alone
+                others = part.holders // self.data_parallel_size
+                held[name] = replace(part, sharded=True, holders=others)
+        optimizer = NxdAdamW(held, config.optimizer, self._nxd_config, dtype=self._precision.weights)
+        if self._precision.weights != self._precision.compute:  # masters know more than the parameters they came from
+            for name, part in held.items():
+                shape = list(part.parameter.shape)
+                optimizer.write_weights(name, initial_slice(name, shape, model.parts, config.model, config.seed))
+        self._optimizer = optimizer
+        self.step_boundary()
+        return optimizer
+
+    def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+        """A micro-batch after the other, each a graph of its own if there are several, or through the pipeline."""
+        steps = self._config.grad_accum_steps
+        total = torch.zeros((), device=self.device)
+        if self._config.parallel.pipeline_parallel_size > 1:
+            mean = self.nxd_model.run_train(inputs=inputs, targets=targets)  # of the last stage alone
+            return (total if mean is None else mean) / self._copies_of_loss
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        size = self._config.micro_batch_size
+        for some, following in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+            loss = self.nxd_model(some, following) / steps
+            loss.backward()
+            total = total + loss.detach()
+            if steps > 1:
+                self.step_boundary()
+        return total / self._copies_of_loss
+
+    @property
+    def _copies_of_loss(self) -> int:
+        """Processes that each have the mean loss of their replica's batch."""
+        return self.data_parallel_size * self._config.parallel.tensor_parallel_size
+
+    def update(self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool) -> Callable[[], Sums]:
+        """In the graph of the step; a step closure fetches the sums beside the training thread."""
+        from torch_xla.core.xla_model import add_step_closure
+
+        assert self._optimizer is not None
+        assert optimizer is self._optimizer
+        stop = torch.tensor([float(asked_to_stop)]).to(self.device)  # data of the graph, not a constant in it
+        sums = self._optimizer.step(torch.cat((loss_share.reshape(1), stop)), lr=lr)
+        known: Future[Sums] = Future()
+
+        def fetch(values: Tensor) -> None:
+            try:
+                known.set_result(Sums.of(values.tolist()))
+            except Exception as error:  # whatever it is, who waits must hear of it
+                known.set_exception(error)
+
+        add_step_closure(fetch, args=(sums,), run_async=True)
+        return known.result
+
+    def drift(self, optimizer: Optimizer) -> float:
+        """As on other devices; the device has to wait for it, so it is asked for rarely."""
+        from neuronx_distributed.parallel_layers import parallel_state as state
+
+        worst = 0.0
+        groups = {"dp": state.get_data_parallel_group(), "tp": state.get_tensor_model_parallel_group()}
+        for axis, group in groups.items():
+            norms = optimizer.norms_of_copies(axis)
+            ends = torch.cat((norms, -norms))
+            dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
+            largest, smallest = ends.cpu().chunk(2)
+            worst = max(worst, *((largest + smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
+        return worst
+
+    def reduce_sum(self, tensor: Tensor) -> None:
+        """One all-reduce over the world."""
+        dist.all_reduce(tensor)
+
+    def wait(self) -> None:
+        """Nothing: the device works on its own, and the clock tells what this process did to ask it."""
+
+    def step_boundary(self) -> None:
+        """What has been asked for becomes a graph and starts."""
+        self._xla.sync()
+
+    def from_rank0(self, value: Any) -> Any:
+        """Rank 0's value."""
+        return self.gather(value)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Over gloo: the device is not asked."""
+        return gather_json(value, torch.device("cpu"), self._host)
+
+    def gather_beside(self, value: Any) -> list[Any]:
+        """The same, over a group that training does not use."""
+        return gather_json(value, torch.device("cpu"), self._beside)
+
+    def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies, whole: the device's memory can't be read beside training."""
+        assert self._optimizer is not None
+        return {name: self._optimizer.described(name, tensor.cpu()) for name, tensor in tensors.items()}
+
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Our own format, as every backend's."""
+        on_device = any(tensor.device.type == "xla" for tensor in tensors.values())
+        host = self.to_host(tensors, {}) if on_device else tensors
+        save_tensors(host, folder, alone=False, group=self._beside)
+
+    def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Into host memory, and from there to the device."""
+        assert self._optimizer is not None
+        host = {name: self._optimizer.host_target(name) for name in tensors}
+        load_tensors(host, folder, alone=False, group=self._host)
+        for name, value in host.items():
+            self._optimizer.write(name, local(value))
+        self.step_boundary()
+
+    def compile_counters(self) -> dict[str, int]:
+        """Unknown: torch-xla counts graphs, and only the compiler which of them lay in its cache."""
+        return {}
+
+    def peak_flops_per_s(self) -> float | None:
+        """Unknown."""
+        return None
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _check_key_value_heads(config: Config) -> None:
+    if config.model.num_kv_heads % config.parallel.tensor_parallel_size:
+        raise ConfigError(
+            f"model.num_kv_heads={config.model.num_kv_heads}: not divisible by parallel.tensor_parallel_size="
+            f"{config.parallel.tensor_parallel_size}; processes that share a key/value head can be planned, "
+            "but not trained with yet",
+            hint="cut less by tensors, and more by parallel.pipeline_parallel_size",
+        )
+
+
+def _set_environment(config: Config) -> None:
+    """What torch-xla and the runtime read when they are imported; a caller who wants something else is told.
+
+    The number formats are the tensors' own. The switches that once changed them behind torch's back are deprecated
+    (Neuron SDK, "Migration from XLA_USE_BF16/XLA_DOWNCAST_BF16").
+    """
+    wanted = {
+        "PJRT_DEVICE": {"neuron": "NEURON"}.get(config.backend.device, "CPU"),
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(PRECISIONS[config.precision.name].stochastic_rounding)),
+        "XLA_USE_BF16": "0",
+        "XLA_DOWNCAST_BF16": "0",
+    }
+    for name, value in wanted.items():
+        if os.environ.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name}={os.environ[name]} in the environment: backend.device={config.backend.device} and "
+                f"precision.name={config.precision.name} need {name}={value}",
+                hint=f"unset {name}",
+            )
+
+
+def _import() -> tuple[Any, Any]:
+    try:
+        import neuronx_distributed
+        import torch_xla
+        import torch_xla.distributed.xla_backend
+    except ImportError as error:
+        raise DependencyError(
+            f"backend.name=nxd: {error.name or error} is not installed",
+            hint="an environment with the Neuron SDK's torch-neuronx and neuronx-distributed: docs/neuron.md",
+        ) from None
+    return neuronx_distributed, torch_xla
+
+
+def _join(world_size: int) -> None:
+    """The processes that torchrun started, or this one alone."""
+    if world_size > 1:
+        dist.init_process_group("xla", init_method="env://")
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined] # public, but not in its module's list
+        dist.init_process_group("xla", store=store, rank=0, world_size=1)
