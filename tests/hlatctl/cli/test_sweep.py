@@ -40,6 +40,12 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert "seed=1,2: is another space than the sweep's: its axes are optimizer.lr" in capsys.readouterr().err
     assert main(["sweep", "--extend", "rates-t0000", "seed=1,2"]) == 10
     assert "--extend=rates-t0000: rates-t0000 is a run and no sweep" in capsys.readouterr().err
+    assert main(["sweep-report", "rates"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{swept / 'rates' / 'report' / 'index.html'}\n"
+    assert captured.err == "summary.md, numbers.json and figures lie beside it, and best.yaml\n"
+    assert main(["sweep-report", "rates-t0000"]) == 10
+    assert "SWEEP=rates-t0000: rates-t0000 is a run and no sweep" in capsys.readouterr().err
     assert main(["stop", "rates"]) == 0
     assert "rates: finished" in capsys.readouterr().err
 
