@@ -25,6 +25,8 @@ WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler
 #: With so much against it since it last passed, a host is measured again before it is used; with so much in all it is
 #: left out.
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
+#: The former where another host could take its place: a start on a broken node costs more than a measurement.
+REPLACEABLE_SUSPECT_SCORE = 0.9
 #: A host that has failed its preflight is given so long to be mended; then it is measured again.
 REJECTED_S = 86400.0
 
@@ -93,8 +95,13 @@ def scores(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
     return found
 
 
-def suspects(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
-    """Hosts to be measured again before they are used: something speaks against them since they last passed."""
+def suspects(entries: Iterable[Entry], now_unix_s: float, *, replaceable: bool = False) -> set[str]:
+    """Hosts to be measured again before they are used: something speaks against them since they last passed.
+
+    Args:
+        replaceable: there are hosts to take their place, so that less is enough.
+    """
+    enough = REPLACEABLE_SUSPECT_SCORE if replaceable else SUSPECT_SCORE
     since_passed: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.kind == "preflight_passed":
@@ -103,7 +110,7 @@ def suspects(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
             since_passed.setdefault(entry.host, []).append(entry)
     recent = [entry for listed in since_passed.values() for entry in listed]
     rejected = {entry.host for entry in recent if entry.kind == "preflight_failed"}
-    return rejected | {host for host, score in scores(recent, now_unix_s).items() if score >= SUSPECT_SCORE}
+    return rejected | {host for host, score in scores(recent, now_unix_s).items() if score >= enough}
 
 
 def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:

@@ -95,7 +95,8 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
 def _test_suspects(ctx: FlowContext) -> None:
     """Measure the nodes again if one of them has come under suspicion since it was measured last."""
     usable = set(ctx.hosts).difference(ctx.place().left_out)
-    suspects = nodes.suspects(nodes.read(ctx.ledger), ctx.clock.now_unix_s()) & usable
+    spare = len(usable) > ctx.config.cluster.nodes
+    suspects = nodes.suspects(nodes.read(ctx.ledger), ctx.clock.now_unix_s(), replaceable=spare) & usable
     if suspects:
         ctx.message(f"nodes: {', '.join(sorted(suspects))} under suspicion; measuring again before the next attempt")
         preflight(ctx)

@@ -28,6 +28,7 @@ def test_evidence_weighs_half_as_much_after_its_half_life() -> None:
 def test_one_failure_is_no_suspicion_two_are_until_the_host_has_passed() -> None:
     twice = [entry("a"), entry("a"), entry("b")]
     assert suspects(twice[:1], NOW) == set()
+    assert suspects(twice[:1], NOW, replaceable=True) == {"a"}, "measuring costs less than a start that fails"
     assert suspects(twice, NOW) == {"a"}
     assert suspects([*twice, entry("a", "preflight_passed")], NOW) == set()
     assert suspects([*twice, entry("a", "preflight_passed"), entry("a"), entry("a")], NOW) == {"a"}
