@@ -20,8 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python %d.%d is too old, 3.11 or newer is needed\nhint: make PYTHON=python3.11" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "error: this Python can not make virtual environments"; echo "hint: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-# Not compiled: Python compiles what is imported, which is a small part of what is installed.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
 	@touch $(STAMP)
 
 train: $(STAMP)

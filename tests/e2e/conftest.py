@@ -16,7 +16,7 @@ import pytest
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 
-WAIT_S = 180.0
+WAIT_S = 300.0
 WORDS = [
     "the",
     "model",
