@@ -48,7 +48,9 @@ def test_every_step_is_journalled_once_with_every_field_and_the_loss_falls(cli: 
 def story(run: RunPaths) -> dict[str, list[Any]]:
     """What each writer told, in its order, without what depends on timing or on the numbers themselves."""
     events = read_events(run)
-    flow = [(e["kind"], e.get("stage")) for e in events if e["writer"] == "flow" and e["kind"] in FLOW_KINDS]
+    flow = [
+        (FLOW_KINDS[e["kind"]], e.get("stage")) for e in events if e["writer"] == "flow" and e["kind"] in FLOW_KINDS
+    ]
     train = [e for e in events if e["writer"].startswith("train-")]
     checkpoints = {e["step"]: "" for e in train if e["kind"].startswith("checkpoint_")}
     for event in train:
@@ -66,9 +68,11 @@ def story(run: RunPaths) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
+#: What a run before has prepared in the same folder is skipped; that is the same story.
 FLOW_KINDS = {
-    "run_created", "head_started", "stage_started", "stage_finished", "stage_skipped", "stage_failed",
-    "attempt_started", "attempt_ended", "hang", "run_finished",
+    "run_created": "created", "head_started": "driven", "stage_finished": "done", "stage_skipped": "done",
+    "stage_failed": "failed", "attempt_started": "started", "attempt_ended": "ended", "hang": "hang",
+    "run_finished": "finished",
 }  # fmt: skip
 CHECKPOINT_KINDS = ("checkpoint_written", "checkpoint_committed", "checkpoint_verified", "checkpoint_rejected")
 
