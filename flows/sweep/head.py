@@ -31,7 +31,7 @@ from hlatctl.run.sweep import ENDED, SweepState, TrialState
 #: A trial whose head process is gone so often, with nothing in its journal that says why, has failed.
 _MAX_LOST_HEADS = 3
 #: Played trials at once: they wait for the disk more than they compute.
-_PLAYED_AT_ONCE = 8
+_PLAYED_AT_ONCE = 2
 _POLL_S = 0.5
 _PLAYED_POLL_S = 0.02
 
