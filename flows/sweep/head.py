@@ -273,6 +273,9 @@ class _Head:
         if value is not None and math.isfinite(value):
             self._end(asked, "finished", "", trial, value)
             return
+        if asked.stops_as:  # it was told to stop when all but its evaluations was done
+            self._end(asked, asked.stops_as, asked.why, trial)
+            return
         why = f"sweep.objective={aim.name}: {trial.run.run_id} has finished and does not report it"
         self._end(asked, "failed", f"{why} as a number", trial)
         if value is None and not any(other.value is not None for other in self._book.trials):

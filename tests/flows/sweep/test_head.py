@@ -125,6 +125,14 @@ def test_a_trial_that_falls_behind_is_pruned_and_what_that_saves_is_told(tmp_pat
 
 
 @pytest.mark.usefixtures("one_at_a_time")
+def test_a_trial_whose_evaluations_fall_behind_after_its_training_is_pruned_and_not_failed(tmp_path: Path) -> None:
+    sweep = make(tmp_path, "optimizer.lr=3e-3,1e-5", "sweep.pruner=asha", "eval.enabled=true", "eval.every_tokens=4096")
+    state = drive(sweep, silent)
+    assert [trial.status for trial in state.trials.values()] == ["finished", "pruned"]
+    assert state.trials[1].why.startswith("asha at 4,096 tokens")
+
+
+@pytest.mark.usefixtures("one_at_a_time")
 def test_checkpoints_of_pruned_trials_are_kept_on_request(tmp_path: Path) -> None:
     sweep = make(tmp_path, "optimizer.lr=3e-3,4e-3,1e-5", "sweep.pruner=asha", "sweep.keep_pruned_checkpoints=true")
     state = drive(sweep, silent)
