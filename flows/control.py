@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import conf.load
 from flows.launch import launcher_for
 from flows.launch.base import Handle
 from flows.stages.train import STOP_GRACE_S
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import head_pid, wait_until_undriven
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
-
-_POLL_S = 0.2
 
 
 def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
@@ -32,9 +28,7 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     """
     with JournalWriter(run, OPERATOR_WRITER) as journal:
         journal.append("stop_requested", durable=True, by=by)
-    deadline = time.monotonic() + wait_s
-    while head_pid(run) is not None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    wait_until_undriven(run, wait_s)
     state = fold(read_events(run))
     if head_pid(run) is None:
         _stop_orphan(run, state)

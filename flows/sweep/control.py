@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from flows import control
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import head_pid, wait_until_undriven
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import SweepState, fold
-
-_POLL_S = 0.2
 
 
 def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
@@ -33,9 +29,7 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
             for trial in _running(fold(read_events(sweep))):
                 journal.append("trial_paused", durable=True, trial=trial)
                 control.request_stop(sweep.trial(trial), by=by, wait_s=wait_s)
-    deadline = time.monotonic() + wait_s
-    while head_pid(sweep) is not None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    wait_until_undriven(sweep, wait_s)
     return fold(read_events(sweep))
 
 

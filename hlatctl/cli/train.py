@@ -9,7 +9,7 @@ import typer
 
 from hlatctl.cli.common import Detach, Overrides, say
 from hlatctl.cli.driving import drive
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, SweepPaths
 
 #: What --dry-run adds: every job is played by the scripted cluster, the stages and the journal are real.
 _DRY_RUN_OVERRIDE = "cluster.launcher=mock"
@@ -39,11 +39,13 @@ def train(
 
 
 def start_head(run: RunPaths) -> None:
-    """Drive a run in a process of its own, and tell how to look after it."""
+    """Drive a run, or a sweep, in a process of its own, and tell how to look after it."""
     from flows import detached
 
     head = detached.start_head(run)
-    say(f"process {head.pid} drives the run; it is not tied to this terminal")
+    is_sweep = isinstance(run, SweepPaths)
+    say(f"process {head.pid} drives the {'sweep' if is_sweep else 'run'}; it is not tied to this terminal")
     say(f"hlatctl status {run.run_id}     how it stands")
-    say(f"hlatctl logs {run.run_id} -f    its output")
+    if not is_sweep:  # its trials have logs
+        say(f"hlatctl logs {run.run_id} -f    its output")
     say(f"hlatctl stop {run.run_id}       a checkpoint, then the end")

@@ -19,6 +19,8 @@ from pathlib import Path
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.paths import RunPaths
 
+_POLL_S = 0.2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
@@ -56,6 +58,13 @@ def head_pid(run: RunPaths) -> int | None:
     """The process that drives a run now, or None if nobody does."""
     text = _read_if_held(run.head_lock)
     return None if text is None else int(text) if text.isdigit() else 0
+
+
+def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
+    """Wait until no process drives a run, or a sweep, any more; at most so long."""
+    deadline = time.monotonic() + wait_s
+    while head_pid(run) is not None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 @contextmanager
