@@ -42,6 +42,9 @@ def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig
     dim = cut_dim(name)
     if dim is None:
         return initial_value(name, shape, config, seed)
+    cut = parts.heads.cut(name) if parts.heads else None
+    if cut is not None:
+        return cut.take(initial_value(name, cut.whole_shape(shape), config, seed))
     whole = [size * (parts.slices if axis == dim else 1) for axis, size in enumerate(shape)]
     return initial_value(name, whole, config, seed).chunk(parts.slices, dim)[parts.rank]
 

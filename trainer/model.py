@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conf.schema import ModelConfig
 from trainer.collectives import TensorParallel
+from trainer.shared_heads import SharedHeads
 
 #: By the end of a parameter's name, see :func:`cut_dim`; norms are not cut.
 _CUT_DIM = {
@@ -51,10 +52,11 @@ class Parts:
     Args:
         rank: which slice.
         slices: into how many the products are cut.
+        heads: which key/value head the slice has, where several slices have copies of one.
     """
 
-    def __init__(self, rank: int = 0, slices: int = 1) -> None:
-        self.rank, self.slices = rank, slices
+    def __init__(self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None) -> None:
+        self.rank, self.slices, self.heads = rank, slices, heads
 
     def embedding(self, entries: int, width: int) -> nn.Module:
         """Token ids (batch, seq) to (batch, seq, width), cut by entries."""
@@ -91,15 +93,17 @@ class Attention(nn.Module):
     """Causal grouped-query attention with rotary embeddings.
 
     The rows of ``qkv`` are one group after another, a group being the query heads that share a key/value head, then
-    that key head and that value head.
+    that key head and that value head. Where there are more slices than groups, each slice has a group made of some
+    of those query heads and copies of the other two (``trainer.shared_heads``).
     """
 
     def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
         self.parts = parts
-        self.queries_per_group = config.num_heads // config.num_kv_heads
+        groups = max(config.num_kv_heads, parts.slices)
+        self.queries_per_group = config.num_heads // groups
         self.head_dim = config.head_dim
-        rows = config.num_kv_heads * (self.queries_per_group + 2) * self.head_dim
+        rows = groups * (self.queries_per_group + 2) * self.head_dim
         self.qkv = parts.by_outputs(config.hidden_size, rows)
         self.o = parts.by_inputs(config.num_heads * self.head_dim, config.hidden_size)
         self.recompute_core = False

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from conf.schema import OptimizerConfig
 from trainer.rounding import stochastic_round_
+from trainer.shared_heads import Cut, Pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Held:
         slice_dim: dimension that is cut over ``tp``, if it is.
         sharded: the slice's rows are cut over ``dp``; autograd leaves the gradient in a tensor of its own.
         partial_gradient: autograd's gradient has to be summed over ``tp``.
+        cut: which pieces of the whole the slice is, if it is not the one of its rank.
     """
 
     parameter: nn.Parameter
@@ -44,17 +46,25 @@ class Held:
     slice_dim: int | None = None
     sharded: bool = False
     partial_gradient: bool = False
+    cut: Cut | None = None
 
     @property
     def autograd_fills_buffer(self) -> bool:
         """Gradients of whole or sliced FP32 parameters are views of our buffer."""
         return self.parameter.dtype == torch.float32 and not self.sharded
 
-    def described(self, part: Tensor) -> Tensor:
-        """What this process has of a tensor that is cut like the parameter, with the description of how it is cut."""
+    def described(self, part: Tensor, *, first_row: int = 0) -> Tensor:
+        """What this process has of a tensor that is cut like the parameter, with the description of how it is cut.
+
+        Args:
+            part: all of the slice, or the rows of it that this replica has.
+            first_row: of the slice's; DTensor finds it by itself.
+        """
         if self.mesh is None:
             return part
         shape = list(self.parameter.shape)
+        if self.cut is not None:
+            return self.cut.described(part, first_row, shape[0])
         if self.slice_dim is not None:
             shape[self.slice_dim] *= self.mesh["tp"].size()
         placements: list[Placement] = [
@@ -217,7 +227,7 @@ class AdamW:
 
 def local(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if isinstance(tensor, DTensor | Pieces) else tensor
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float) -> float:

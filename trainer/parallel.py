@@ -20,6 +20,7 @@ from trainer.loss import cross_entropy
 from trainer.model import Llama, cut_dim
 from trainer.optim import Held
 from trainer.precision import Precision
+from trainer.shared_heads import SharedHeads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Layout:
         pp_rank: pipeline stage.
         dp_rank: replica, or shard of one.
         tp: the processes that have each layer together, if there are several.
+        heads: which key/value head this one has, if several of them have copies of one.
     """
 
     config: Config
@@ -39,6 +41,7 @@ class Layout:
     pp_rank: int = 0
     dp_rank: int = 0
     tp: TensorParallel | None = None
+    heads: SharedHeads | None = None
 
     @property
     def speaks_for_replica(self) -> bool:
@@ -113,7 +116,7 @@ def held_parameters(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -
         partial = dim is None and layout.tp is not None and layout.tp.sequence
         held[name] = Held(
             parameter=parameter, holders=holders, copied_over=copied_over, mesh=layout.mesh["tp", "dp"], slice_dim=dim,
-            sharded=layout.fsdp, partial_gradient=partial,
+            sharded=layout.fsdp, partial_gradient=partial, cut=layout.heads.cut(name) if layout.heads else None,
         )  # fmt: skip
     return held
 

@@ -21,6 +21,7 @@ from hlatctl.run.paths import RunPaths, step_name
 from trainer.export import read_weights
 from trainer.storage import read_tensors
 
+_ONE_KEY_HEAD = {"model": {"num_heads": 8, "num_kv_heads": 1}}
 #: Processes, keys of ``parallel``, and of other groups.
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "tp2": (2, {"tensor_parallel_size": 2}, {}),
@@ -30,18 +31,31 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pp2": (2, {"pipeline_parallel_size": 2, "activation_checkpointing": "selective"}, {}),
     "zero1_dp2_pp2": (4, {"pipeline_parallel_size": 2, "data_parallel": "zero1"}, {}),
     "tp2_sp_pp2": (4, {"tensor_parallel_size": 2, "sequence_parallel": True, "pipeline_parallel_size": 2}, {}),
-}
+    # Processes that share a key/value head: of 4 with 2 heads the first and the third, and the second and the fourth
+    # (trn1's order), so that a head is not a rank; of 2 with 1 head both, each with four of its query heads.
+    "tp4_kv2": (4, {"tensor_parallel_size": 4}, {}),
+    "zero1_dp2_tp2_sp_kv1": (
+        4, {"tensor_parallel_size": 2, "sequence_parallel": True, "data_parallel": "zero1"}, _ONE_KEY_HEAD
+    ),
+    "tp2_kv1_pp2": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, _ONE_KEY_HEAD),
+}  # fmt: skip
 #: The same with other number formats, and how far rounding may lead the loss from that of one process.
 ROUNDED: dict[str, tuple[str, float]] = {
     "zero1_dp2_mixed": ("mixed", 5e-3),
     "tp2_bf16_sr": ("bf16_sr", 2e-2),
     "zero1_dp2_bf16_sr": ("bf16_sr", 2e-2),
+    "zero1_dp2_tp2_kv1_mixed": ("mixed", 5e-3),
+    "tp2_kv1_bf16_sr": ("bf16_sr", 2e-2),
 }
 LAYOUTS |= {
     "zero1_dp2_mixed": (2, {"data_parallel": "zero1"}, {"precision": {"name": "mixed"}}),
     "tp2_bf16_sr": (2, {"tensor_parallel_size": 2}, {"precision": {"name": "bf16_sr"}}),
     "zero1_dp2_bf16_sr": (2, {"data_parallel": "zero1"}, {"precision": {"name": "bf16_sr"}}),
-}
+    "zero1_dp2_tp2_kv1_mixed": (
+        4, {"tensor_parallel_size": 2, "data_parallel": "zero1"}, {"precision": {"name": "mixed"}, **_ONE_KEY_HEAD}
+    ),
+    "tp2_kv1_bf16_sr": (2, {"tensor_parallel_size": 2}, {"precision": {"name": "bf16_sr"}, **_ONE_KEY_HEAD}),
+}  # fmt: skip
 _SAVED_STEP, _STEPS = 5, 25
 _TOLERANCE = {"loss": 2e-6, "grad_norm": 1e-4, "param_norm": 1e-6}
 
@@ -137,7 +151,7 @@ def test_every_layout_goes_on_with_the_curve_of_torch_native(
     assert not events_of(trained(layout), "alarm")
 
 
-@pytest.mark.parametrize("layout", ["zero1_dp2_tp2"])
+@pytest.mark.parametrize("layout", ["zero1_dp2_tp2", "zero1_dp2_tp2_sp_kv1"])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     layout: str, reference: Callable[..., RunPaths], trained: Callable[[str], RunPaths], tmp_path: Path,
     make_layout: Callable[..., RunPaths], launch: Callable[..., Any], finish: Callable[..., str], events_of: Events,
@@ -162,19 +176,37 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert got == {step: loss for step, loss in expected.items() if step > resumed}
 
 
+@pytest.mark.parametrize("layout", ["zero1_dp2_tp2", "tp4_kv2", "zero1_dp2_tp2_sp_kv1"])
 def test_what_it_trained_reads_as_what_torch_native_trained(
-    reference: Callable[..., RunPaths], trained: Callable[[str], RunPaths]
+    layout: str, reference: Callable[..., RunPaths], trained: Callable[[str], RunPaths]
 ) -> None:
-    ours, theirs = read_weights(trained("zero1_dp2_tp2"), _STEPS), read_weights(reference(), _STEPS)
+    ours, theirs = read_weights(trained(layout), _STEPS), read_weights(reference(**LAYOUTS[layout][2]), _STEPS)
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert (ours[name] - weight).abs().max() < 1e-5, name
 
 
+@pytest.mark.parametrize("layout", ["tp4_kv2", "zero1_dp2_tp2_sp_kv1"])
+def test_torch_native_goes_on_from_what_it_trained(
+    layout: str, reference: Callable[..., RunPaths], trained: Callable[[str], RunPaths], tmp_path: Path,
+    make_layout: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int], events_of: Events,
+) -> None:  # fmt: skip
+    changes = LAYOUTS[layout][2]
+    run, step = make_layout(tmp_path / "run", **changes), _STEPS - _SAVED_STEP
+    run.checkpoints.mkdir()
+    shutil.copytree(trained(layout).checkpoint(step), run.checkpoint(step))
+    assert train_here(run, 1) == 0
+    ours, theirs = events_of(run, "step"), events_of(reference(**changes), "step")[step:]
+    assert [event["step"] for event in ours] == [event["step"] for event in theirs]
+    assert all(abs(a["loss"] - b["loss"]) <= _TOLERANCE["loss"] * b["loss"] for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["zero1_dp2_tp2", "zero1_dp2_tp2_sp_kv1"])
 def test_the_librarys_own_checkpoint_holds_everything(
-    trained: Callable[[str], RunPaths], tmp_path: Path, start: Callable[..., Any], finish: Callable[..., str]
-) -> None:
-    run, step = trained("zero1_dp2_tp2"), 10
+    layout: str, trained: Callable[[str], RunPaths], tmp_path: Path, start: Callable[..., Any],
+    finish: Callable[..., str],
+) -> None:  # fmt: skip
+    run, step = trained(layout), 10
     exchange = ("-m", "trainer.nxd_exchange", "--run-dir", os.fspath(run.root))
     theirs, ours = tmp_path / "theirs", tmp_path / step_name(step)
     finish(start(*exchange, "--step", str(step), "--to", os.fspath(theirs), processes=4))

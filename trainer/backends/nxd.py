@@ -30,6 +30,7 @@ from trainer.model import Llama
 from trainer.optim import local
 from trainer.parallel import Layout, held_parameters
 from trainer.precision import PRECISIONS
+from trainer.shared_heads import SharedHeads
 from trainer.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ class Nxd:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.warnings: list[str] = []
         torch.set_num_threads(config.cluster.threads_per_process)
-        _check_key_value_heads(config)
         _set_environment(config)
         self._nxd, self._xla = _import()
         self.device = self._xla.device()
@@ -122,14 +122,33 @@ class Nxd:
         tp = TensorParallel(
             state.get_tensor_model_parallel_group(), mine[1], parallel.tensor_parallel_size, parallel.sequence_parallel
         )
-        return Layout(config=self._config, mesh=mesh, pp_rank=mine[0], dp_rank=mine[2], tp=tp)
+        tp_ranks = ranks[mine[0], :, mine[2]].tolist()
+        heads = self._find_heads(tp_ranks)
+        return Layout(config=self._config, mesh=mesh, pp_rank=mine[0], dp_rank=mine[2], tp=tp, heads=heads)
+
+    def _find_heads(self, tp_ranks: list[int]) -> SharedHeads | None:
+        """Which of these processes share a key/value head the library says: it knows who can exchange with whom.
+
+        On trn1 they are strided (of 4 with 2 heads, the first and the third share one), on trn2 they are neighbours.
+        """
+        from neuronx_distributed.parallel_layers import parallel_state as state
+
+        model = self._config.model
+        sharers = len(tp_ranks) // model.num_kv_heads
+        if sharers <= 1:
+            return None
+        state.initialize_kv_group(sharers)
+        groups = [group for group in state.get_kv_shared_group(as_list=True) if set(group) <= set(tp_ranks)]
+        assert sorted(rank for group in groups for rank in group) == sorted(tp_ranks), groups
+        head = next(number for number, group in enumerate(groups) if self.rank in group)
+        return SharedHeads(model=model, head=head, part=groups[head].index(self.rank), sharers=sharers)
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
         """Made with its weights in host memory, then moved to the device, some processes of a node at a time."""
         from trainer.backends.nxd_parts import NxdParts, WithLoss
 
         config, dtype = self._config, self._precision.compute
-        parts = NxdParts(config.parallel, dtype, flash=config.backend.device == "neuron")
+        parts = NxdParts(config.parallel, dtype, flash=config.backend.device == "neuron", heads=self._layout.heads)
         llama = Llama(
             config.model, config.train.seq_len, compute_dtype=dtype, document_end_id=document_end_id, parts=parts
         )
@@ -210,8 +229,12 @@ class Nxd:
         """As on other devices; the device has to wait for it, so it is asked for rarely."""
         from neuronx_distributed.parallel_layers import parallel_state as state
 
+        from trainer.backends.nxd_optim import SHARERS
+
         worst = 0.0
         groups = {"dp": state.get_data_parallel_group(), "tp": state.get_tensor_model_parallel_group()}
+        if self._layout.heads:
+            groups[SHARERS] = state.get_kv_shared_group()
         for axis, group in groups.items():
             norms = optimizer.norms_of_copies(axis)
             ends = torch.cat((norms, -norms))
@@ -275,16 +298,6 @@ class Nxd:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _check_key_value_heads(config: Config) -> None:
-    if config.model.num_kv_heads % config.parallel.tensor_parallel_size:
-        raise ConfigError(
-            f"model.num_kv_heads={config.model.num_kv_heads}: not divisible by parallel.tensor_parallel_size="
-            f"{config.parallel.tensor_parallel_size}; processes that share a key/value head can be planned, "
-            "but not trained with yet",
-            hint="cut less by tensors, and more by parallel.pipeline_parallel_size",
-        )
 
 
 def _set_environment(config: Config) -> None:

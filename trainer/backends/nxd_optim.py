@@ -14,12 +14,15 @@ from typing import Any
 import neuronx_distributed as nxd
 import torch
 import torch.distributed as dist
+from neuronx_distributed.parallel_layers import parallel_state
 from torch import Tensor, nn
 
 from conf.schema import OptimizerConfig
 from trainer.optim import Held
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+#: For :meth:`NxdAdamW.norms_of_copies`: the processes that share a key/value head.
+SHARERS = "kv"
 
 
 class NxdAdamW:
@@ -63,6 +66,9 @@ class NxdAdamW:
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master),
             }  # fmt: skip
+        #: Those of which several processes have some rows, and of each row one over how many do, FP32 (rows, 1).
+        self._shared = [name for name, part in held.items() if part.cut and part.cut.copied_rows]
+        self._row_weights = self._weights_of_rows() if self._shared else None
         self._inner.register_step_pre_hook(self._reduce_and_clip)
         self._shares: Tensor | None = None
         self._sums: Tensor | None = None
@@ -94,8 +100,12 @@ class NxdAdamW:
         return self._sums
 
     def norms_of_copies(self, axis: str) -> Tensor:
-        """See :class:`trainer.backends.base.Optimizer`."""
-        copies = [part.parameter for _, part in sorted(self._held.items()) if axis in part.copied_over]
+        """See :class:`trainer.backends.base.Optimizer`; along :data:`SHARERS` keys and values are copies."""
+        held = [part for _, part in sorted(self._held.items())]
+        if axis == SHARERS:
+            copies = [part.parameter[-part.cut.copied_rows :] for part in held if part.cut and part.cut.copied_rows]
+        else:
+            copies = [part.parameter for part in held if axis in part.copied_over]
         norms = [torch.linalg.vector_norm(value.detach(), dtype=torch.float32) for value in copies]
         device = next(iter(self._masters.values())).device
         return torch.stack(norms) if norms else torch.zeros(0, device=device)
@@ -111,7 +121,7 @@ class NxdAdamW:
         """A tensor in host memory, named and shaped as in :meth:`tensors`, without padding, with how it is cut."""
         parameter = name.split(".", 1)[1]
         start, stop = self._rows(parameter)
-        return self._held[parameter].described(tensor[: stop - start])
+        return self._held[parameter].described(tensor[: stop - start], first_row=start)
 
     def host_target(self, name: str) -> Tensor:
         """Memory to read a tensor of a checkpoint into: of a weight the whole slice, for the parameter needs it all."""
@@ -172,6 +182,7 @@ class NxdAdamW:
         """Between reduction and update: all of a step's sums in one exchange, then the gradients are scaled."""
         assert self._shares is not None
         gradients = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
+        self._sum_over_sharers(gradients)
         squares = [
             sum((self._square(name, tensor) for name, tensor in tensors.items()), start=self._shares.new_zeros(()))
             for tensors in (gradients, self._masters)
@@ -185,7 +196,29 @@ class NxdAdamW:
 
     def _square(self, name: str, tensor: Tensor) -> Tensor:
         """Squared norm, FP32: this process's share, of which the holders of the same values have one each."""
-        return tensor.detach().float().square().sum() / self._held[name].holders
+        squares = tensor.detach().float().square()
+        if self._row_weights is not None and name in self._shared:
+            squares = squares * self._row_weights
+        return squares.sum() / self._held[name].holders
+
+    def _weights_of_rows(self) -> Tensor:
+        """For every layer the same. Data, for with ZeRO-1 each replica has other rows, but all the same graph."""
+        name = self._shared[0]
+        held, master = self._held[name], self._masters[name]
+        assert held.cut is not None
+        rows = held.cut.weights_of_rows(held.parameter.shape[0])[slice(*self._rows(name))]
+        return _padded(rows, torch.empty(master.shape[0], 1)).to(master.device)
+
+    def _sum_over_sharers(self, gradients: Mapping[str, Tensor]) -> None:
+        """Of a key/value head that several processes have, each knows the gradient that its own queries cause."""
+        if self._row_weights is None:
+            return
+        known = torch.stack([gradients[name].float() for name in self._shared])
+        copied = self._row_weights < 1.0
+        total = torch.where(copied, known, torch.zeros_like(known))
+        dist.all_reduce(total, group=parallel_state.get_kv_shared_group())
+        for name, own, summed in zip(self._shared, known, total, strict=True):
+            gradients[name].copy_(torch.where(copied, summed, own))
 
 
 def _padded(rows: Tensor, like: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch_xla.utils.checkpoint import checkpoint
 
 from conf.schema import ParallelConfig
 from trainer.model import Layer, Llama, Parts, RMSNorm, Rotary
+from trainer.shared_heads import SharedHeads
 
 #: Dimension of (batch, seq, hidden) that sequence parallelism cuts.
 _SEQUENCE = 1
@@ -34,11 +35,14 @@ class NxdParts(Parts):
         parallel: how the model is cut.
         dtype: of the weights.
         flash: the attention kernel may be used where a sequence's length allows it.
+        heads: see there.
     """
 
-    def __init__(self, parallel: ParallelConfig, dtype: torch.dtype, *, flash: bool) -> None:
+    def __init__(
+        self, parallel: ParallelConfig, dtype: torch.dtype, *, flash: bool, heads: SharedHeads | None = None
+    ) -> None:
         super().__init__(
-            parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_size()
+            parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_size(), heads
         )
         self._flash, self._sequence = flash, parallel.sequence_parallel
         # Initial values are ours (trainer.init); the library's would be drawn in vain.

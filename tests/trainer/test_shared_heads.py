@@ -1,0 +1,98 @@
+"""Slices of processes that share a key/value head: together the whole model, in memory and in a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from conf.schema import ModelConfig
+from trainer.init import initial_slice, initial_value
+from trainer.model import Attention, Parts, rotary_tables
+from trainer.shared_heads import Pieces, SharedHeads
+from trainer.storage import load_tensors, read_tensors, save_tensors
+
+#: Two heads of keys, four processes, each with two of the eight query heads.
+MODEL = ModelConfig(hidden_size=16, intermediate_size=24, num_layers=1, num_heads=8, num_kv_heads=2)
+QKV, OUT = "layers.0.attention.qkv.weight", "layers.0.attention.o.weight"
+PLACES = [SharedHeads(model=MODEL, head=rank % 2, part=rank // 2, sharers=2) for rank in range(4)]
+#: Of the whole, and of a slice: (2 heads) x (4 queries + 2), and 2 queries + 2, of 2 each; 8 heads and 2.
+SHAPES, SLICES = {QKV: [24, 16], OUT: [16, 16]}, {QKV: [8, 16], OUT: [16, 4]}
+
+
+@pytest.fixture(scope="module")
+def wholes() -> dict[str, Tensor]:
+    return {name: initial_value(name, shape, MODEL, seed=7) for name, shape in SHAPES.items()}
+
+
+def slices_of(wholes: dict[str, Tensor], heads: SharedHeads) -> dict[str, Tensor]:
+    return {name: cut.take(whole) for name, whole in wholes.items() if (cut := heads.cut(name))}
+
+
+def described(name: str, part: Tensor, heads: SharedHeads, first_row: int = 0) -> Tensor:
+    cut = heads.cut(name)
+    assert cut is not None
+    return cut.described(part, first_row, SLICES[name][0])
+
+
+def test_what_the_processes_attend_to_adds_up_to_the_whole_layers_attention(wholes: dict[str, Tensor]) -> None:
+    torch.manual_seed(0)
+    x, (cos, sin) = torch.randn(1, 6, 16), rotary_tables(6, MODEL.head_dim, 1e4)
+    total = torch.zeros_like(x)
+    for rank, heads in enumerate(PLACES):
+        attention = Attention(MODEL, Parts(rank, 4, heads))
+        attention.load_state_dict({name.split(".", 3)[-1]: part for name, part in slices_of(wholes, heads).items()})
+        total += attention(x, cos, sin, None)
+    whole = Attention(MODEL, Parts())
+    whole.load_state_dict({name.split(".", 3)[-1]: part for name, part in wholes.items()})
+    assert torch.allclose(total, whole(x, cos, sin, None), atol=1e-6)
+
+
+def test_initial_weights_are_slices_of_the_whole_models(wholes: dict[str, Tensor]) -> None:
+    for rank, heads in enumerate(PLACES):
+        for name, part in slices_of(wholes, heads).items():
+            assert part.equal(initial_slice(name, SLICES[name], Parts(rank, 4, heads), MODEL, seed=7)), name
+
+
+@pytest.mark.parametrize("replicas", [1, 5], ids=["all rows", "four replicas have some rows each, one none"])
+def test_a_checkpoint_of_the_slices_is_one_of_the_whole_and_back(
+    replicas: int, wholes: dict[str, Tensor], tmp_path: Path
+) -> None:
+    (tmp_path / "together").mkdir()
+    for rank, heads in enumerate(PLACES):
+        for replica in range(replicas):
+            tensors = {}
+            for name, part in slices_of(wholes, heads).items():
+                share = -(-len(part) // replicas)
+                rows = part[replica * share : (replica + 1) * share].clone()
+                tensors[name] = described(name, rows, heads, replica * share)
+                assert tensors[name].size() == wholes[name].size()
+            folder = tmp_path / f"{rank}-{replica}"
+            folder.mkdir()
+            save_tensors(tensors, folder, alone=True)
+            for shard in folder.glob("*.safetensors"):
+                shard.rename(tmp_path / "together" / f"{folder.name}-{shard.name}")
+    written = read_tensors(tmp_path / "together", lambda name: True)
+    assert {name: tensor.equal(wholes[name]) for name, tensor in written.items()} == {QKV: True, OUT: True}
+    for heads in PLACES:
+        for name, part in slices_of(wholes, heads).items():
+            for first, stop in ((0, 8), (3, 7)):
+                target = described(name, torch.zeros_like(part[first:stop]), heads, first)
+                load_tensors({name: target}, tmp_path / "together", alone=True)
+                assert isinstance(target, Pieces)
+                assert target.to_local().equal(part[first:stop]), (name, heads, first)
+
+
+def test_rows_weighted_and_summed_over_the_processes_count_once(wholes: dict[str, Tensor]) -> None:
+    total = torch.zeros(())
+    for heads in PLACES:
+        cut = heads.cut(QKV)
+        assert cut is not None
+        total += (cut.take(wholes[QKV]).square() * cut.weights_of_rows(8)).sum()
+    assert torch.allclose(total, wholes[QKV].square().sum())
+
+
+def test_other_parameters_lie_in_order_of_the_ranks() -> None:
+    assert [PLACES[0].cut(f"layers.0.{name}.weight") for name in ("mlp.down", "mlp.gate_up", "mlp_norm")] == [None] * 3
