@@ -189,13 +189,13 @@ def test_what_it_trained_reads_as_what_torch_native_trained(
 @pytest.mark.parametrize("layout", ["tp4_kv2", "zero1_dp2_tp2_sp_kv1"])
 def test_torch_native_goes_on_from_what_it_trained(
     layout: str, reference: Callable[..., RunPaths], trained: Callable[[str], RunPaths], tmp_path: Path,
-    make_layout: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int], events_of: Events,
+    make_layout: Callable[..., RunPaths], launch: Callable[..., Any], finish: Callable[..., str], events_of: Events,
 ) -> None:  # fmt: skip
     changes = LAYOUTS[layout][2]
     run, step = make_layout(tmp_path / "run", **changes), _STEPS - _SAVED_STEP
     run.checkpoints.mkdir()
     shutil.copytree(trained(layout).checkpoint(step), run.checkpoint(step))
-    assert train_here(run, 1) == 0
+    finish(launch(run, 1))
     ours, theirs = events_of(run, "step"), events_of(reference(**changes), "step")[step:]
     assert [event["step"] for event in ours] == [event["step"] for event in theirs]
     assert all(abs(a["loss"] - b["loss"]) <= _TOLERANCE["loss"] * b["loss"] for a, b in zip(ours, theirs, strict=True))

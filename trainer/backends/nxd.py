@@ -139,7 +139,13 @@ class Nxd:
             return None
         state.initialize_kv_group(sharers)
         groups = [group for group in state.get_kv_shared_group(as_list=True) if set(group) <= set(tp_ranks)]
-        assert sorted(rank for group in groups for rank in group) == sorted(tp_ranks), groups
+        if len(groups) != model.num_kv_heads:
+            raise ConfigError(
+                f"model.num_kv_heads={model.num_kv_heads}, parallel.tensor_parallel_size={len(tp_ranks)}: the "
+                "library's groups for key/value heads do not lie within its tensor-parallel groups (those of 4 "
+                "processes it spreads over a trn1 node)",
+                hint="set parallel.tensor_parallel_size to another multiple of model.num_kv_heads, or a divisor of it",
+            )
         head = next(number for number, group in enumerate(groups) if self.rank in group)
         return SharedHeads(model=model, head=head, part=groups[head].index(self.rank), sharers=sharers)
 

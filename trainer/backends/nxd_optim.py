@@ -213,12 +213,11 @@ class NxdAdamW:
         """Of a key/value head that several processes have, each knows the gradient that its own queries cause."""
         if self._row_weights is None:
             return
-        known = torch.stack([gradients[name].float() for name in self._shared])
         copied = self._row_weights < 1.0
-        total = torch.where(copied, known, torch.zeros_like(known))
+        total = torch.stack([torch.where(copied, gradients[name].float(), 0.0) for name in self._shared])
         dist.all_reduce(total, group=parallel_state.get_kv_shared_group())
-        for name, own, summed in zip(self._shared, known, total, strict=True):
-            gradients[name].copy_(torch.where(copied, summed, own))
+        for name, summed in zip(self._shared, total, strict=True):
+            gradients[name].copy_(torch.where(copied, summed, gradients[name]))
 
 
 def _padded(rows: Tensor, like: Tensor) -> Tensor:
