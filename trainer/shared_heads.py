@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from conf.schema import ModelConfig
+from hlatctl.run.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,30 @@ class SharedHeads:
     head: int
     part: int
     sharers: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, rank: int, tp_ranks: list[int], groups: list[list[int]]) -> SharedHeads:
+        """The place of a rank.
+
+        Args:
+            model: its shape.
+            rank: among all processes.
+            tp_ranks: of the processes that have each layer together with it.
+            groups: ranks of those that share a key/value head, of all processes.
+
+        Raises:
+            ConfigError: the groups are not parts of these processes.
+        """
+        groups = [group for group in groups if set(group) <= set(tp_ranks)]
+        if len(groups) != model.num_kv_heads:
+            raise ConfigError(
+                f"model.num_kv_heads={model.num_kv_heads}, parallel.tensor_parallel_size={len(tp_ranks)}: the "
+                "library's groups for key/value heads do not lie within its tensor-parallel groups (it spreads those of 4 "
+                "processes over a trn1 node)",
+                hint="set parallel.tensor_parallel_size to another multiple of model.num_kv_heads, or to a divisor",
+            )
+        head = next(number for number, group in enumerate(groups) if rank in group)
+        return cls(model=model, head=head, part=groups[head].index(rank), sharers=len(groups[head]))
 
     def cut(self, name: str) -> Cut | None:
         """Of a parameter by its name; none if the slices of that one lie in order of the processes' ranks."""

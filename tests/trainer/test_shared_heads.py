@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import ModelConfig
+from hlatctl.run.errors import ConfigError
 from trainer.init import initial_slice, initial_value
 from trainer.model import Attention, Parts, rotary_tables
 from trainer.shared_heads import Pieces, SharedHeads
@@ -17,7 +18,9 @@ from trainer.storage import load_tensors, read_tensors, save_tensors
 #: Two heads of keys, four processes, each with two of the eight query heads.
 MODEL = ModelConfig(hidden_size=16, intermediate_size=24, num_layers=1, num_heads=8, num_kv_heads=2)
 QKV, OUT = "layers.0.attention.qkv.weight", "layers.0.attention.o.weight"
-PLACES = [SharedHeads(model=MODEL, head=rank % 2, part=rank // 2, sharers=2) for rank in range(4)]
+#: As NxD has it on trn1, for two replicas.
+STRIDED = [[0, 2], [1, 3], [4, 6], [5, 7]]
+PLACES = [SharedHeads.of(MODEL, rank, [4, 5, 6, 7], STRIDED) for rank in (4, 5, 6, 7)]
 #: Of the whole, and of a slice: (2 heads) x (4 queries + 2), and 2 queries + 2, of 2 each; 8 heads and 2.
 SHAPES, SLICES = {QKV: [24, 16], OUT: [16, 16]}, {QKV: [8, 16], OUT: [16, 4]}
 
@@ -35,6 +38,14 @@ def described(name: str, part: Tensor, heads: SharedHeads, first_row: int = 0) -
     cut = heads.cut(name)
     assert cut is not None
     return cut.described(part, first_row, SLICES[name][0])
+
+
+def test_who_shares_a_head_is_told_by_the_groups_and_not_by_the_rank() -> None:
+    assert [(place.head, place.part) for place in PLACES] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    neighbours = [SharedHeads.of(MODEL, rank, [0, 1, 2, 3], [[0, 1], [2, 3]]) for rank in range(4)]
+    assert [(place.head, place.part) for place in neighbours] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    with pytest.raises(ConfigError, match=r"num_kv_heads=2, parallel\.tensor_parallel_size=4: .* do not lie within"):
+        SharedHeads.of(MODEL, 1, [1, 9, 17, 25], STRIDED)
 
 
 def test_what_the_processes_attend_to_adds_up_to_the_whole_layers_attention(wholes: dict[str, Tensor]) -> None:

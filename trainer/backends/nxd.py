@@ -138,16 +138,7 @@ class Nxd:
         if sharers <= 1:
             return None
         state.initialize_kv_group(sharers)
-        groups = [group for group in state.get_kv_shared_group(as_list=True) if set(group) <= set(tp_ranks)]
-        if len(groups) != model.num_kv_heads:
-            raise ConfigError(
-                f"model.num_kv_heads={model.num_kv_heads}, parallel.tensor_parallel_size={len(tp_ranks)}: the "
-                "library's groups for key/value heads do not lie within its tensor-parallel groups (those of 4 "
-                "processes it spreads over a trn1 node)",
-                hint="set parallel.tensor_parallel_size to another multiple of model.num_kv_heads, or a divisor of it",
-            )
-        head = next(number for number, group in enumerate(groups) if self.rank in group)
-        return SharedHeads(model=model, head=head, part=groups[head].index(self.rank), sharers=sharers)
+        return SharedHeads.of(model, self.rank, tp_ranks, state.get_kv_shared_group(as_list=True))
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
         """Made with its weights in host memory, then moved to the device, some processes of a node at a time."""
