@@ -112,8 +112,8 @@ class SharedHeads:
         if len(groups) != model.num_kv_heads:
             raise ConfigError(
                 f"model.num_kv_heads={model.num_kv_heads}, parallel.tensor_parallel_size={len(tp_ranks)}: the "
-                "library's groups for key/value heads do not lie within its tensor-parallel groups (it spreads those of 4 "
-                "processes over a trn1 node)",
+                "library's groups for key/value heads do not lie within its tensor-parallel groups (those of 4 "
+                "processes it spreads over a trn1 node)",
                 hint="set parallel.tensor_parallel_size to another multiple of model.num_kv_heads, or to a divisor",
             )
         head = next(number for number, group in enumerate(groups) if rank in group)
