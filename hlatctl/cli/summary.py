@@ -121,7 +121,8 @@ def end_lines(view: RunView) -> Iterator[str]:
     if validation is not None:
         yield f"  validation  {validation:.4f} nats per token"
     for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens)[-1:]:
-        for name, score in headlines(milestone.scores).items():
+        for name in headlines(milestone.scores):
+            score = milestone.scores[name]
             if not name.startswith(HELD_OUT):
                 error = f" ± {number(score, 'stderr'):.3f}" if score.get("stderr") is not None else ""
                 yield f"  {name:<20} {number(score, 'value'):.3f}{error}"
