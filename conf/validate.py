@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from conf.amend import batch_numbers
-from conf.environment import SET_ELSEWHERE
+from conf.environment import CASTING, SET_ELSEWHERE
 from conf.load import flatten
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -238,6 +238,13 @@ def _nxd(config: Config) -> Iterator[ConfigError]:
             f"train.on_nonfinite=skip: with {here} the update is made before its sums are known",
             hint="set train.on_nonfinite=rollback",
         )
+    for name in CASTING:
+        value = config.backend.env.get(name)
+        if value is not None and str(value) != "0":
+            yield ConfigError(
+                f"backend.env.{name}={value}: would cast behind precision.name={config.precision.name}",
+                hint=f"backend.env.{name}=null, and precision.name says the number formats",
+            )
 
 
 def _batches(config: Config) -> Iterator[ConfigError]:

@@ -196,6 +196,11 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "hint: set train.on_nonfinite=rollback",
         ),
         (
+            {**_NXD, "backend__env": {"XLA_USE_BF16": 1}},
+            "backend.env.XLA_USE_BF16=1: would cast behind precision.name=fp32\n"
+            "hint: backend.env.XLA_USE_BF16=null, and precision.name says the number formats",
+        ),
+        (
             {
                 **_NXD,
                 "cluster__processes_per_node": 4,
