@@ -60,7 +60,8 @@ def largest_difference(key: str, ours: list[dict[str, Any]], theirs: list[dict[s
     """Relative, of the same steps."""
     assert ours
     assert [event["step"] for event in ours] == [event["step"] for event in theirs]
-    return max(abs(a[key] - b[key]) / b[key] for a, b in zip(ours, theirs, strict=True))
+    worst: float = max(abs(a[key] - b[key]) / b[key] for a, b in zip(ours, theirs, strict=True))
+    return worst
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
