@@ -21,6 +21,8 @@ from hlatctl.run import files
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError
 
 _POLL_S = 0.05
+#: Of what shares training's cores: training waits for its slowest process, so it takes only what that leaves over.
+_BESIDE_TRAINING_NICE = 10
 _START_TIMEOUT_S = 10.0
 
 
@@ -104,7 +106,7 @@ def _script(job: Job) -> str:
 printf '%s\\n' "$$" >{pid}.tmp && mv {pid}.tmp {pid}
 # A request to stop goes to the whole process group; this shell waits for the job to answer it.
 trap : TERM INT
-{export_lines(env, job.unset)}
+{_yielding(job)}{export_lines(env, job.unset)}
 {quote(_command(job))}
 code=$?
 printf '%s\\n' "$code" >{code}.tmp && mv {code}.tmp {code}
@@ -112,10 +114,17 @@ exit "$code"
 """
 
 
+def _yielding(job: Job) -> str:
+    if not job.beside_training:
+        return ""
+    return f"""# A kernel with autogroups (sched(7)) weighs sessions: there `nice` alone would change nothing.
+{{ echo {_BESIDE_TRAINING_NICE} >/proc/self/autogroup; }} 2>/dev/null || :
+"""
+
+
 def _command(job: Job) -> tuple[str, ...]:
     if not job.processes_per_node:
-        # Training waits for its slowest process, so what shares its cores takes only what it leaves over.
-        return (*(("nice", "-n", "10") if job.beside_training else ()), sys.executable, *job.argv)
+        return (*(("nice", "-n", str(_BESIDE_TRAINING_NICE)) if job.beside_training else ()), sys.executable, *job.argv)
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.processes_per_node}")
     # Each process's output also goes to a file of its own. "-m trainer" is torchrun's own --module trainer.
     ranks = ("--tee=3", f"--log-dir={job.log_dir / job.name}")

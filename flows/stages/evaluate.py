@@ -16,6 +16,7 @@ from hlatctl.run.errors import HlatctlError, StoppedError
 from hlatctl.run.lease import head_pid
 from hlatctl.run.manifest import read_manifest
 from hlatctl.run.model_folder import fingerprint
+from hlatctl.run.scores import in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +100,7 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     milestone = ctx.refresh().milestones[milestone_tokens]
     judged = milestone.judgements.get(asked.contract) if asked else None
     scores = judged.scores if judged else milestone.scores
-    shown = ", ".join(f"{name} {score['value']:.3f}" for name, score in scores.items())
-    ctx.message(f"{title(milestone_tokens)}: {shown}")
+    ctx.message(f"{title(milestone_tokens)}: {in_words(scores)}")
 
 
 def _job(ctx: FlowContext, name: str, *argv: str) -> Job:

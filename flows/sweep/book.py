@@ -87,7 +87,8 @@ class Book:
             following = self.next_arm()
             if following is None:
                 return None
-            number, (arm, point) = len(self.state.trials), following
+            # Not their count: the line of an earlier one may be lost.
+            number, (arm, point) = max(self.state.trials, default=-1) + 1, following
             point = self._study.draw(arm) if point is None else point
             overrides = [*self.space.overrides, *(f"{key}={value}" for key, value in point.items())]
             seed = None

@@ -100,18 +100,18 @@ def collect(
     runs_dir: RunsDir = None,
 ) -> None:
     """Delete caches out of use, modules moved aside or abandoned, and stale locks."""
-    from hlatctl.cache import sweep
+    from hlatctl.cache import waste
     from hlatctl.run.runs import compile_caches_used
 
     runs = runs_folder(runs_dir)
     root = folder.expanduser().absolute() if folder else compile_cache_dir(runs)
     if folder and not root.is_dir():
         raise StorageError(f"{root}: no such folder")
-    found = sweep.waste(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
+    found = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
     for each in found:
         typer.echo(f"{each.path}: {size(each.bytes)}: {each.why}")
     if not dry_run:
-        sweep.remove(found)
+        waste.remove(found)
     say(f"{size(sum(each.bytes for each in found))} {'could be' if dry_run else 'were'} freed in {root}")
 
 
@@ -192,7 +192,7 @@ def _record(store: Store) -> dict[str, Any]:
 
 def _all(runs_dir: Path | None) -> list[Store]:
     from hlatctl.cache.store import Folder
-    from hlatctl.cache.sweep import caches
+    from hlatctl.cache.waste import caches
 
     return [Folder(path) for path in caches(compile_cache_dir(runs_folder(runs_dir)))]
 

@@ -30,9 +30,9 @@ class LiveEvaluationObserver(LiveObserver):
 
 
 class PlainEvaluationObserver(PlainObserver):
-    """A line for every message and every task, and otherwise at most one in ten seconds."""
+    """A line for every message and every task, and otherwise for what is new, at most one in ten seconds."""
 
-    _shown_task = ""
+    _shown_task = _shown_line = ""
 
     def update(self, state: RunState, config: Config) -> None:
         """Print if there is something new and it is time."""
@@ -40,8 +40,9 @@ class PlainEvaluationObserver(PlainObserver):
         if milestone is None or milestone.progress is None or not milestone.progress.task:
             return
         line, now_s = evaluation_line(milestone), time.monotonic()
-        if milestone.progress.task != self._shown_task or now_s - self._shown_s >= _PLAIN_EVERY_S:
-            self._shown_task, self._shown_s = milestone.progress.task, now_s
+        is_time = milestone.progress.task != self._shown_task or now_s - self._shown_s >= _PLAIN_EVERY_S
+        if is_time and line != self._shown_line:
+            self._shown_task, self._shown_line, self._shown_s = milestone.progress.task, line, now_s
             self.message(line)
 
 

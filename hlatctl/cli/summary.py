@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from hlatctl.cli.common import RunView
 from hlatctl.run.journal import number
+from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, utc
 
@@ -56,9 +56,9 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     yield from _attempt_rows(state)
     for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens):
         at = f"at {count(milestone.milestone_tokens)}" if milestone.milestone_tokens else "scores"
-        yield at, milestone.message or _scores(milestone.scores) or milestone.status
+        yield at, milestone.message or in_words(milestone.scores) or milestone.status
         for judged in milestone.others:
-            yield f"{at}, contract {judged.contract[:8]}", _scores(judged.scores)
+            yield f"{at}, contract {judged.contract[:8]}", in_words(judged.scores)
         if milestone.progress:
             yield f"{at}, now", evaluation_line(milestone)
     for warning in state.warnings:
@@ -111,10 +111,6 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
         yield f"attempt {attempt.number}", begun + ended + why
 
 
-def _scores(scores: dict[str, dict[str, Any]]) -> str:
-    return ", ".join(f"{name} {number(score, 'value'):.3f}" for name, score in scores.items())
-
-
 def end_lines(view: RunView) -> Iterator[str]:
     """What a person wants to know when a run has ended well."""
     state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
@@ -125,10 +121,13 @@ def end_lines(view: RunView) -> Iterator[str]:
     if validation is not None:
         yield f"  validation  {validation:.4f} nats per token"
     for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens)[-1:]:
-        for name, score in milestone.scores.items():
-            if not name.startswith("validation"):
+        for name in headlines(milestone.scores):
+            score = milestone.scores[name]
+            if not name.startswith(HELD_OUT):
                 error = f" ± {number(score, 'stderr'):.3f}" if score.get("stderr") is not None else ""
                 yield f"  {name:<20} {number(score, 'value'):.3f}{error}"
+        if left_out := len(milestone.scores) - len(headlines(milestone.scores)):
+            yield f"  and {left_out} more   hlatctl compare {view.run.run_id}"
         for name, why in milestone.skipped.items():
             yield f"  {name:<20} skipped: {why}"
     restarts = len(state.attempts) - 1

@@ -23,6 +23,7 @@ from typing import Any
 from hlatctl.report import baselines
 from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
 from hlatctl.report.numbers import finite_or_nan
+from hlatctl.run.scores import HELD_OUT
 from hlatctl.run.state import MilestoneState
 
 #: Two-sided 95 %.
@@ -31,8 +32,6 @@ Z_95 = NormalDist().inv_cdf(0.975)
 BEST, TIE = "best", "tie"
 #: Remarks on a cell; all but the first keep it out of the comparison.
 PUBLISHED, OTHER_CONTRACT, NO_CONTRACT, SIMULATED = "published", "another_contract", "contract_unknown", "simulated"
-#: What the names of the scores of a run's own held-out text begin with.
-HELD_OUT = "validation_"
 RUN, BASELINE = "run", "baseline"
 
 

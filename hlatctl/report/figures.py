@@ -15,14 +15,15 @@ from hlatctl.report.forecast import Course
 from hlatctl.report.ledger import Ledger, label
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, steps_of, thin
 from hlatctl.run.errors import DependencyError
+from hlatctl.run.scores import HELD_OUT, headlines
 from hlatctl.run.state import RunState
 from hlatctl.units import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Name of the figure that has nothing to do with tokens.
-TIME = "time"
+#: Names of the figures that are not of the training itself.
+TIME, SCORES = "time", "scores"
 INK, FAINT, MARK, QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
 #: Colours of the ledger's categories; restarts share one, and what is not named here another.
 _TIME_COLOURS = {
@@ -32,6 +33,8 @@ _TIME_COLOURS = {
 }  # fmt: skip
 #: Shares below this have no room for a line of the legend.
 _LEAST_SHARE = 0.001
+#: More labels than this hide what they name.
+_LABELS_INSIDE = 3
 #: More points than this on a line are more than its pixels.
 MAX_POINTS = 1500
 _STYLE: Any = {
@@ -82,6 +85,9 @@ def draw(state: RunState, config: Config, found: Numbers, time: Ledger) -> dict[
         name: svg(partial(_over_tokens, plot, restarts, last_tokens), height_in=3.4 if name == "loss" else 2.1)
         for name, plot in figures.items()
     }
+    lines = _score_lines(found)
+    if lines:
+        drawn[SCORES] = svg(partial(_over_tokens, partial(_scores, lines), restarts, last_tokens), height_in=3.4)
     return {**drawn, TIME: svg(partial(_time, time), height_in=1.9)}
 
 
@@ -111,7 +117,10 @@ def _over_tokens(plot: Callable[[Axes], None], restarts: Sequence[int], last_tok
     axes.set_xlim(0, last_tokens)
     axes.xaxis.set_major_formatter(lambda value, _: count(value))
     axes.set_xlabel("tokens")
-    if axes.get_legend_handles_labels()[0]:
+    labels = axes.get_legend_handles_labels()[1]
+    if len(labels) > _LABELS_INSIDE:
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, fontsize=8)
+    elif labels:
         axes.legend(loc="upper right", fontsize=8)
 
 
@@ -168,6 +177,39 @@ def _loss(axes: Axes, series: Series, found: Numbers) -> None:
                 horizontalalignment="right",
             )  # fmt: skip
     axes.set_ylabel("loss (nats per token)")
+
+
+def _score_lines(found: Numbers) -> dict[str, list[tuple[int, float, float]]]:
+    """Tokens, value and standard error (0: none) of each headline that was measured alike at two milestones or more."""
+    tasks = {score.task for milestone in found.milestones for score in milestone.scores}
+    lines = {}
+    for task in headlines(sorted(tasks)):
+        points = [
+            (milestone.tokens, score.value, score.stderr or 0.0)
+            for milestone, score in comparable(found.milestones, task)
+            if score.value is not None and not task.startswith(HELD_OUT)
+        ]
+        if len(points) > 1:
+            lines[task] = points
+    return lines
+
+
+def _scores(lines: Mapping[str, Sequence[tuple[int, float, float]]], axes: Axes) -> None:
+    for (task, points), marker in zip(lines.items(), itertools.cycle("os^Dv"), strict=False):
+        tokens, values, errors = zip(*points, strict=True)
+        axes.errorbar(
+            tokens,
+            values,
+            yerr=errors,
+            marker=marker,
+            markersize=4,
+            linewidth=1.0,
+            capsize=2,
+            clip_on=False,
+            label=task,
+        )
+    axes.set_ylabel("score, ± standard error")
+    axes.set_ylim(0, 1)
 
 
 def _gradient_norm(axes: Axes, series: Series, state: RunState) -> None:

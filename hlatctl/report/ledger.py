@@ -71,7 +71,7 @@ class Ledger:
     """A run's wall time, split.
 
     Args:
-        wall_s: from the journal's first event to its newest.
+        wall_s: from the journal's first event to its newest, or to the run's good end.
         seconds: by category; they add up to ``wall_s`` to the microsecond.
         training_s: from the first attempt's start to the newest one's last sign of life.
         up_s: of these, the time in which steps followed one another: productive, lost, data wait, checkpoint stall.

@@ -88,7 +88,6 @@ class Numbers:
         first_loss, last_loss: mean over the first and the last 20 steps, nats per token.
         tokens_per_s: median over the steps.
         data_wait_fraction: share of the steps' time spent waiting for data.
-        wall_s: from the run's creation to its newest event.
         evaluates: the model from elsewhere that the run does nothing but evaluate; empty for a training run.
         sweep: that the run is a trial of; empty if of none.
     """
@@ -98,7 +97,6 @@ class Numbers:
     status: str
     simulated: bool
     created_unix_s: float
-    wall_s: float
     step: int
     total_steps: int
     tokens: int
@@ -132,7 +130,6 @@ def numbers(state: RunState, config: Config) -> Numbers:
         status=_status(state, config),
         simulated=state.simulated,
         created_unix_s=state.created_unix_s,
-        wall_s=max(0.0, state.last_event_unix_s - state.created_unix_s) if state.created_unix_s else 0.0,
         step=state.step,
         total_steps=config.total_steps,
         tokens=state.tokens,

@@ -11,10 +11,11 @@ from typing import Any
 
 from hlatctl.report import drill, ledger
 from hlatctl.report.drill import Drill
-from hlatctl.report.figures import TIME
+from hlatctl.report.figures import SCORES, TIME
 from hlatctl.report.ledger import Ledger
 from hlatctl.report.numbers import Attempt, Numbers, Stage
 from hlatctl.report.summary import contract_note, facts, score_table
+from hlatctl.run.scores import headlines
 from hlatctl.units import count, duration, utc
 
 _CAPTIONS = {
@@ -23,6 +24,7 @@ _CAPTIONS = {
     "parameter_norm": "Norm of all parameters.",
     "learning_rate": "Learning rate.",
     TIME: "The run's wall time by what it went to; the table below has the same in figures.",
+    SCORES: "Scores over training; those of tasks that a figure sums up, and of further metrics, are in the tables.",
     "throughput": "Throughput, and the share of each step spent waiting for data.",
 }
 _ATTEMPT_HEADER = ("attempt", "started (UTC)", "took", "from step", "to step", "done again", "ended", "then")
@@ -82,7 +84,7 @@ def render(
         provenance: the content of ``provenance.json``; empty if there is none.
     """
     sections = [
-        _head(found, time), _drill(drilled), _training(figures), _scores(found), _time(time, figures),
+        _head(found, time), _drill(drilled), _training(figures), _scores(found, figures), _time(time, figures),
         _attempts(found.attempts), _stages(found.stages), _warnings(found), _origin(config_yaml, provenance),
     ]  # fmt: skip
     return document(found.run_id, sections)
@@ -119,7 +121,10 @@ def _training(figures: dict[str, str]) -> str:
     if not figures:
         return '<h2>Training</h2>\n<p class="quiet">No step has been made yet.</p>'
     return "\n".join(
-        ["<h2>Training</h2>", *(figure(svg, _CAPTIONS[name]) for name, svg in figures.items() if name != TIME)]
+        [
+            "<h2>Training</h2>",
+            *(figure(svg, _CAPTIONS[name]) for name, svg in figures.items() if name not in (SCORES, TIME)),
+        ]
     )
 
 
@@ -140,7 +145,7 @@ def _time(time: Ledger, figures: dict[str, str]) -> str:
     return "\n".join(filter(None, ["<h2>Time</h2>", drawn, split, follows]))
 
 
-def _scores(found: Numbers) -> str:
+def _scores(found: Numbers, figures: dict[str, str]) -> str:
     if not found.milestones:
         return '<h2>Scores</h2>\n<p class="quiet">No milestone has been reached.</p>'
     header, rows = score_table(found.milestones)
@@ -148,7 +153,13 @@ def _scores(found: Numbers) -> str:
     notes += [f"{count(m.tokens)} tokens: {m.status}, {m.message}" for m in found.milestones if m.message]
     notes += filter(None, [contract_note(found.milestones)])
     listed = "".join(f'<p class="quiet">{escape(note)}</p>\n' for note in notes)
-    return f"<h2>Scores</h2>\n{table(header, rows)}\n{listed}"
+    first = set(headlines([row[0] for row in rows]))
+    shown, others = ([row for row in rows if (row[0] in first) == wanted] for wanted in (True, False))
+    if others:
+        folded = f"<details><summary>Further scores: {len(others)}</summary>\n{table(header, others)}\n</details>\n"
+        listed = folded + listed
+    drawn = figure(figures[SCORES], _CAPTIONS[SCORES]) + "\n" if SCORES in figures else ""
+    return f"<h2>Scores</h2>\n{drawn}{table(header, shown)}\n{listed}"
 
 
 def _attempts(attempts: list[Attempt]) -> str:

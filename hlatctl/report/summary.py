@@ -55,7 +55,7 @@ def facts(found: Numbers, time: Ledger) -> list[tuple[str, str]]:
         ("uptime", _percent(time.uptime_fraction)),
         ("attempts", f"{len(found.attempts)}, {found.lost_steps} steps done again" if found.attempts else ""),
         ("gradient spikes", str(found.gradient_spikes)),
-        ("wall time", duration(found.wall_s)),
+        ("wall time", duration(time.wall_s)),
     ]
     return [(name, text) for name, text in known if text]
 

@@ -103,6 +103,7 @@ def facts(state: SweepState) -> list[tuple[str, str]]:
         ("took", f"{sum(trial.process_hours for trial in trials):.3g} {unit}"),
         ("saved", f"{saved:.3g} {unit} by ending trials early" if saved else ""),
         ("best", f"{winner.text}: {value_text(winner)}" if winner else ""),
+        *(("warning", warning) for warning in state.warnings),
     ]
     return [(name, text) for name, text in known if text]
 

@@ -62,12 +62,12 @@ class _Span:
 
 
 def account(events: Sequence[Event]) -> Account:
-    """Account for the time from the first event to the last.
+    """Account for the time from the first event to the last that belongs to the run.
 
     Args:
         events: in order of time, as ``read_events`` gives them; any beginning of a journal will do.
     """
-    events = [event for event in events if math.isfinite(event["time_unix_s"])]
+    events = _without_afterlife([event for event in events if math.isfinite(event["time_unix_s"])])
     if not events:
         return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={})
     # One writer's clock may be behind another's; time never runs backwards here.
@@ -80,6 +80,17 @@ def account(events: Sequence[Event]) -> Account:
         training_s=_training_us(times_us, attempts) / 1e6,
         failures=_failures(attempts),
     )
+
+
+def _without_afterlife(events: list[Event]) -> list[Event]:
+    """Nothing after a run's good end: nodes are not held until somebody evaluates it once more, or syncs it."""
+    end = None
+    for index, event in enumerate(events):
+        if event["kind"] == "run_finished" and event.get("outcome") == _FINISHED:
+            end = index + 1
+        elif event["kind"] in ("head_started", "attempt_started"):
+            end = None
+    return events[:end]
 
 
 def _attempts(events: Sequence[Event]) -> dict[int, _Attempt]:

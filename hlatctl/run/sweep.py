@@ -97,6 +97,7 @@ class SweepState:
     trials: dict[int, TrialState] = field(default_factory=dict)
     stop_requested: bool = False
     message: str = ""
+    warnings: list[str] = field(default_factory=list)
 
     def count(self, *statuses: str) -> int:
         """Trials that stand so."""
@@ -112,11 +113,16 @@ def fold(events: Iterable[Event]) -> SweepState:
 
 
 def apply(state: SweepState, event: Event) -> None:
-    """Bring a state up to date with one more event."""
+    """Bring a state up to date with one more event; one that lacks fields, or its trial, is left out and told of."""
     state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
     handler = _HANDLERS.get(event["kind"])
-    if handler:
+    if not handler:
+        return
+    try:
         handler(state, event)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        # As in a run's fold: one damaged line must not hide a sweep.
+        state.warnings.append(f"event {event['seq']} ({event['kind']}): damaged, left out")
 
 
 def _sweep_created(state: SweepState, event: Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -117,6 +118,21 @@ def test_a_killed_script_is_lost_and_its_children_can_be_ended(tmp_path: Path) -
     wait_until(lambda: launcher.status(handle).state == "lost")
     launcher.cancel(handle, grace_s=1)
     assert not _group_alive(pid)
+
+
+def test_what_runs_beside_training_yields_as_a_process_and_as_a_session(tmp_path: Path) -> None:
+    job = dataclasses.replace(
+        python_job(
+            tmp_path,
+            "import os, pathlib; group = pathlib.Path('/proc/self/autogroup');"
+            "print(os.nice(0), group.read_text().split()[-1] if group.exists() else 10)",
+        ),
+        beside_training=True,
+    )
+    launcher = LocalLauncher()
+    handle = launcher.submit(launcher.render(job))
+    wait_until(lambda: launcher.status(handle).ended)
+    assert job.log.read_text() == f"{os.nice(0) + 10} 10\n"
 
 
 def test_values_never_become_shell_syntax(tmp_path: Path) -> None:

@@ -152,3 +152,13 @@ def test_plain_progress_is_a_line_a_task() -> None:
     assert stream.getvalue().splitlines() == [
         "piqa (task 1 of 2) · 1 of 5 requests", "gsm8k (task 2 of 2) · 0 of 5 requests",
     ]  # fmt: skip
+
+
+def test_plain_progress_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, state, clock_s = io.StringIO(), RunState(), iter((0.0, 60.0, 120.0))
+    monkeypatch.setattr("hlatctl.cli.eval_progress.time.monotonic", lambda: next(clock_s))
+    observer = PlainEvaluationObserver(stream)
+    for done in (1, 1, 2):
+        state.milestones[10] = _milestone(task="piqa", done=done, total=5)
+        observer.update(state, Config())
+    assert len(stream.getvalue().splitlines()) == 2

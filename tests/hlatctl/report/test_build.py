@@ -61,7 +61,15 @@ def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:
     figures = {path.name: path.read_bytes() for path in (run.report / "figures").iterdir()}
     assert build(run).read_bytes() == first
     assert {path.name: path.read_bytes() for path in (run.report / "figures").iterdir()} == figures
-    names = {"loss.svg", "gradient_norm.svg", "parameter_norm.svg", "learning_rate.svg", "throughput.svg", "time.svg"}
+    names = {
+        "loss.svg",
+        "gradient_norm.svg",
+        "parameter_norm.svg",
+        "learning_rate.svg",
+        "throughput.svg",
+        "time.svg",
+        "scores.svg",
+    }
     assert set(figures) == names
 
 

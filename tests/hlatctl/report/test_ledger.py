@@ -166,6 +166,18 @@ def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
     assert found.ettr_fraction == pytest.approx(20 / 36045)
 
 
+def test_who_evaluates_a_finished_run_once_more_adds_nothing_to_it(journal: Journal) -> None:
+    journal.start(10)
+    journal.step(30, 1)
+    journal.end(34, "finished", "done")
+    journal.add(35, "run_finished", outcome="finished")
+    before = ledger(journal.events, CONFIG)
+    journal.add(90_000, "eval_started", writer="eval-10")
+    assert ledger(journal.events, CONFIG) == before
+    journal.add(90_035, "head_started", pid=2)
+    assert ledger(journal.events, CONFIG).wall_s == 90_035.0, "driven again it is"
+
+
 def test_an_asynchronous_save_stalls_where_it_began_and_only_so_long(journal: Journal) -> None:
     journal.start(10)
     for step, time_s in ((1, 30.0), (2, 40.0), (3, 51.0), (4, 61.0)):

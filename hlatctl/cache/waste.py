@@ -40,7 +40,7 @@ def caches(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def waste(root: Path, last_used_unix_s: dict[str, float], *, unused_for_s: float) -> list[Waste]:
+def find(root: Path, last_used_unix_s: dict[str, float], *, unused_for_s: float) -> list[Waste]:
     """What below a folder of caches can go.
 
     Args:

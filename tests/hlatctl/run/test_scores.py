@@ -1,0 +1,25 @@
+"""What a line of text shows of an evaluation's scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hlatctl.run.scores import headlines, in_words
+
+
+def scores(*names: str) -> dict[str, dict[str, Any]]:
+    return {name: {"metric": "acc", "value": 0.25, "stderr": None, "n": 4} for name in names}
+
+
+def test_a_figure_stands_for_its_tasks_and_a_first_metric_for_the_others() -> None:
+    found = [
+        "validation_bits_per_byte", "validation_loss", "mmlu_anatomy", "mmlu_stem", "mmlu", "gsm8k", "piqa",
+        "gsm8k_flexible_extract", "truthfulqa_mc1", "truthfulqa_mc2",
+    ]  # fmt: skip
+    assert headlines(found) == ["validation_loss", "mmlu", "gsm8k", "piqa", "truthfulqa_mc1", "truthfulqa_mc2"]
+
+
+def test_a_line_says_how_many_it_leaves_out() -> None:
+    assert in_words(scores("mmlu", "mmlu_anatomy", "mmlu_stem")) == "mmlu 0.250 (and 2 more)"
+    assert in_words(scores("smoke_mmlu", "smoke_bbh")) == "smoke_mmlu 0.250, smoke_bbh 0.250"
+    assert in_words({}) == ""

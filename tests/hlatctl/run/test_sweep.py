@@ -1,0 +1,28 @@
+"""Folding a sweep's journal: what is damaged hides nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hlatctl.run.journal import Event
+from hlatctl.run.sweep import fold
+
+
+def event(seq: int, kind: str, **fields: Any) -> Event:
+    return {"v": 1, "seq": seq, "time_unix_s": float(seq), "attempt": 0, "kind": kind, **fields}
+
+
+def asked(seq: int, trial: int) -> Event:
+    return event(
+        seq, "trial_asked", trial=trial, run_id=f"s-t{trial}", arm=trial, point={}, overrides=[], seed=None
+    )  # fmt: skip
+
+
+def test_what_follows_a_lost_line_is_told_and_the_other_trials_stand() -> None:
+    story = [
+        asked(1, 0), event(3, "trial_started", trial=1), asked(4, 2), event(5, "trial_started", trial=2),
+        event(6, "trial_rung", trial="two", tokens=10, value=1.0), event(7, "from_a_later_version"),
+    ]  # fmt: skip
+    state = fold(story)
+    assert {number: trial.status for number, trial in state.trials.items()} == {0: "asked", 2: "running"}
+    assert state.warnings == ["event 3 (trial_started): damaged, left out", "event 6 (trial_rung): damaged, left out"]
