@@ -46,7 +46,7 @@ _POSITIVE = (
     "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "train.max_nonfinite_steps",
     "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every_tokens", "checkpoint.survived_after_steps",
     "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code.samples_per_problem", "eval.batch_size",
-    "eval.code.timeout_s", "eval.code.workers",
+    "eval.code.timeout_s", "eval.code.workers", "eval.tensor_parallel_size",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
     "cluster.hardware.bf16_flops_per_s", "cluster.hardware.fp32_flops_per_s", "cluster.hardware.memory_bytes",
     "cluster.hardware.memory_bytes_per_s", "cluster.hardware.link_bytes_per_s", "cluster.hardware.network_bytes_per_s",
@@ -318,6 +318,16 @@ def _context(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _runner(config: Config) -> Iterator[ConfigError]:
+    devices = config.eval.tensor_parallel_size
+    if config.eval.runner == "hf" and devices > 1:
+        yield _not_together(
+            f"eval.tensor_parallel_size={devices}",
+            "eval.runner=hf",
+            "transformers runs on one device; use vllm or neuron",
+        )
+
+
 def _programs(config: Config) -> Iterator[ConfigError]:
     memory_bytes = config.eval.code.memory_bytes
     if memory_bytes < _MIN_PROGRAM_BYTES:
@@ -446,6 +456,7 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
-    _number_of_milestones, _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
+    _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _secrets, _sources, _skipped,
+    _recovery,
     _environment, _compiler_flags, _ports,
 )  # fmt: skip

@@ -69,6 +69,11 @@ def test_the_defaults_are_valid() -> None:
         ({"optimizer__lr": float("nan")}, "optimizer.lr=nan: must be a finite number"),
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
         ({"backend__name": "tpu"}, "backend.name=tpu: not known\nhint: use one of: "),
+        (
+            {"eval__tensor_parallel_size": 2},
+            "eval.tensor_parallel_size=2 and eval.runner=hf: do not go together; transformers runs on one device; "
+            "use vllm or neuron\nhint: leave one of them out",
+        ),
         ({"eval__runner": "tgi"}, "eval.runner=tgi: not known\nhint: use one of: hf, vllm, neuron"),
         (
             {"eval__suite": "mine"},
