@@ -16,6 +16,9 @@ from conf.schema import Config
 COMPILER_FLAGS = "NEURON_CC_FLAGS"
 STOCHASTIC_ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
 
+#: Deprecated switches of torch-xla that make BF16 of what the model says is FP32.
+CASTING = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+
 #: Variables that have a place of their own in the configuration, and that place.
 SET_ELSEWHERE = {
     COMPILER_FLAGS: "backend.compiler_flags",

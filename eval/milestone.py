@@ -98,8 +98,10 @@ def _prepare(subject: Subject, config: Config, made: plan.Plan, scratch: Path) -
     text = validation.held_out(subject.run, config, from_elsewhere=subject.from_elsewhere) if made.validation else None
     folder, context = subject.model_folder, config.train.seq_len
     loaded = _once(lambda: model.load(folder, seq_len=context, device=config.backend.device))
-    request = runners.Request(folder=folder, loaded=loaded, max_length=context,
-                              batch_size=config.eval.batch_size, seed=config.seed)  # fmt: skip
+    request = runners.Request(
+        folder=folder, loaded=loaded, max_length=context, batch_size=config.eval.batch_size, seed=config.seed,
+        tensor_parallel_size=config.eval.tensor_parallel_size,
+    )  # fmt: skip
 
     def lm() -> answers.Remembering:
         made_lm = runners.make(config.eval.runner, request)

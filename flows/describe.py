@@ -10,7 +10,7 @@ from conf import environment, fingerprint
 from conf.schema import Config
 from flows.context import cache_root
 from flows.launch import launcher_for
-from flows.stages.compile import graph_key
+from flows.stages.compile import graph_key, nothing_ahead
 from flows.stages.coverage import no_coverage
 from flows.stages.train import training_job
 from hlatctl.cache.layout import MANIFEST
@@ -54,8 +54,8 @@ def describe(config: Config) -> FlowDescription:
         ),
         _compile_stage(config, graphs, compiled),
         StageDescription(
-            name="warm_cache", fingerprint=graphs, will_run=config.backend.compile,
-            why="checked every time" if config.backend.compile else "backend.compile=false",
+            name="warm_cache", fingerprint=graphs, will_run=not (none := nothing_ahead(config)),
+            why=none or "checked every time",
         ),
         StageDescription(
             name="coverage", fingerprint=graphs, will_run=not (why_not := no_coverage(config)),
@@ -76,7 +76,7 @@ def describe(config: Config) -> FlowDescription:
 
 
 def _compile_stage(config: Config, key: str, compiled: bool) -> StageDescription:
-    if not config.backend.compile:
-        return StageDescription(name="compile", fingerprint=key, will_run=False, why="backend.compile=false")
+    if none := nothing_ahead(config):
+        return StageDescription(name="compile", fingerprint=key, will_run=False, why=none)
     why = "compiled before" if compiled else "not compiled yet"
     return StageDescription(name="compile", fingerprint=key, will_run=not compiled, why=why)

@@ -95,10 +95,11 @@ def summary(processes: list[dict[str, Any]]) -> dict[str, Any]:
     """All processes' counts, and each missing graph once, by host.
 
     A graph that is missing may be counted several times, by each process and by each layer of caches; the cache itself
-    shows it once. What is counted and does not show up there can't be cached.
+    shows it once. What is counted and does not show up there can't be cached. A compiler that counts nothing is judged
+    by its cache alone.
     """
     missing = sorted({f"{p['host']}: {graph}" for p in processes for graph in p["missing"]})
-    hits, misses = (sum(p[key] for p in processes) for key in ("hits", "misses"))
+    hits, misses = (sum(p.get(key, 0) for p in processes) for key in ("hits", "misses"))
     return {"hits": hits, "misses": len(missing) or misses, "missing": missing}
 
 

@@ -41,6 +41,15 @@ def local_cache(config: Config) -> Path:
     return Path(config.cluster.worker_cache_dir) / "compile" / graph_key(config)
 
 
+def nothing_ahead(config: Config) -> str:
+    """Why no graph of a configuration is compiled before training; empty if graphs are."""
+    if not config.backend.compile:
+        return "backend.compile=false"
+    if config.backend.name == "nxd" and config.backend.device == "cpu":
+        return "backend.device=cpu: torch-xla keeps no compiled graphs there"
+    return ""
+
+
 def compile_graphs(ctx: FlowContext) -> None:
     """Fill the shared cache by a short graph-extraction run of the trainer."""
     key, shared = graph_key(ctx.config), shared_cache(ctx.config)
@@ -61,9 +70,8 @@ def compile_graphs(ctx: FlowContext) -> None:
             shutil.rmtree(partial, ignore_errors=True)
 
     def done() -> str:
-        if not ctx.config.backend.compile:
-            return "backend.compile=false"
-        return f"compiled before in {shared}" if (shared / MANIFEST).is_file() else ""
+        compiled = f"compiled before in {shared}" if (shared / MANIFEST).is_file() else ""
+        return nothing_ahead(ctx.config) or compiled
 
     run_stage(ctx, "compile", key, work, done=done)
 
@@ -80,9 +88,8 @@ def warm_cache(ctx: FlowContext) -> None:
         return record
 
     def done() -> str:
-        if not ctx.config.backend.compile:
-            return "backend.compile=false"
-        return "" if (shared / MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
+        lacking = "" if (shared / MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
+        return nothing_ahead(ctx.config) or lacking
 
     run_stage(ctx, "warm_cache", key, work, done=done)
 

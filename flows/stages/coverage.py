@@ -13,7 +13,7 @@ from conf.schema import Config
 from flows.context import FlowContext
 from flows.jobs import run_job
 from flows.stages import run_stage
-from flows.stages.compile import cache_env, graph_key, local_cache, shared_cache
+from flows.stages.compile import cache_env, graph_key, local_cache, nothing_ahead, shared_cache
 from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 
@@ -51,6 +51,4 @@ def check_coverage(ctx: FlowContext) -> None:
 
 def no_coverage(config: Config) -> str:
     """Why the configuration asks for no such look; empty if it does."""
-    if not config.backend.compile:
-        return "backend.compile=false"
-    return "" if config.backend.coverage_gate else "backend.coverage_gate=false"
+    return nothing_ahead(config) or ("" if config.backend.coverage_gate else "backend.coverage_gate=false")

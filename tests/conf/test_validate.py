@@ -69,6 +69,11 @@ def test_the_defaults_are_valid() -> None:
         ({"optimizer__lr": float("nan")}, "optimizer.lr=nan: must be a finite number"),
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
         ({"backend__name": "tpu"}, "backend.name=tpu: not known\nhint: use one of: "),
+        (
+            {"eval__tensor_parallel_size": 2},
+            "eval.tensor_parallel_size=2 and eval.runner=hf: do not go together; transformers runs on one device; "
+            "use vllm or neuron\nhint: leave one of them out",
+        ),
         ({"eval__runner": "tgi"}, "eval.runner=tgi: not known\nhint: use one of: hf, vllm, neuron"),
         (
             {"eval__suite": "mine"},
@@ -194,6 +199,11 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             {**_NXD, "train__on_nonfinite": "skip"},
             "train.on_nonfinite=skip: with backend.name=nxd the update is made before its sums are known\n"
             "hint: set train.on_nonfinite=rollback",
+        ),
+        (
+            {**_NXD, "backend__env": {"XLA_USE_BF16": 1}},
+            "backend.env.XLA_USE_BF16=1: would cast behind precision.name=fp32\n"
+            "hint: backend.env.XLA_USE_BF16=null, and precision.name says the number formats",
         ),
         (
             {

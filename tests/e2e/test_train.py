@@ -30,7 +30,7 @@ def whole(cli: Cli) -> RunPaths:
     """A run with compilation (where a compiler is), three milestones and MLflow."""
     result = cli.train(
         "whole", "eval.enabled=true", "eval.every_tokens=7000", "eval.limit=4", "eval.validation_tokens=2048",
-        "tracking=mlflow", "tracking.poll_s=0.5", "backend.compile=true",
+        "tracking=mlflow", "tracking.poll_s=0.5", "backend.compile=true", "backend.coverage_gate=true",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "whole", "stdout is data: the run's id"
@@ -122,6 +122,13 @@ def test_training_finds_every_graph_in_the_warm_cache(cli: Cli, whole: RunPaths)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed, so nothing is compiled")
+def test_a_short_attempt_has_found_every_graph_and_left_nothing(whole: RunPaths) -> None:
+    record = files.read_json(whole.coverage)
+    assert (record["misses"], record["missing"], len(record["processes"])) == (0, [], 2)
+    assert record["hits"] > 0
+    assert not (whole.root / ".short-attempt").exists()
+
+
 def test_preflight_measured_every_worker(whole: RunPaths) -> None:
     record = files.read_json(whole.preflight)
     assert record["ok"] is True

@@ -111,6 +111,17 @@ def test_the_gate_is_passed_once_a_run_and_only_where_it_is_asked_for(mock_confi
     assert describe(mock_config).stages[6].why == "backend.coverage_gate=false"
 
 
+def test_on_a_cpu_nothing_is_compiled_ahead_for_torch_xla(mock_config: Config) -> None:
+    config = nxd(mock_config, device="cpu")
+    why = "backend.device=cpu: torch-xla keeps no compiled graphs there"
+    planned = {stage.name: stage for stage in describe(config).stages}
+    state = pretrain.drive(pretrain.create(config, argv=[]))
+    for name in ("compile", "warm_cache", "coverage"):
+        assert (planned[name].will_run, planned[name].why) == (False, why)
+        assert (state.stages[name].status, state.stages[name].message) == ("skipped", why)
+    assert state.status == "finished"
+
+
 def test_the_wrong_neuron_stack_is_refused_before_anything_is_made(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

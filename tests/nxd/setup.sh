@@ -19,8 +19,8 @@ python3 -m venv "$venv"
 # What the library imports but does not all declare,
 "$venv/bin/pip" install 'transformers==4.51.*' safetensors tenacity 'setuptools>=70.1,<81' packaging numpy psutil protobuf \
     scipy boto3 requests 'huggingface-hub<1.0' 'datasets<=3.6.0' tensorboard
-# and what the trainer and its tests do.
-"$venv/bin/pip" install pytest hypothesis pyyaml pyarrow tokenizers sentencepiece zstandard
+# and what the trainer and its tests do, and the flow's (configuration, and the report's figures).
+"$venv/bin/pip" install pytest hypothesis pyyaml pyarrow tokenizers sentencepiece zstandard hydra-core matplotlib
 "$venv/bin/python" - "$root" <<'PY'
 import importlib.util
 import sys

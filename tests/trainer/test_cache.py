@@ -15,7 +15,7 @@ import pytest
 from hlatctl.cache.manifest import write_manifest
 from hlatctl.run.errors import CompileError, load_error
 from hlatctl.run.paths import RunPaths
-from trainer import cache
+from trainer import cache, coverage
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
@@ -83,3 +83,10 @@ def test_warm_cache_at_another_path_compiles_nothing_and_a_graph_that_it_lacks_i
     )
     assert len(events_of(run, "step")) == 2, "the run itself is not touched"
     assert not (run.root / ".short-attempt").exists()
+
+
+def test_graphs_of_a_compiler_that_counts_nothing_are_judged_by_the_cache_alone() -> None:
+    processes: list[dict[str, Any]] = [{"host": "node-1", "rank": rank, "missing": []} for rank in range(2)]
+    assert coverage.summary(processes) == {"hits": 0, "misses": 0, "missing": []}
+    processes[1]["missing"] = ["neuronxcc-2/MODULE_1+a"]
+    assert coverage.summary(processes) == {"hits": 0, "misses": 1, "missing": ["node-1: neuronxcc-2/MODULE_1+a"]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,20 @@ def test_a_call_that_does_not_fit_is_noticed() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("neuronx_distributed") is not None, reason="it is installed here")
-def test_where_the_library_is_missing_the_backend_says_so() -> None:
+def test_where_the_library_is_missing_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # the backend sets what the library would read
     with pytest.raises(DependencyError, match=r"backend\.name=nxd: neuronx_distributed is not installed\nhint: .*SDK"):
         make_backend(Config(backend=BackendConfig(name="nxd", device="neuron")))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("neuronx_distributed") is not None, reason="it is installed here")
+def test_a_transformers_that_the_library_can_not_import_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.backends.nxd import _import
+
+    text = "raise ModuleNotFoundError(\"No module named 'transformers.utils.fx'\", name='transformers.utils.fx')\n"
+    (tmp_path / "neuronx_distributed.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DependencyError, match=r"imports transformers\.utils\.fx, .*lacks\nhint: pip install '.*<5'"):
+        _import()

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.devices import HOST_PROCESS_GROUP
+from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
 from trainer.backends.base import Optimizer, Sums
@@ -306,8 +307,7 @@ def _set_environment(config: Config) -> None:
     wanted = {
         "PJRT_DEVICE": {"neuron": "NEURON"}.get(config.backend.device, "CPU"),
         "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(PRECISIONS[config.precision.name].stochastic_rounding)),
-        "XLA_USE_BF16": "0",
-        "XLA_DOWNCAST_BF16": "0",
+        **dict.fromkeys(CASTING, "0"),
     }
     for name, value in wanted.items():
         if os.environ.setdefault(name, value) != value:
@@ -324,8 +324,14 @@ def _import() -> tuple[Any, Any]:
         import torch_xla
         import torch_xla.distributed.xla_backend
     except ImportError as error:
+        name = error.name or str(error)
+        if name.startswith("transformers."):
+            raise DependencyError(
+                f"backend.name=nxd: neuronx-distributed imports {name}, which the transformers installed here lacks",
+                hint="pip install 'transformers>=4.57,<5'",
+            ) from None
         raise DependencyError(
-            f"backend.name=nxd: {error.name or error} is not installed",
+            f"backend.name=nxd: {name} is not installed",
             hint="an environment with the Neuron SDK's torch-neuronx and neuronx-distributed: docs/neuron.md",
         ) from None
     return neuronx_distributed, torch_xla

@@ -1,0 +1,40 @@
+"""The optional runners, without their packages: what they are called with is what the harness's classes take."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.runners import Request, arguments
+
+
+def parameters(module: str, name: str) -> set[str]:
+    """Of a class's constructor, by its source: importing it needs the package."""
+    spec = importlib.util.find_spec("lm_eval")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "models" / f"{module}.py"
+    found = next(node for node in ast.parse(source.read_text(encoding="utf-8")).body
+                 if isinstance(node, ast.ClassDef) and node.name == name)  # fmt: skip
+    made = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    return {argument.arg for argument in (*made.args.args, *made.args.kwonlyargs)}
+
+
+@pytest.mark.parametrize(
+    ("runner", "module", "name"),
+    [("vllm", "vllm_causallms", "VLLM"), ("neuron", "neuron_optimum", "NEURON_HF")],
+)
+def test_the_harness_takes_what_an_optional_runner_gives(runner: str, module: str, name: str, tmp_path: Path) -> None:
+    def loaded() -> Any:
+        raise AssertionError("these load the folder themselves")
+
+    request = Request(folder=tmp_path, loaded=loaded, max_length=512, batch_size=4, seed=7, tensor_parallel_size=8)
+    given = arguments(runner, request)
+    assert given.keys() <= parameters(module, name)
+    assert 8 in given.values(), "how many devices"
+    assert given["dtype"] == "bfloat16", "Neuron refuses the harness's default, and vLLM's depends on the folder"
+    assert given["trust_remote_code"] is False
