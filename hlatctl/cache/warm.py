@@ -154,7 +154,10 @@ class _Bringing:
         return kept
 
     def _staged(self, file: File) -> tuple[Path, Entry]:
-        path = self._target / COPYING / str(next(self._numbers))
+        # A folder for each thread: files of one folder are made one at a time, and threads that wait for that spin.
+        folder = self._target / COPYING / str(threading.get_ident())
+        folder.mkdir(exist_ok=True)
+        path = folder / str(next(self._numbers))
         return path, copy_checked(self._source, file, path, self._expected.get(file.path))
 
 
