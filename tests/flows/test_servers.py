@@ -115,7 +115,10 @@ def test_both_pages_are_served_until_one_server_ends(
     assert ui.returncode == 19
     log = runs_dir / ".ui" / "mlflow.log"
     assert error == f"error: mlflow's server has ended by itself (exit code -9)\nhint: see {log}\n"
-    assert groups_alive(servers) == []
+    deadline = time.monotonic() + 10.0
+    while groups_alive(servers):  # the kernel takes its time with what has been killed
+        assert time.monotonic() < deadline, "something of them still runs"
+        time.sleep(0.05)
     assert not prefect_env.ui_file(runs_dir).exists()
 
 
