@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,20 @@ from flows import prefect_env
 # A busy machine is no failure, and a test run leaves nothing in the tree.
 settings.register_profile("house", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
+
+
+#: The files that take longest; a worker that began one of them last would end long after the others.
+_FIRST = (
+    "e2e/test_drill.py", "e2e/test_train.py", "e2e/test_survival.py", "trainer/test_layouts.py",
+    "e2e/test_checkpoint.py", "trainer/test_processes.py", "test_readme.py", "e2e/test_bad_input.py",
+    "trainer/test_cache.py", "e2e/test_sweep.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    place = {Path(__file__).parent / name: number for number, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.fixture(scope="session")

@@ -45,43 +45,30 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
-def test_warm_cache_at_another_path_compiles_nothing_and_a_graph_that_it_lacks_is_named(
+def test_a_warm_cache_at_another_path_lacks_no_graph_but_the_one_that_was_removed(
     tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
-    events_of: Callable[..., list[dict[str, Any]]], error_file: Path,
+    error_file: Path,
 ) -> None:  # fmt: skip
-    run = make_run(
-        tmp_path / "run", backend={"compile": True}, cluster={"processes_per_node": 2}, model={"num_layers": 1},
-        train={"tokens": 2 * 4 * 32},
-    )  # fmt: skip
+    run = make_run(tmp_path / "run", backend={"compile": True}, model={"num_layers": 1}, train={"tokens": 2 * 4 * 32})
     argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
     shared, local = tmp_path / "shared", tmp_path / "elsewhere" / "local"
     shared.mkdir()
-    # One process fills the cache for both: no rank enters a graph.
     finish(start(*argv, "0", "--compile-only", TORCHINDUCTOR_CACHE_DIR=os.fspath(shared)))
     assert not run.journal.exists()
     assert cache.main(["--from", os.fspath(shared), "--to", os.fspath(local)]) == 0
-    before = _tree(local)
+    assert any(name.endswith(".so") for name in _tree(local))
 
-    finish(start(*argv, "1", processes=2, TORCHINDUCTOR_CACHE_DIR=os.fspath(local)))
-
-    (counted,) = events_of(run, "compile_cache")
-    assert counted["misses"] == 0
-    assert counted["hits"] > 0
-    libraries = {name for name in _tree(local) if name.endswith(".so")}
-    assert libraries
-    assert libraries == {name for name in before if name.endswith(".so")}
-
-    graph = min((shared / "fxgraph").glob("*/*"))
+    graph = min((local / "fxgraph").glob("*/*"))
     shutil.rmtree(graph)
-    missed = start(*argv, "0", "--check-coverage", TORCHINDUCTOR_CACHE_DIR=os.fspath(shared))
+    missed = start(*argv, "0", "--check-coverage", TORCHINDUCTOR_CACHE_DIR=os.fspath(local))
     finish(missed, CompileError.exit_code)
     told = load_error(error_file)
     assert isinstance(told, CompileError)
     assert told.message == (
         "graphs that a short attempt needs and the cache lacks: 1, the first "
-        f"{platform.node()}: {graph.relative_to(shared).as_posix()}"
+        f"{platform.node()}: {graph.relative_to(local).as_posix()}"
     )
-    assert len(events_of(run, "step")) == 2, "the run itself is not touched"
+    assert not run.journal.exists(), "the run itself is not touched"
     assert not (run.root / ".short-attempt").exists()
 
 
