@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hlatctl.units import duration, utc
 
 HEADER = ("variant", "takes", "uptime", "goodput", "lost work", "failures", "USD")
-_LOW, _MIDDLE, _HIGH = 0.05, 0.5, 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +46,9 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """From at least one value; between two of them in proportion."""
-        ordered = sorted(values)
-
-        def at(share: float) -> float:
-            place = share * (len(ordered) - 1)
-            below = math.floor(place)
-            above = min(below + 1, len(ordered) - 1)
-            return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-        return cls(low=at(_LOW), median=at(_MIDDLE), high=at(_HIGH))
+        # Twentieths; a single value is all of them.
+        cuts = statistics.quantiles(values if len(values) > 1 else [*values, *values], n=20, method="inclusive")
+        return cls(low=cuts[0], median=cuts[9], high=cuts[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
