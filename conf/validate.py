@@ -457,6 +457,5 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
     _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _secrets, _sources, _skipped,
-    _recovery,
-    _environment, _compiler_flags, _ports,
+    _recovery, _environment, _compiler_flags, _ports,
 )  # fmt: skip

@@ -121,12 +121,13 @@ def end_lines(view: RunView) -> Iterator[str]:
     if validation is not None:
         yield f"  validation  {validation:.4f} nats per token"
     for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens)[-1:]:
-        for name in headlines(milestone.scores):
+        shown = headlines(milestone.scores)
+        for name in shown:
             score = milestone.scores[name]
             if not name.startswith(HELD_OUT):
                 error = f" ± {number(score, 'stderr'):.3f}" if score.get("stderr") is not None else ""
                 yield f"  {name:<20} {number(score, 'value'):.3f}{error}"
-        if left_out := len(milestone.scores) - len(headlines(milestone.scores)):
+        if left_out := len(milestone.scores) - len(shown):
             yield f"  and {left_out} more   hlatctl compare {view.run.run_id}"
         for name, why in milestone.skipped.items():
             yield f"  {name:<20} skipped: {why}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hlatctl.run.journal import TRAIN_WRITER, Event
+from hlatctl.run.journal import DAMAGED, TRAIN_WRITER, Event
 from hlatctl.run.state import AttemptState, EvaluationProgress, Judgement, MilestoneState, RunState, StageState
 
 
@@ -27,8 +27,7 @@ def apply(state: RunState, event: Event) -> None:
         return
     try:
         handler(state, event)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        # One damaged line must not hide a run.
+    except DAMAGED:
         name = f"{event.get('writer', 'journal')} {event['seq']}"
         state.warnings.append(f"event {name} ({event['kind']}): damaged, left out")
 

@@ -31,6 +31,8 @@ MIRROR_WRITER = "mirror"
 DRILL_WRITER = "drill"
 #: What the names of the training processes' writers begin with.
 TRAIN_WRITER = "train-"
+#: What a fold's handler raises of a damaged event, which is then left out: one line must not hide the rest.
+DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 _VERSION = 1
 #: Ends each line, so that a line whose numbers have changed on the disk is no event.
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import DAMAGED, Event, number
 
 #: How a trial stands when nothing more will happen to it.
 ENDED = ("finished", "pruned", "diverged", "failed")
@@ -120,8 +120,7 @@ def apply(state: SweepState, event: Event) -> None:
         return
     try:
         handler(state, event)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        # As in a run's fold: one damaged line must not hide a sweep.
+    except DAMAGED:
         state.warnings.append(f"event {event['seq']} ({event['kind']}): damaged, left out")
 
 
