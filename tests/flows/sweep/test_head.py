@@ -81,7 +81,10 @@ def test_every_arm_is_tried_with_every_seed_and_the_best_comes_first(tmp_path: P
 
 
 def test_a_head_that_is_killed_at_any_event_leaves_a_sweep_that_runs_every_trial_once(tmp_path: Path) -> None:
-    sweep = make(tmp_path, RATES, "sweep.seeds=2", "sweep.pruner=median", "sweep.startup_trials=1")
+    sweep = make(
+        tmp_path, RATES, "sweep.seeds=2", "sweep.pruner=median", "sweep.startup_trials=1",
+        "recovery.max_restarts_without_progress=10",  # a played job dies with its head
+    )  # fmt: skip
     died = subprocess.run(
         [sys.executable, "-m", "tests.flows.sweep.killed_heads", os.fspath(sweep.root), "7", "10"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": os.fspath(ROOT)}, capture_output=True, text=True, check=False,
