@@ -1,8 +1,40 @@
-"""``python -m hlatctl``: the same as the ``hlatctl`` command."""
+"""``hlatctl`` and ``python -m hlatctl``: the command line, once Python is known to find this project's own packages."""
 
+from __future__ import annotations
+
+import importlib.util
 import sys
+from pathlib import Path
 
-from hlatctl.cli.main import main
+#: Packages beside this one whose names are common enough to belong to another distribution, too.
+_PACKAGES = ("conf", "flows", "trainer", "eval")
+_OWNER = b'OWNER = "hlatctl"'
+_DEPENDENCY_ERROR = 17
+
+
+def main() -> int:
+    """Run the command line and return its exit code."""
+    stranger = _foreign_package()
+    if stranger:
+        print(f"error: {stranger}", file=sys.stderr)
+        return _DEPENDENCY_ERROR
+    from hlatctl.cli.main import main as run
+
+    return run()
+
+
+def _foreign_package() -> str:
+    """What Python finds in the place of one of our packages; empty if nothing. Imports none of them."""
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        origin = spec.origin if spec else None
+        if origin and _OWNER in Path(origin).read_bytes():
+            continue
+        where = f"Python finds {origin}, which is not hlatctl's" if origin else "Python does not find it"
+        alone = f"in a virtual environment of its own, with no other package named {name} on PYTHONPATH"
+        return f"package {name}: {where}\nhint: install hlatctl {alone}"
+    return ""
+
 
 if __name__ == "__main__":
     sys.exit(main())

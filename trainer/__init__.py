@@ -3,3 +3,6 @@
 Processes (``docs/architecture.md`` tells what each reads and writes): ``trainer``, ``trainer.preflight``,
 ``trainer.cache``, ``trainer.export``, ``trainer.import_model``, ``trainer.data.check``, ``trainer.data.prepare``.
 """
+
+#: Read by `hlatctl.__main__`: another distribution may own a package of this name.
+OWNER = "hlatctl"
