@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from conf.load import load
@@ -19,6 +18,7 @@ from eval.validation import held_out
 from hlatctl.run import contract as contracts
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.scratch import private_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,8 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     config = load(options.config)
     runners.check(config.eval.runner)
-    with tempfile.TemporaryDirectory(prefix="hlatctl-eval-check-") as folder:
-        scratch = Path(folder)
+    with private_folder("eval-check") as own:
+        scratch = own.path
         if options.run_dir:
             model.settle_environment(scratch, offline=not plan.uses_network(config.eval))
         made = plan.make(config.eval, scratch)

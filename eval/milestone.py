@@ -8,7 +8,6 @@ score is, and how it is measured, is other modules' business.
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from eval.tasks import Evaluation, Subject, can_run_code, in_words, read_kept, r
 from hlatctl.run import contract as contracts
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import Holder, hold
+from hlatctl.run.scratch import private_folder
 
 RESULTS = "results.json"
 _LEASE_POLL_S = 0.5
@@ -49,8 +49,8 @@ def evaluate(
         EvaluationError: the model can't be judged, or another contract was frozen.
     """
     config = config or load(subject.run.config)
-    with tempfile.TemporaryDirectory(prefix="hlatctl-eval-") as folder:
-        scratch = Path(folder)
+    with private_folder("eval") as own:
+        scratch = own.path
         model.settle_environment(scratch, offline=not plan.uses_network(config.eval))
         this = _prepare(subject, config, plan.make(config.eval, scratch), scratch)
         with hold(subject.run.eval_lease(subject.milestone_tokens), _patience()):

@@ -27,6 +27,7 @@ from typing import IO, Any
 from conf.schema import CodeConfig
 from eval.cell import FOLDER
 from hlatctl.run.errors import EvaluationError
+from hlatctl.run.scratch import private_folder
 
 _START_TIMEOUT_S = 60.0
 #: Beyond a program's own time: to make its cell and to end it, on a machine that is busy.
@@ -118,7 +119,8 @@ def worker(settings: CodeConfig, *, sandboxed: bool = True) -> Iterator[Worker]:
     """
     if sandboxed and shutil.which("bwrap") is None:
         raise EvaluationError(_NOT_INSTALLED)
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="hlatctl-judge-") as folder:
+    with tempfile.TemporaryFile() as log, private_folder("judge") as own:
+        folder = os.fspath(own.path)
         process = _start(settings, log, folder) if sandboxed else _start_unsandboxed(settings, log, folder)
         try:
             started = Worker(process, log, settings.timeout_s)

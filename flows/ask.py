@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import conf.load
 import hlatctl
 from conf.schema import Config
 from hlatctl.run.errors import ERROR_FILE_ENV, ERROR_TOLD_ENV, LaunchError, load_error
+from hlatctl.run.scratch import private_folder
 
 
 def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
@@ -30,8 +30,8 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
     # It must find the packages that this process has, and no folder of the same name in the working directory.
     package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
     search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
-    with tempfile.TemporaryDirectory(prefix="hlatctl-ask-") as folder:
-        error_file = Path(folder) / "error.json"
+    with private_folder("ask") as own:
+        error_file = own.path / "error.json"
         told = {ERROR_TOLD_ENV: "1"} if show_talk else {}
         try:
             result = subprocess.run(
@@ -50,7 +50,7 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
 
 def ask_about(module: str, config: Config, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
     """The same, with a configuration in a file that ``--config`` names."""
-    with tempfile.TemporaryDirectory(prefix="hlatctl-ask-") as folder:
-        file = Path(folder) / "config.yaml"
+    with private_folder("ask") as own:
+        file = own.path / "config.yaml"
         file.write_text(conf.load.dump(config), encoding="utf-8")
         return ask(module, "--config", os.fspath(file), *argv, timeout_s=timeout_s, show_talk=show_talk)

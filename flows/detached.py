@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hlatctl
-from flows.launch import processes
+from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from hlatctl.run import files
+from hlatctl.run import files, processes
 
 _API_URL = "PREFECT_API_URL"
 _START_TIMEOUT_S = 60.0
@@ -109,10 +109,9 @@ def ui_api_url(runs_dir: Path) -> str | None:
     try:
         record = files.read_json(ui_file(runs_dir))
         pid, url = int(record["pid"]), f"{record['prefect']}/api"
-        os.kill(pid, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return url if answers(url) else None
+    return url if processes.identify(pid) and answers(url) else None
 
 
 def stop() -> None:

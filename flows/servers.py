@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 10.0
 _LOOK_S = 0.2
+_END_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -163,16 +165,25 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
     """End each server's whole process group: both start workers of their own."""
     for process in processes:
         _signal_group(process, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
     for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_TIMEOUT_S)
+        while not _has_ended(process) and time.monotonic() < deadline:
+            time.sleep(_END_POLL_S)
         _signal_group(process, signal.SIGKILL)
         process.wait()
 
 
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a server has ended. It stays a zombie, so that its group keeps its number until it is signalled."""
+    if process.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+    if process.returncode is None:  # later, the number may be another group's
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 def _wait_until_up(

@@ -9,14 +9,15 @@ from typing import TypeVar
 
 import conf.load
 from flows import control, detached
-from flows.launch import processes
 from flows.launch.base import Handle
 from flows.launch.local import LocalLauncher
+from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError, TrainingError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import DRILL_WRITER, Event, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import Identity
 from hlatctl.run.state import AttemptState, RunState
 
 _T = TypeVar("_T")
@@ -135,24 +136,24 @@ class Arena:
                 raise NotRecovered(f"no sign of {what} within {limit_s:.0f} s")
             time.sleep(_POLL_S)
 
-    def head(self) -> int:
+    def head(self) -> Identity:
         """The process that drives the run; from here on it may be gone without that being a failure."""
-        pid = head_pid(self.run)
-        if pid is None:
+        head = processes.identify(head_pid(self.run) or 0)
+        if head is None:
             raise NotRecovered("nobody drives the run")
         self._driven = False
-        return pid
+        return head
 
-    def job(self) -> int:
-        """The training job's process group."""
-        pid = self._launcher.pid(Handle.from_json(self.attempt.handle))
-        if pid is None:
+    def job(self) -> Identity:
+        """The training job's program on this node."""
+        process = self._launcher.process(Handle.from_json(self.attempt.handle))
+        if process is None:
             raise NotRecovered("the training job has no process")
-        return pid
+        return process
 
-    def process(self) -> int:
+    def process(self) -> Identity:
         """One training process: that of the last rank."""
-        found = processes.ranks(self.job())
+        found = processes.ranks(self.job().pid)
         if not found:
             raise NotRecovered("no training process is left")
         return found[max(found)]

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.journal import Event
 from hlatctl.run.lease import head_pid
 from hlatctl.run.manifest import MANIFEST, steps_in
+from hlatctl.run.processes import Identity, send
 
 #: A slowed process runs for the first of these and stands still for the second, again and again.
 _RUNS_S, _STANDS_S = 0.02, 0.1
@@ -76,14 +77,14 @@ def kill_process(arena: Arena, _: Servers) -> Seen:
 
 def stop_process(arena: Arena, _: Servers) -> Seen:
     """A training process that stands still: nothing fails, and nothing goes on."""
-    pid = arena.process()
-    return _restarted(arena, "stop_process", lambda: os.kill(pid, signal.SIGSTOP), "hang")
+    rank = arena.process()
+    return _restarted(arena, "stop_process", lambda: send(rank, signal.SIGSTOP), "hang")
 
 
 def preempt(arena: Arena, _: Servers) -> Seen:
-    """SIGTERM to the whole job, as a scheduler sends it that wants its nodes back."""
-    group = arena.job()
-    return _restarted(arena, "preempt", lambda: os.killpg(group, signal.SIGTERM), "attempt_ended")
+    """SIGTERM to the job's program on the node, as a scheduler sends it that wants its nodes back."""
+    job = arena.job()
+    return _restarted(arena, "preempt", lambda: send(job, signal.SIGTERM), "attempt_ended")
 
 
 def bad_data(arena: Arena, _: Servers) -> Seen:
@@ -160,8 +161,8 @@ def trackers_down(arena: Arena, servers: Servers) -> Seen:
 
 def kill_head(arena: Arena, _: Servers) -> Seen:
     """SIGKILL to the head process; another one takes over, and training has not noticed."""
-    attempt, pid = arena.attempt.number, arena.head()
-    struck_s, mark = arena.strike("kill_head", lambda: os.kill(pid, signal.SIGKILL))
+    attempt, head = arena.attempt.number, arena.head()
+    struck_s, mark = arena.strike("kill_head", lambda: send(head, signal.SIGKILL))
     arena.wait("the head's end", lambda: head_pid(arena.run) is None)
     detected_s = time.time() - struck_s
     arena.drive()
@@ -232,9 +233,9 @@ def _still(arena: Arena, attempt: int) -> None:
         raise NotRecovered(f"training was restarted (attempt {arena.attempt.number}), which it need not have been")
 
 
-def _killer(arena: Arena) -> Callable[[], None]:
-    pid = arena.process()
-    return lambda: os.kill(pid, signal.SIGKILL)
+def _killer(arena: Arena) -> Callable[[], object]:
+    rank = arena.process()
+    return lambda: send(rank, signal.SIGKILL)
 
 
 def _newest_checkpoint(arena: Arena) -> Path:
@@ -249,16 +250,14 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _slowed(pid: int) -> Iterator[Callable[[], None]]:
+def _slowed(process: Identity) -> Iterator[Callable[[], None]]:
     """A process that can be slowed by the function given, and is left running at full speed."""
     over = threading.Event()
 
     def work() -> None:
-        with suppress(ProcessLookupError):  # it has ended
-            while not over.wait(_RUNS_S):
-                os.kill(pid, signal.SIGSTOP)
-                over.wait(_STANDS_S)
-                os.kill(pid, signal.SIGCONT)
+        while not over.wait(_RUNS_S) and send(process, signal.SIGSTOP):
+            over.wait(_STANDS_S)
+            send(process, signal.SIGCONT)
 
     thread = threading.Thread(target=work, name="slow", daemon=True)
     try:

@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows import prefect_env
-from flows.launch import processes
 from flows.mirror_run import LAST_STEP_TAG
-from hlatctl.run import files
+from hlatctl.run import files, processes
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
 
@@ -65,9 +64,9 @@ class Servers:
         """SIGKILL to both; what started them ends by itself."""
         if self._ui is None:
             return
-        for pid in processes.descendants(self._ui.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in map(processes.identify, processes.descendants(self._ui.pid)):
+            if process:
+                processes.send(process, signal.SIGKILL)
         self._ui.wait()
         self._ui = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.scratch import private_folder
 
 #: A thousand small files are made and deleted in a second: on a disk that takes longer than all the rest.
 _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -71,8 +71,8 @@ def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[st
 
 def play(config: Config, seed: int) -> Course:
     """Play one course, in a folder that is deleted after it."""
-    with tempfile.TemporaryDirectory(prefix="hlatctl-forecast-", dir=_IN_MEMORY) as folder:
-        played = _bare(config, seed, folder)
+    with private_folder("forecast", within=_IN_MEMORY) as own:
+        played = _bare(config, seed, os.fspath(own.path))
         run = pretrain.create(played, argv=[], run_id=f"seed-{seed}")
         message = ""
         try:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ import typer
 from hlatctl.cli.common import Json, Overrides, print_json
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import PreflightError
+from hlatctl.run.scratch import private_folder
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -85,14 +85,14 @@ def _look(config: Config, overrides: list[str], neuron: bool) -> Iterator[Check]
     unfit = next((check for check in node if check.status == "fail"), None)
     if unfit is None:
         yield Check(**json.loads(ask_about("trainer.neuron.rounding_probe", config, timeout_s=_NODE_TIMEOUT_S)))
-    with tempfile.TemporaryDirectory(prefix="hlatctl-doctor-") as folder:
+    with private_folder("doctor") as own:
         for name, command, shows in _RUNS:
             words = [*command.split(), *overrides]
             if unfit:
                 why = f"not tried before this is mended: {unfit.name}"
                 yield Check(name=name, status="skip", shows=why, command=f"hlatctl {' '.join(words)}")
             else:
-                yield _run(name, [*words, f"runs_dir={folder}", f"cluster.worker_cache_dir={folder}/worker"], shows)
+                yield _run(name, [*words, f"runs_dir={own.path}", f"cluster.worker_cache_dir={own.path}/worker"], shows)
 
 
 def _run(name: str, words: list[str], shows: str) -> Check:

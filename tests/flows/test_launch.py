@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -17,9 +18,10 @@ from conf.schema import Config
 from flows import pretrain
 from flows.context import make_job
 from flows.launch.base import Handle, Job, Launcher
-from flows.launch.local import LocalLauncher, _group_alive
+from flows.launch.local import LocalLauncher
 from flows.launch.mock import MockLauncher
 from flows.rehearsal.world import World
+from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
 
 WAIT_S = 20.0
@@ -113,11 +115,88 @@ time.sleep(60)
 def test_a_killed_script_is_lost_and_its_children_can_be_ended(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(python_job(tmp_path, "import time; time.sleep(60)")))
-    pid = int((tmp_path / "launch" / "try.pid").read_text())
-    os.kill(pid, signal.SIGKILL)
+    token = files.read_json(tmp_path / "launch" / "try.pid")["token"]
+    program = launcher.process(handle)
+    assert program
+    wait_until(lambda: bool(processes.of_job(token)))
+    processes.send(program, signal.SIGKILL)
     wait_until(lambda: launcher.status(handle).state == "lost")
+    assert processes.of_job(token)
     launcher.cancel(handle, grace_s=1)
-    assert not _group_alive(pid)
+    assert not processes.of_job(token)
+
+
+def _sleeper() -> subprocess.Popen[bytes]:
+    """A process that is no job's, and leads a process group as the jobs of older versions do."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+
+
+@pytest.mark.parametrize("style", ["number", "record"])
+def test_a_process_that_got_a_lost_jobs_id_is_not_signalled(tmp_path: Path, style: str) -> None:
+    launcher = LocalLauncher()
+    handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
+    with _sleeper() as innocent:
+        old = {"pid": innocent.pid, "started": "1", "boot_id": "before the reboot", "token": "of a lost job"}
+        text = str(innocent.pid) if style == "number" else json.dumps(old)
+        files.write_text(tmp_path / "launch" / "try.pid", text)
+        assert launcher.status(handle).state == "lost"
+        launcher.cancel(handle, grace_s=0.1)
+        launcher.cancel(handle, grace_s=0)
+        assert launcher.dump_stacks(handle) == "no process is left that could show its stack"
+        assert innocent.poll() is None
+        innocent.kill()
+
+
+@pytest.mark.parametrize("text", ["1", "0", "-1", "true", "[]", '{"pid": 1}', "{", '{"pid": 1, "started": "1"}'])
+def test_a_damaged_process_file_signals_nothing(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def harm(*_: object) -> None:
+        raise AssertionError("a signal was sent")
+
+    for module, name in ((os, "kill"), (os, "killpg"), (signal, "pidfd_send_signal")):
+        monkeypatch.setattr(module, name, harm, raising=False)
+    launcher = LocalLauncher()
+    handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
+    files.write_text(tmp_path / "launch" / "try.pid", text)
+    launcher.cancel(handle, grace_s=0.1)
+    assert launcher.status(handle).state == "lost"
+
+
+def test_a_job_that_an_older_version_started_is_found_and_can_be_stopped(tmp_path: Path) -> None:
+    script = tmp_path / "launch" / "try.sh"
+    files.write_text(script, "trap : TERM INT\nsleep 600\necho 143 >" + os.fspath(script.with_suffix(".exit_code")))
+    launcher = LocalLauncher()
+    handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
+    with subprocess.Popen(["/bin/sh", script], start_new_session=True) as job:
+        files.write_text(script.with_suffix(".pid"), f"{job.pid}\n")
+        wait_until(lambda: launcher.status(handle).state == "running" and bool(processes.descendants(job.pid)))
+        launcher.cancel(handle, grace_s=WAIT_S)
+        assert launcher.status(handle).exit_code == 143
+
+
+def test_a_job_of_another_user_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with _sleeper() as foreign:
+        identity = processes.identify(foreign.pid)
+        assert identity
+        record = {"pid": identity.pid, "started": identity.started, "boot_id": identity.boot_id, "token": "t"}
+        code = f"""
+import os
+os.setuid(65534)
+from flows.launch import records
+from hlatctl.run.errors import LaunchError
+from hlatctl.run.processes import Identity
+value = {record!r}
+try:
+    records.Record(token=value.pop("token"), process=Identity(**value)).ask_to_stop()
+except LaunchError as error:
+    print(error.message)
+"""
+        command = [sys.executable, "-c", f"import flows.launch.records, flows.launch.local\n{code}"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert said == f"process {foreign.pid}: belongs to another user, so SIGTERM can't be sent to it\n"
+        assert foreign.poll() is None
+        foreign.kill()
 
 
 def test_what_runs_beside_training_yields_as_a_process_and_as_a_session(tmp_path: Path) -> None:

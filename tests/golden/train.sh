@@ -1,8 +1,5 @@
 #!/bin/sh
 # Job train, written by hlatctl. May be run by hand to repeat it.
-printf '%s\n' "$$" >/runs/golden/launch/attempt-0002/train.pid.tmp && mv /runs/golden/launch/attempt-0002/train.pid.tmp /runs/golden/launch/attempt-0002/train.pid
-# A request to stop goes to the whole process group; this shell waits for the job to answer it.
-trap : TERM INT
 export HLATCTL_ERROR_FILE=/runs/golden/launch/attempt-0002/train.error.json
 export OMP_NUM_THREADS=1
 export PYTHONSAFEPATH=1
@@ -10,7 +7,6 @@ export PYTHONUNBUFFERED=1
 export TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=CACHE_DIR
 
-PYTHON -m torch.distributed.run --standalone --nproc-per-node=2 --tee=3 --log-dir=/runs/golden/logs/attempt-0002/train -m trainer --run-dir /runs/golden --attempt 2
-code=$?
-printf '%s\n' "$code" >/runs/golden/launch/attempt-0002/train.exit_code.tmp && mv /runs/golden/launch/attempt-0002/train.exit_code.tmp /runs/golden/launch/attempt-0002/train.exit_code
-exit "$code"
+# Writes train.pid first and train.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.
+exec PYTHON -m hlatctl.node /runs/golden/launch/attempt-0002/train -- \
+  PYTHON -m torch.distributed.run --rdzv-id=train --nproc-per-node=2 --tee=3 --log-dir=/runs/golden/logs/attempt-0002/train -m trainer --run-dir /runs/golden --attempt 2

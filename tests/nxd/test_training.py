@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conf.load import load
-from flows.launch import processes as process_tree
+from hlatctl.run import processes as process_tree
 from hlatctl.run.manifest import MANIFEST, why_invalid
 from hlatctl.run.paths import RunPaths, step_name
 from trainer.export import read_weights

@@ -18,11 +18,12 @@ import pytest
 
 from conf.load import dump
 from conf.schema import Config, SourceConfig
-from flows.launch import processes
-from hlatctl.run import files
+from hlatctl import node
+from hlatctl.run import files, processes
 from hlatctl.run.errors import ERROR_FILE_ENV
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.scratch import JOB_FOLDER_ENV
 
 ROOT = Path(__file__).parents[2]
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -121,11 +122,17 @@ def make_run(make_config: MakeConfig, dataset: Path) -> MakeRun:
 
 
 @pytest.fixture(scope="session")
-def start() -> Start:
-    """Start a module, or a file, by itself or (``processes``) by torchrun, in a process group of its own."""
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Start a module, or a file, by itself or (``processes``) by torchrun, in a process group of its own.
+
+    It meets and talks as under ``hlatctl.node``, which is left out so that one signal reaches torchrun.
+    """
 
     def run(*argv: str, processes: int = 0, **env: str) -> subprocess.Popen[str]:
-        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+        torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={processes}")
+        own = tmp_path_factory.mktemp("job")
+        if processes:
+            env = {**node.one_machine(own), JOB_FOLDER_ENV: os.fspath(own), "TMPDIR": os.fspath(own), **env}
         module = () if argv[0].endswith(".py") else ("-m",)
         return subprocess.Popen(
             [sys.executable, *(torchrun if processes else ()), *module, *argv], cwd=ROOT, text=True,

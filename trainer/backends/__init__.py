@@ -7,7 +7,19 @@ from trainer.backends.base import Backend
 
 
 def make_backend(config: Config) -> Backend:
-    """The backend that ``backend.name`` asks for; its process group is up when this returns."""
+    """The backend that ``backend.name`` asks for; its process groups are up when this returns.
+
+    Raises:
+        LaunchError: another user's process is among them.
+    """
+    from trainer.rendezvous import refuse_strangers
+
+    backend = _make(config)
+    refuse_strangers()
+    return backend
+
+
+def _make(config: Config) -> Backend:
     if config.backend.name == "nxd":
         from trainer.backends.nxd import Nxd
 

@@ -23,6 +23,7 @@ from conf.devices import HOST_PROCESS_GROUP
 from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
+from trainer import rendezvous
 from trainer.backends.base import Optimizer, Sums
 from trainer.backends.gather import gather_json
 from trainer.collectives import TensorParallel
@@ -340,7 +341,7 @@ def _import() -> tuple[Any, Any]:
 def _join(world_size: int) -> None:
     """The processes that torchrun started, or this one alone."""
     if world_size > 1:
-        dist.init_process_group("xla", init_method="env://")
+        rendezvous.join("xla", timeout=_TIMEOUT)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined] # public, but not in its module's list
         dist.init_process_group("xla", store=store, rank=0, world_size=1)

@@ -18,6 +18,7 @@ from torch import Tensor
 from conf.devices import DEVICES, HOST_PROCESS_GROUP
 from conf.schema import Config
 from hlatctl.run.errors import DependencyError
+from trainer import rendezvous
 from trainer.backends.base import Optimizer, Sums
 from trainer.backends.gather import gather_json
 from trainer.init import initialize
@@ -49,7 +50,7 @@ class TorchNative:
         self._facts = DEVICES[config.backend.device]
         self.device = _device(config.backend.device)
         if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group(self._facts.process_group, timeout=_TIMEOUT)
+            rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
         # Checkpoints are written by a thread of their own, which must not use the groups that training uses.
         self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) if self.world_size > 1 else None
         self._layout = make_layout(config, self.device.type, self.world_size)

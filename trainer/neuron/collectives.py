@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from hlatctl.run.checks import Check
+from hlatctl.run.scratch import private_folder
 from trainer.neuron import tools
 
 #: Large enough for bandwidth to count and latency not to (the guide's own table levels off above).
@@ -61,8 +61,8 @@ def check(cores_per_node: int, nodes: int, least_gib_per_s: float, *, key: str) 
     if nodes > 1 and not slurm_job_id:
         return Check(name=name, status="skip", shows=f"not inside a Slurm job ({_SLURM_JOB} is not set); preflight's "
                      "own all-reduce over all processes is judged")  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="hlatctl-nccom-") as folder:
-        report = Path(folder) / "report.json"
+    with private_folder("nccom") as own:
+        report = own.path / "report.json"
         words = command(cores_per_node * nodes, nodes, report, slurm_job_id)
         shown = " ".join(words[:-2])
         try:

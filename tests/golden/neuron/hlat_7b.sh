@@ -1,8 +1,5 @@
 #!/bin/sh
 # Job train, written by hlatctl. May be run by hand to repeat it.
-printf '%s\n' "$$" >/runs/hlat_7b/launch/attempt-0001/train.pid.tmp && mv /runs/hlat_7b/launch/attempt-0001/train.pid.tmp /runs/hlat_7b/launch/attempt-0001/train.pid
-# A request to stop goes to the whole process group; this shell waits for the job to answer it.
-trap : TERM INT
 export FI_EFA_FORK_SAFE=1
 export FI_EFA_USE_DEVICE_RDMA=1
 export FI_PROVIDER=efa
@@ -23,7 +20,6 @@ export TOKENIZERS_PARALLELISM=false
 unset XLA_DOWNCAST_BF16
 unset XLA_USE_BF16
 
-PYTHON -m torch.distributed.run --standalone --nproc-per-node=32 --tee=3 --log-dir=/runs/hlat_7b/logs/attempt-0001/train -m trainer --run-dir /runs/hlat_7b --attempt 1
-code=$?
-printf '%s\n' "$code" >/runs/hlat_7b/launch/attempt-0001/train.exit_code.tmp && mv /runs/hlat_7b/launch/attempt-0001/train.exit_code.tmp /runs/hlat_7b/launch/attempt-0001/train.exit_code
-exit "$code"
+# Writes train.pid first and train.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.
+exec PYTHON -m hlatctl.node /runs/hlat_7b/launch/attempt-0001/train -- \
+  PYTHON -m torch.distributed.run --rdzv-id=train --nproc-per-node=32 --tee=3 --log-dir=/runs/hlat_7b/logs/attempt-0001/train -m trainer --run-dir /runs/hlat_7b --attempt 1

@@ -1,0 +1,162 @@
+"""``python -m hlatctl.node BASE -- COMMAND``: runs a job's command on one node, under every launcher.
+
+It writes who it is to BASE.pid and gives the command a private folder for temporary files. At the end it ends all that
+is left of the command, removes that folder and writes BASE.exit_code last. Node ``NODE_RANK`` of a job of several nodes
+writes ``BASE.node-RANK.pid`` and so on.
+
+SIGTERM and SIGINT ask the command to stop. Where torchrun runs below, only its ranks are asked: torchrun would kill
+those that need more than 30 s to save a checkpoint (pytorch/pytorch#119856). SIGQUIT ends all processes at once.
+
+On one machine the processes meet through files in the private folder and talk over loopback. The store that torchrun
+would make listens on all interfaces, and torchrun unpickles what it finds there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hlatctl.run import files, processes, scratch
+
+NODE_RANK_ENV = "NODE_RANK"
+#: As a shell reports a command that it can't start (POSIX, "Exit Status for Commands").
+_NOT_STARTED = 127
+_POLL_S = 0.05
+#: For processes that the kernel needs a moment to end; one that hangs in a driver is left behind.
+_END_S = 10.0
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+#: For whoever signals torchrun all the same: a newer torchrun leaves it to them when to lose patience with the ranks.
+_TORCHRUN_PATIENCE_S = 86400
+
+
+def record(base: Path, kind: str, rank: int = 0) -> Path:
+    """Where a node's program writes: ``pid`` when it starts, ``exit_code`` when it ends; both JSON."""
+    node = f".node-{rank}" if rank else ""
+    return base.with_name(f"{base.name}{node}.{kind}")
+
+
+def one_machine(folder: Path) -> dict[str, str]:
+    """Variables that keep the processes of one machine among themselves.
+
+    PET_* are torchrun's options. Its store is a file that grows with each heartbeat, so there is one a day. The ranks
+    make a store of their own (``trainer.rendezvous``).
+    """
+    return {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_CONF": f"store_type=file,keep_alive_interval={24 * 3600}",
+        "PET_RDZV_ENDPOINT": os.fspath(folder / "torchrun"),
+        "PET_LOCAL_ADDR": "127.0.0.1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_TORCHRUN_PATIENCE_S),
+        "GLOO_SOCKET_IFNAME": _LOOPBACK,
+        "NCCL_SOCKET_IFNAME": _LOOPBACK,
+    }
+
+
+class Node:
+    """The command of a job on this node, from its start to its end.
+
+    Args:
+        base: what the names of its records begin with.
+        command: to run.
+        rank: of this node.
+    """
+
+    def __init__(self, base: Path, command: list[str], rank: int) -> None:
+        self._base, self._command, self._rank = base, command, rank
+        self._token = uuid.uuid4().hex
+        self._child: processes.Identity | None = None
+        self._asked_to_stop = self._asked_to_end = False
+
+    def run(self) -> int:
+        """Run the command to its end; its exit code, or 128 + n if signal n ended it."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGQUIT, self._end)
+        before = processes.oom_kills()
+        with scratch.private_folder("job") as own:
+            self._write("pid", {
+                **asdict(processes.identify(os.getpid()) or _unknown()), "token": self._token,
+                "tmp_dir": os.fspath(own.path),
+            })  # fmt: skip
+            code = self._run_command(own)
+            self._end_all()
+        after = processes.oom_kills()
+        killed = None if after is None else after - (before or 0)
+        self._write("exit_code", {"code": code, "asked_to_stop": self._asked_to_stop, "oom_kills": killed})
+        return code
+
+    def _run_command(self, own: scratch.Scratch) -> int:
+        env = {
+            **os.environ, **one_machine(own.path), processes.JOB_ENV: self._token, "TMPDIR": os.fspath(own.path),
+            scratch.JOB_FOLDER_ENV: os.fspath(own.path),
+        }  # fmt: skip
+        try:
+            child = subprocess.Popen(self._command, env=env, process_group=0, pass_fds=[own.lock])
+        except OSError as error:
+            print(f"{shlex.join(self._command)}: can't be started ({error.strerror})", file=sys.stderr)
+            return _NOT_STARTED
+        self._child = processes.identify(child.pid)
+        if self._asked_to_end:
+            self._end_all()
+        elif self._asked_to_stop:
+            self._ask()
+        code = child.wait()
+        return 128 - code if code < 0 else code
+
+    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self._asked_to_stop = True
+        self._ask()
+
+    def _end(self, _signal: int, _frame: FrameType | None) -> None:
+        self._asked_to_end = True
+        self._end_all()
+
+    def _ask(self) -> None:
+        if self._child is None:
+            return
+        ranks = list(processes.ranks(self._child.pid).values())
+        for process in ranks or [self._child]:
+            processes.send(process, signal.SIGTERM)
+
+    def _end_all(self) -> None:
+        """End every process of the job but this one; those that are being started meanwhile as well."""
+        deadline = time.monotonic() + _END_S
+        own = [self._child] if self._child else []
+        while left := [process for process in (*own, *processes.of_job(self._token)) if processes.alive(process)]:
+            for process in left:
+                processes.send(process, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _write(self, kind: str, value: dict[str, Any]) -> None:
+        common = {"v": 1, "host": platform.node(), "time_unix_s": time.time()}
+        files.write_json(record(self._base, kind, self._rank), {**common, **value})
+
+
+def _unknown() -> processes.Identity:
+    """Where the system tells nothing about processes, this one can't be found again, and never gets a signal."""
+    return processes.Identity(pid=0, started="", boot_id="")
+
+
+def main(argv: list[str]) -> int:
+    """Run a command; its exit code."""
+    if len(argv) < 3 or argv[1] != "--":
+        print(__doc__, file=sys.stderr)
+        return 2
+    return Node(Path(argv[0]).absolute(), argv[2:], int(os.environ.get(NODE_RANK_ENV, "0"))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

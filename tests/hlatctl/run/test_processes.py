@@ -1,0 +1,94 @@
+"""A process is signalled only if it is the one that was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hlatctl.run import processes
+from hlatctl.run.errors import LaunchError
+
+_SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def _start(**options: object) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(_SLEEP, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
+    process.stdout.readline()
+    return process  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that sleeps until it is killed."""
+    with _start() as process:
+        yield process
+        process.kill()
+
+
+def _identity(process: subprocess.Popen[bytes]) -> processes.Identity:
+    found = processes.identify(process.pid)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("change", [{"started": "1"}, {"boot_id": "another boot"}])
+def test_a_process_that_got_the_id_of_another_is_not_signalled(
+    sleeper: subprocess.Popen[bytes], change: dict[str, str]
+) -> None:
+    recorded = dataclasses.replace(_identity(sleeper), **change)
+    assert not processes.alive(recorded)
+    assert not processes.send(recorded, signal.SIGKILL)
+    assert processes.alive(_identity(sleeper))
+    assert processes.send(_identity(sleeper), signal.SIGKILL)
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_an_ended_process_and_a_zombie_are_gone(sleeper: subprocess.Popen[bytes]) -> None:
+    recorded = _identity(sleeper)
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes.alive(recorded)
+    assert not processes.send(recorded, signal.SIGTERM)
+    sleeper.wait()
+    assert not processes.send(recorded, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("pid", [1, 0, -1])
+def test_no_record_makes_a_signal_reach_more_than_one_process(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "identify", lambda pid: processes.Identity(pid=pid, started="", boot_id=""))
+    assert not processes.send(processes.Identity(pid=pid, started="", boot_id=""), signal.SIGKILL)
+
+
+@_LINUX
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_process_is_an_error_that_names_it(sleeper: subprocess.Popen[bytes]) -> None:
+    code = (
+        "import os, signal, sys; os.setuid(65534); from hlatctl.run import processes\n"
+        "try: processes.send(processes.identify(int(sys.argv[1])), signal.SIGTERM)\n"
+        "except processes.LaunchError as error: print(error)"
+    )
+    command = [sys.executable, "-c", f"import hlatctl.run.processes; {code}", str(sleeper.pid)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [
+        f"process {sleeper.pid}: belongs to another user, so SIGTERM can't be sent to it",
+        f"hint: as that user or as root: kill -TERM {sleeper.pid}",
+    ]
+    assert processes.alive(_identity(sleeper))
+    assert issubclass(LaunchError, Exception)
+
+
+@_LINUX
+def test_the_processes_of_a_job_are_found_by_its_token_wherever_they_have_gone() -> None:
+    env = {**os.environ, processes.JOB_ENV: "token-of-this-test"}
+    with _start(env=env, start_new_session=True) as one, _start(env={**env, processes.JOB_ENV: "another"}) as other:
+        assert processes.of_job("token-of-this-test") == [_identity(one)]
+        one.kill()
+        other.kill()
+    assert not processes.of_job("token-of-this-test")

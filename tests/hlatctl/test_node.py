@@ -1,0 +1,152 @@
+"""The program that runs a job's command on a node: its records, its signals, and what it leaves: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlatctl.run import processes
+
+_WAIT_S = 60.0
+
+#: Stands for torchrun: two ranks in sessions of their own, which take their time to stop; it notes its own SIGTERM.
+_LAUNCHER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (folder / "torchrun-got-sigterm").touch())
+ranks = [
+    subprocess.Popen([sys.executable, "-c", sys.argv[2], folder], env={**os.environ, "RANK": str(rank)},
+                     start_new_session=True)
+    for rank in range(2)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+_RANK = """
+import os, signal, sys, time
+from pathlib import Path
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+own = Path(sys.argv[1], "rank-" + os.environ["RANK"])
+own.with_suffix(".ready").touch()
+while not asked:
+    time.sleep(0.01)
+own.with_suffix(".saving").touch()
+while not own.with_name("let-them-finish").exists():
+    time.sleep(0.01)
+own.with_suffix(".saved").touch()
+sys.exit(75)
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a node's program with a command of Python; none is left."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(code: str, *argv: str, **env: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "hlatctl.node", os.fspath(tmp_path / "job"), "--"]
+        node = subprocess.Popen(
+            [*command, sys.executable, "-c", code, *argv], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "TMPDIR": os.fspath(tmp_path), **env},
+        )  # fmt: skip
+        started.append(node)
+        return node
+
+    yield run
+    for node in started:
+        if node.poll() is None:
+            node.send_signal(signal.SIGQUIT)
+        node.communicate()
+
+
+def _wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def test_a_request_to_stop_reaches_the_ranks_and_never_torchrun(tmp_path: Path, start: Start) -> None:
+    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK)
+    _wait_until(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
+    node.send_signal(signal.SIGTERM)
+    _wait_until(lambda: len(list(tmp_path.glob("*.saving"))) == 2)
+    (tmp_path / "let-them-finish").touch()
+    assert node.wait(_WAIT_S) == 75
+    assert len(list(tmp_path.glob("*.saved"))) == 2
+    assert not (tmp_path / "torchrun-got-sigterm").exists()
+    record = _read(tmp_path / "job.exit_code")
+    assert (record["code"], record["asked_to_stop"]) == (75, True)
+    assert record["oom_kills"] is None or record["oom_kills"] >= 0
+
+
+def test_a_single_process_is_asked_itself_and_its_signal_is_the_exit_code(tmp_path: Path, start: Start) -> None:
+    node = start("import time; print(flush=True); time.sleep(600)")
+    assert node.stdout
+    node.stdout.readline()
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(_WAIT_S) == 128 + signal.SIGTERM
+    assert _read(tmp_path / "job.exit_code")["code"] == 128 + signal.SIGTERM
+
+
+def test_the_first_record_says_which_process_it_is_and_the_last_is_written_when_all_are_gone(
+    tmp_path: Path, start: Start
+) -> None:
+    child = "import time; time.sleep(600)"
+    node = start(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)")
+    _wait_until((tmp_path / "job.pid").exists)
+    record = _read(tmp_path / "job.pid")
+    assert record["pid"] == node.pid
+    assert record["boot_id"]
+    assert record["started"]
+    _wait_until((tmp_path / "job.exit_code").exists)
+    assert not processes.of_job(record["token"])
+    assert node.wait(_WAIT_S) == 0
+
+
+def test_temporary_files_go_to_a_private_folder_that_is_removed(tmp_path: Path, start: Start) -> None:
+    code = "import os, tempfile; print(tempfile.mkdtemp(), oct(os.stat(tempfile.gettempdir()).st_mode & 0o777))"
+    node = start(code)
+    output, _ = node.communicate(timeout=_WAIT_S)
+    made, mode = output.split()
+    assert mode == "0o700"
+    assert Path(made).parent == Path(_read(tmp_path / "job.pid")["tmp_dir"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.exit_code", "job.pid"]
+
+
+def test_sigquit_ends_everything_at_once(tmp_path: Path, start: Start) -> None:
+    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK)
+    _wait_until(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
+    node.send_signal(signal.SIGQUIT)
+    assert node.wait(_WAIT_S) == 128 + signal.SIGKILL
+    assert not processes.of_job(_read(tmp_path / "job.pid")["token"])
+    assert not list(tmp_path.glob("*.saving"))
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    node = [sys.executable, "-m", "hlatctl.node", os.fspath(tmp_path / "job"), "--", "no-such-program", "a b"]
+    result = subprocess.run(node, capture_output=True, text=True, check=False)
+    assert result.returncode == 127
+    assert result.stderr == "no-such-program 'a b': can't be started (No such file or directory)\n"
+
+
+def test_each_node_of_several_has_records_of_its_own(tmp_path: Path, start: Start) -> None:
+    assert start("", NODE_RANK="3").wait(_WAIT_S) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.node-3.exit_code", "job.node-3.pid"]

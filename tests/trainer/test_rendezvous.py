@@ -1,0 +1,128 @@
+"""The processes of a job are among themselves: nothing of theirs listens beyond loopback, and strangers are refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from flows.launch.base import Handle, Job
+from flows.launch.local import LocalLauncher
+from flows.launch.records import started
+from hlatctl.run import processes
+from hlatctl.run.errors import LaunchError, load_error
+
+_PEERS = os.fspath(Path(__file__).with_name("peers.py"))
+_WAIT_S = 120.0
+#: 127.0.0.1 and ::1 as the kernel writes them (proc_net_tcp).
+_LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+
+#: Another user's process: connects to every gloo port of the machine as if it were the peers that are waited for.
+_STRANGER = """
+import encodings.idna, os, socket, struct, sys, time
+os.setuid(65534)
+held = []
+for port in map(int, sys.argv[1:]):
+    for number in range(8):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.sendall(struct.pack("<q", number))
+        held.append(connection)
+print("connected", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[tuple[Job, Handle]]:
+    """A job of two ranks, of which the second comes when it is let."""
+    job = Job(
+        name="peers", run_dir=tmp_path, argv=(_PEERS, os.fspath(tmp_path)), launch_dir=tmp_path / "launch",
+        log_dir=tmp_path / "logs", env={"OMP_NUM_THREADS": "1"}, processes_per_node=2,
+    )  # fmt: skip
+    launcher = LocalLauncher()
+    handle = launcher.submit(launcher.render(job))
+    yield job, handle
+    launcher.cancel(handle, grace_s=0)
+
+
+def _wait_until(true: Callable[[], object], job: Job) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not true():
+        assert time.monotonic() < deadline, job.log.read_text()
+        time.sleep(0.05)
+
+
+def _listening(handle: Handle) -> set[str]:
+    """Addresses, as the kernel writes them, on which any process of a job listens."""
+    record = started(handle)
+    assert record
+    inodes = set()
+    for process in record.members():
+        with suppress(OSError):  # it has ended
+            for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # it has been closed
+                    inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(entry)))
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6", "udp", "udp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {row[1] for row in rows if row[9] in inodes and row[3] in ("0A", "07")}  # TCP_LISTEN; UDP's only state
+
+
+def test_every_socket_of_a_job_that_listens_is_on_loopback(peers: tuple[Job, Handle], tmp_path: Path) -> None:
+    job, handle = peers
+    (tmp_path / "let-them-come").touch()
+    _wait_until(lambda: len(list(tmp_path.glob("met-*"))) == 2, job)
+    listening = _listening(handle)
+    assert len(listening) >= 4, "two ranks, each in two groups"
+    assert {address.split(":")[0] for address in listening} <= set(_LOOPBACK)
+    (tmp_path / "let-them-go").touch()
+    _wait_until(lambda: LocalLauncher().status(handle).ended, job)
+    assert LocalLauncher().status(handle).state == "succeeded", job.log.read_text()
+    assert [path.read_text() for path in sorted(tmp_path.glob("met-*"))] == ["2", "2"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_who_connects_in_place_of_a_rank_is_refused(peers: tuple[Job, Handle], tmp_path: Path) -> None:
+    job, handle = peers
+    _wait_until(lambda: _listening(handle), job)
+    ports = sorted({str(int(address.split(":")[1], 16)) for address in _listening(handle)})
+    with subprocess.Popen([sys.executable, "-c", _STRANGER, *ports], stdout=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdout
+        assert stranger.stdout.readline() == "connected\n"
+        (tmp_path / "let-them-come").touch()
+        _wait_until(lambda: LocalLauncher().status(handle).ended or load_error(job.error_file), job)
+        stranger.kill()
+    error = load_error(job.error_file)
+    assert isinstance(error, LaunchError), job.log.read_text()
+    assert re.search(r"a process of user \w+ is connected to it in place of another rank", error.message)
+    assert not list(tmp_path.glob("met-*"))
+
+
+def test_a_connection_within_the_user_is_no_stranger_and_one_that_was_left_is_a_fault() -> None:
+    code = """
+import socket
+from trainer.rendezvous import refuse_strangers
+listener = socket.create_server(("127.0.0.1", 0))
+ours = socket.create_connection(listener.getsockname())
+theirs, _ = listener.accept()
+refuse_strangers()
+ours.close()
+try:
+    refuse_strangers()
+except ConnectionError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "the other end of a connection is closed, or on another machine\n"
+    assert processes.identify(os.getpid())
