@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit
 
 from conf.amend import batch_numbers
 from conf.environment import CASTING, SET_ELSEWHERE
@@ -362,15 +361,6 @@ def _cluster(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _secrets(config: Config) -> Iterator[ConfigError]:
-    uri = config.tracking.mlflow_uri
-    if uri and urlsplit(uri).password:
-        yield ConfigError(
-            "tracking.mlflow_uri: holds a password, which would be written into config.yaml and the journal",
-            hint="leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-        )
-
-
 def _environment(config: Config) -> Iterator[ConfigError]:
     for name in config.backend.env:
         key = f"backend.env.{name}"
@@ -378,11 +368,6 @@ def _environment(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"{key}: is no name of an environment variable")
         elif name in SET_ELSEWHERE:
             yield ConfigError(f"{key}: is set by {SET_ELSEWHERE[name]}", hint=f"~{key} leaves it out")
-        elif re.search(r"(PASSWORD|SECRET|CREDENTIAL|_TOKEN|_KEY)S?$", name):
-            yield ConfigError(
-                f"{key}: holds a secret by its name, which would be written into config.yaml and the journal",
-                hint="leave it out and set it in the shell that starts the run",
-            )
 
 
 def _compiler_flags(config: Config) -> Iterator[ConfigError]:
@@ -456,6 +441,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
-    _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _secrets, _sources, _skipped,
+    _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _sources, _skipped,
     _recovery, _environment, _compiler_flags, _ports,
 )  # fmt: skip

@@ -31,6 +31,7 @@ from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import Holder, head_pid, hold, hold_head
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import count
 
@@ -113,7 +114,8 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> RunPaths:
     run = runs.create_run(Path(config.runs_dir), runs.new_run_id(f"eval-{name}"), conf.load.dump(config))
     with JournalWriter(run, FLOW_WRITER) as journal:
         simulated = config.cluster.launcher == "mock"
-        journal.append("run_created", durable=True, run_id=run.run_id, simulated=simulated, argv=argv,
+        journal.append("run_created", durable=True, run_id=run.run_id, simulated=simulated,
+                       argv=[hide(word) for word in argv],
                        evaluates=os.fspath(folder))  # fmt: skip
         journal.append("milestone", durable=True, milestone_tokens=0, tokens=0, step=0)
     return run

@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from conf.load import load
 from conf.schema import Config
-from flows.mirror_run import MirrorRun, hide_credentials
+from flows.mirror_run import MirrorRun
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -123,9 +124,9 @@ def as_storage_error(uri: str) -> Iterator[None]:
     except Exception as error:
         # Connection errors come as MlflowException, SQLAlchemyError, requests' and OSError: what they share is that
         # the copy is incomplete, that the run does not mind, and that trying again is safe.
-        lines = hide_credentials(str(error)).splitlines() or [type(error).__name__]
+        lines = hide(str(error)).splitlines() or [type(error).__name__]
         raise StorageError(
-            f"tracking.mlflow_uri={hide_credentials(uri)}: {lines[0][:300]}",
+            f"tracking.mlflow_uri={hide(uri)}: {lines[0][:300]}",
             hint="the run goes on without MLflow; `hlatctl sync` copies the rest later",
         ) from error
 

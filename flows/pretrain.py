@@ -38,6 +38,7 @@ from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import duration
 
@@ -98,7 +99,14 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
     with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
         place = {"sweep": of.sweep, "trial": of.trial} if of else {}
-        journal.append("run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place)
+        journal.append(
+            "run_created",
+            durable=True,
+            run_id=run_id,
+            simulated=is_mock(config),
+            argv=[hide(word) for word in argv],
+            **place,
+        )
     return run
 
 

@@ -24,6 +24,7 @@ from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import SweepPaths
+from hlatctl.run.redact import hide
 from hlatctl.run.sweep import fold
 
 _PROCESSES = "cluster.processes_per_node"
@@ -86,7 +87,8 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
     sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space))
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
-            "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated, argv=argv,
+            "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated,
+            argv=[hide(word) for word in argv],
             folder=prepared.space.folder, overrides=prepared.space.overrides, objective=prepared.objective.name,
             direction="min" if prepared.objective.minimize else "max", accelerators=prepared.accelerators,
             plan=asdict(prepared.plan), **_space_fields(prepared.space),
@@ -103,7 +105,9 @@ def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
     try:
         with hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
             files.write_text(sweep.space, spaces.dump(prepared.space))
-            journal.append("sweep_extended", durable=True, argv=argv, **_space_fields(prepared.space))
+            journal.append(
+                "sweep_extended", durable=True, argv=[hide(word) for word in argv], **_space_fields(prepared.space)
+            )
     except RunBusyError as error:
         raise RunBusyError(error.message, hint=f"`hlatctl stop {sweep.run_id}` first") from None
 

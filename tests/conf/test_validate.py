@@ -236,12 +236,6 @@ def test_layouts_that_can_be_are_valid(changes: dict[str, Any]) -> None:
     validate(config_with(**changes))
 
 
-def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError, match=r"tracking\.mlflow_uri: holds a password") as caught:
-        validate(config_with(tracking__mlflow_uri="https://me:hunter2@host/x"))
-    assert "hunter2" not in str(caught.value)
-
-
 NUMBERS = {key: value for key, value in flatten(Config()).items() if isinstance(value, int | float)}
 
 
