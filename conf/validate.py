@@ -425,6 +425,12 @@ def _names(config: Config) -> Iterator[ConfigError]:
             f"experiment_name={config.experiment_name!r}: must be letters, digits, '.', '_' and '-' only, "
             "for it names folders"
         )
+    if not re.fullmatch(r"0?7[0-7][0145]", config.runs_mode):
+        yield ConfigError(
+            f"runs_mode={config.runs_mode}: must be a mode as chmod takes it, with all rights for the owner (7) and "
+            "without the right to write for others",
+            hint="runs_mode=0700 is private, 0750 lets the group read, 0770 lets it write too",
+        )
     if not config.runs_dir:
         yield ConfigError("runs_dir='': must name a folder", hint="runs_dir=runs is the default")
 

@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from conf.load import load
 from conf.schema import Config
+from flows import ui_record
 from flows.mirror_run import MirrorRun
+from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
@@ -71,7 +73,7 @@ def sync(run: RunPaths) -> int:
         StorageError: MLflow can't be reached, or refuses.
     """
     config = load(run.config)
-    with _only_copier(run):
+    with files.created_like(run.root), _only_copier(run):
         return copy_new(run, config)
 
 
@@ -80,13 +82,17 @@ def copy_new(run: RunPaths, config: Config) -> int:
     uri = config.tracking.mlflow_uri or default_tracking_uri(run.root.parent)
     with as_storage_error(uri):
         artifacts = artifacts_dir(run.root.parent).as_uri() if uri.startswith(_SQLITE) else None
-        return MirrorRun(run, config, connect(uri), uri, artifacts).copy_new()
+        return MirrorRun(run, config, connect(uri, run.root.parent), uri, artifacts).copy_new()
 
 
-def connect(uri: str) -> MlflowClient:
-    """An MLflow client whose requests end soon when nothing answers."""
+def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:
+    """An MLflow client whose requests end soon when nothing answers, and that has the password of our own server."""
     for name, value in _MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    ui = ui_record.read(runs_dir) if runs_dir else None
+    if ui and ui.mlflow == uri.rstrip("/"):
+        # A new one at each start of the server; a client reads them for each request.
+        os.environ["MLFLOW_TRACKING_USERNAME"], _, os.environ["MLFLOW_TRACKING_PASSWORD"] = ui.auth.partition(":")
     if uri.startswith(_SQLITE):
         _check_sqlite(Path(uri.removeprefix(_SQLITE)))
     try:

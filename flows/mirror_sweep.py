@@ -36,7 +36,7 @@ def conclude(sweep: SweepPaths, tracking: TrackingConfig) -> None:
     """
     uri = tracking.mlflow_uri or mirror.default_tracking_uri(sweep.root.parent)
     with mirror.as_storage_error(uri):
-        client = mirror.connect(uri)
+        client = mirror.connect(uri, sweep.root.parent)
         experiment = client.get_experiment_by_name(tracking.experiment)
         if experiment is None:  # no trial has come so far
             return

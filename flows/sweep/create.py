@@ -43,6 +43,7 @@ class Prepared:
     plan: Plan
     objective: Objective
     runs_dir: Path
+    runs_mode: str
     experiment_name: str
     simulated: bool
     accelerators: bool
@@ -84,8 +85,8 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
         ConfigError, RunExistsError, StorageError: the directory can't be made.
     """
     sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-sweep")
-    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space))
-    with JournalWriter(sweep, FLOW_WRITER) as journal:
+    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space), int(prepared.runs_mode, 8))
+    with files.created_like(sweep.root), JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
             "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated,
             argv=[hide(word) for word in argv],
@@ -103,7 +104,7 @@ def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
         RunBusyError: a process drives it.
     """
     try:
-        with hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
+        with files.created_like(sweep.root), hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
             files.write_text(sweep.space, spaces.dump(prepared.space))
             journal.append(
                 "sweep_extended", durable=True, argv=[hide(word) for word in argv], **_space_fields(prepared.space)
@@ -152,6 +153,7 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
         _check_task(aim, first)
     return Prepared(
         space=space, plan=plan(space, configs, Path(first.runs_dir)), objective=aim, runs_dir=Path(first.runs_dir),
+        runs_mode=first.runs_mode,
         experiment_name=first.experiment_name, simulated=simulated, accelerators=first.backend.device != "cpu",
     )  # fmt: skip
 

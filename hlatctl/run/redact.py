@@ -11,8 +11,8 @@ import re
 MASK = "***"
 
 _SECRET_WORDS = {
-    "AUTH", "AUTHORIZATION", "CREDENTIAL", "CREDENTIALS", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "SECRET",
-    "SECRETS", "SIG", "SIGNATURE", "TOKEN",
+    "AUTH", "AUTHORIZATION", "CREDENTIAL", "CREDENTIALS", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS",
+    "SECRET", "SECRETS", "SIG", "SIGNATURE", "TOKEN",
 }  # fmt: skip
 #: These mean a secret only at the end of a name: KEY_FILE and PATCH_SIZE don't.
 _SECRET_LAST_WORDS = {"KEY", "KEYS", "PAT", "PWD"}

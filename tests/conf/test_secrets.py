@@ -39,7 +39,7 @@ def test_a_secret_is_refused_and_not_repeated(override: str, message: str, monke
 
 
 def test_a_secret_that_a_later_override_replaces_is_refused_too_as_the_command_line_is_kept() -> None:
-    with pytest.raises(ConfigError, match="tracking.mlflow_uri: holds an address with a user name or password"):
+    with pytest.raises(ConfigError, match=r"tracking\.mlflow_uri: holds an address with a user name or password"):
         compose([f"tracking.mlflow_uri=http://me:{SECRET}@h", "tracking.mlflow_uri=null"])
 
 
