@@ -16,6 +16,7 @@ from typing import Any
 
 from conf.load import decode, flatten
 from conf.schema import CodeConfig, Config, EvalConfig
+from conf.secrets import check_interpolations, check_overrides, check_values
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError
 
@@ -42,8 +43,13 @@ def finish(plain: dict[str, Any], folder: Path | None = None) -> Config:
     """The typed, validated configuration of composed plain values.
 
     Raises:
-        ConfigError: wrong type, or a broken rule.
+        ConfigError: a secret, wrong type, or a broken rule.
     """
+    check_values(plain)  # before anything else: other errors repeat the value that they are about
+    return _typed(plain, folder)
+
+
+def _typed(plain: dict[str, Any], folder: Path | None = None) -> Config:
     config = _resolve_paths(decode(plain), folder)
     validate(config)
     return config
@@ -71,7 +77,7 @@ def override_eval(config: Config, overrides: Sequence[str]) -> Config:
             config, eval=dataclasses.replace(config.eval, suite=EvalConfig().suite, groups={}, tasks=[], code=code)
         )
     added = [f"+{override}" if override.startswith("eval=") else override for override in overrides]
-    return finish(compose_plain(added, of_run=config))
+    return _typed(compose_plain(added, of_run=config))
 
 
 def groups() -> dict[str, list[str]]:
@@ -89,7 +95,7 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
     """Plain values, not checked: of the YAML files, or of a run's configuration, which then takes their place.
 
     Raises:
-        ConfigError: unknown key or group, or bad grammar.
+        ConfigError: unknown key or group, bad grammar, or a secret.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -98,6 +104,7 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    check_overrides(overrides)
     store = ConfigStore.instance()
     store.store(name="schema", node=dataclasses.asdict(of_run or Config()), provider="conf.schema")
     store.store(name="of_run", node={"defaults": ["schema", "_self_"]}, provider="conf.compose")
@@ -105,6 +112,7 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
     try:
         with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
             composed = hydra_compose("of_run" if of_run else "config", overrides=overrides)
+        check_interpolations(OmegaConf.to_container(composed, resolve=False))
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra on `model=null`
         raise explain(error, overrides) from None

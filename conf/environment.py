@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from conf.devices import DEVICES
 from conf.schema import Config
+from hlatctl.run.redact import MASK, hide, is_secret_name
 
 COMPILER_FLAGS = "NEURON_CC_FLAGS"
 STOCHASTIC_ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
@@ -42,7 +43,7 @@ class Collision:
 
     Args:
         configured: none: the configuration unsets it.
-        found: what the surroundings have.
+        found: what the surroundings have, without secrets.
     """
 
     name: str
@@ -80,7 +81,7 @@ def collisions(config: Config, environment: Mapping[str, str]) -> list[Collision
     """Where an environment says otherwise than the configuration, by name."""
     wanted: dict[str, str | None] = {**variables(config), **dict.fromkeys(unset(config))}
     return [
-        Collision(name=name, configured=value, found=environment[name])
+        Collision(name=name, configured=value, found=MASK if is_secret_name(name) else hide(environment[name]))
         for name, value in sorted(wanted.items())
         if name in environment and environment[name] != value
     ]

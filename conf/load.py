@@ -149,4 +149,5 @@ def token_count(text: str, key: str) -> int:
 
 
 def _type_error(key: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(f"{key}={value!r}: is {type(value).__name__}, must be {expected}")
+    hint = "put the value in quotes, as YAML text" if expected == "str" and not isinstance(value, list | dict) else ""
+    return ConfigError(f"{key}={value!r}: is {type(value).__name__}, must be {expected}", hint=hint)

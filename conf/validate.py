@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit
 
 from conf.amend import batch_numbers
 from conf.environment import CASTING, SET_ELSEWHERE
@@ -362,15 +361,6 @@ def _cluster(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _secrets(config: Config) -> Iterator[ConfigError]:
-    uri = config.tracking.mlflow_uri
-    if uri and urlsplit(uri).password:
-        yield ConfigError(
-            "tracking.mlflow_uri: holds a password, which would be written into config.yaml and the journal",
-            hint="leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-        )
-
-
 def _environment(config: Config) -> Iterator[ConfigError]:
     for name in config.backend.env:
         key = f"backend.env.{name}"
@@ -378,11 +368,6 @@ def _environment(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"{key}: is no name of an environment variable")
         elif name in SET_ELSEWHERE:
             yield ConfigError(f"{key}: is set by {SET_ELSEWHERE[name]}", hint=f"~{key} leaves it out")
-        elif re.search(r"(PASSWORD|SECRET|CREDENTIAL|_TOKEN|_KEY)S?$", name):
-            yield ConfigError(
-                f"{key}: holds a secret by its name, which would be written into config.yaml and the journal",
-                hint="leave it out and set it in the shell that starts the run",
-            )
 
 
 def _compiler_flags(config: Config) -> Iterator[ConfigError]:
@@ -440,6 +425,12 @@ def _names(config: Config) -> Iterator[ConfigError]:
             f"experiment_name={config.experiment_name!r}: must be letters, digits, '.', '_' and '-' only, "
             "for it names folders"
         )
+    if not re.fullmatch(r"0?7[0-7][0145]", config.runs_mode):
+        yield ConfigError(
+            f"runs_mode={config.runs_mode}: must be a mode as chmod takes it, with all rights for the owner (7) and "
+            "without the right to write for others",
+            hint="runs_mode=0700 is private, 0750 lets the group read, 0770 lets it write too",
+        )
     if not config.runs_dir:
         yield ConfigError("runs_dir='': must name a folder", hint="runs_dir=runs is the default")
 
@@ -456,6 +447,6 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
-    _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _secrets, _sources, _skipped,
+    _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _sources, _skipped,
     _recovery, _environment, _compiler_flags, _ports,
 )  # fmt: skip

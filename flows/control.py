@@ -6,6 +6,7 @@ import conf.load
 from flows.launch import launcher_for
 from flows.launch.base import Handle
 from flows.stages.train import STOP_GRACE_S
+from hlatctl.run import files
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import head_pid, wait_until_undriven
@@ -26,7 +27,7 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     Returns:
         The state after that.
     """
-    with JournalWriter(run, OPERATOR_WRITER) as journal:
+    with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
         journal.append("stop_requested", durable=True, by=by)
     wait_until_undriven(run, wait_s)
     state = fold(read_events(run))

@@ -31,6 +31,7 @@ from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import Holder, head_pid, hold, hold_head
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import count
 
@@ -110,10 +111,12 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> RunPaths:
         ask_about("eval.check", config, show_talk=True)
     config = replace(config, train=replace(config.train, seq_len=_context_tokens(folder)), experiment_name="evaluation")
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.name)[:60]
-    run = runs.create_run(Path(config.runs_dir), runs.new_run_id(f"eval-{name}"), conf.load.dump(config))
-    with JournalWriter(run, FLOW_WRITER) as journal:
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{name}")
+    run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode)
+    with files.created_like(run.root), JournalWriter(run, FLOW_WRITER) as journal:
         simulated = config.cluster.launcher == "mock"
-        journal.append("run_created", durable=True, run_id=run.run_id, simulated=simulated, argv=argv,
+        journal.append("run_created", durable=True, run_id=run.run_id, simulated=simulated,
+                       argv=[hide(word) for word in argv],
                        evaluates=os.fspath(folder))  # fmt: skip
         journal.append("milestone", durable=True, milestone_tokens=0, tokens=0, step=0)
     return run
@@ -130,6 +133,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
     """
     run = request.run
     with ExitStack() as held:
+        held.enter_context(files.created_like(run.root))
         held.enter_context(hold(run.evaluator_lock, partial(_refuse, run)))
         if request.model:
             held.enter_context(hold_head(run))

@@ -27,11 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from conf.load import load
 from conf.schema import Config
-from flows.mirror_run import MirrorRun, hide_credentials
+from flows import ui_record
+from flows.mirror_run import MirrorRun
+from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -70,7 +73,7 @@ def sync(run: RunPaths) -> int:
         StorageError: MLflow can't be reached, or refuses.
     """
     config = load(run.config)
-    with _only_copier(run):
+    with files.created_like(run.root), _only_copier(run):
         return copy_new(run, config)
 
 
@@ -79,13 +82,17 @@ def copy_new(run: RunPaths, config: Config) -> int:
     uri = config.tracking.mlflow_uri or default_tracking_uri(run.root.parent)
     with as_storage_error(uri):
         artifacts = artifacts_dir(run.root.parent).as_uri() if uri.startswith(_SQLITE) else None
-        return MirrorRun(run, config, connect(uri), uri, artifacts).copy_new()
+        return MirrorRun(run, config, connect(uri, run.root.parent), uri, artifacts).copy_new()
 
 
-def connect(uri: str) -> MlflowClient:
-    """An MLflow client whose requests end soon when nothing answers."""
+def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:
+    """An MLflow client whose requests end soon when nothing answers, and that has the password of our own server."""
     for name, value in _MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    ui = ui_record.read(runs_dir) if runs_dir else None
+    if ui and ui.mlflow == uri.rstrip("/"):
+        # A new one at each start of the server; a client reads them for each request.
+        os.environ["MLFLOW_TRACKING_USERNAME"], _, os.environ["MLFLOW_TRACKING_PASSWORD"] = ui.auth.partition(":")
     if uri.startswith(_SQLITE):
         _check_sqlite(Path(uri.removeprefix(_SQLITE)))
     try:
@@ -123,9 +130,9 @@ def as_storage_error(uri: str) -> Iterator[None]:
     except Exception as error:
         # Connection errors come as MlflowException, SQLAlchemyError, requests' and OSError: what they share is that
         # the copy is incomplete, that the run does not mind, and that trying again is safe.
-        lines = hide_credentials(str(error)).splitlines() or [type(error).__name__]
+        lines = hide(str(error)).splitlines() or [type(error).__name__]
         raise StorageError(
-            f"tracking.mlflow_uri={hide_credentials(uri)}: {lines[0][:300]}",
+            f"tracking.mlflow_uri={hide(uri)}: {lines[0][:300]}",
             hint="the run goes on without MLflow; `hlatctl sync` copies the rest later",
         ) from error
 

@@ -18,6 +18,7 @@ from flows.mirror_parent import trial_tags
 from hlatctl.run import contract, files
 from hlatctl.run.journal import Event, JournalTail
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -39,11 +40,6 @@ _T = TypeVar("_T")
 
 Row = tuple[str, float, int, int]
 """Key, value, time in Unix milliseconds, step: what MLflow takes for the identity of a metric."""
-
-
-def hide_credentials(text: str) -> str:
-    """The text with user names and passwords inside of addresses replaced."""
-    return re.sub(r"(\w://)[^/\s'\"@]+@", r"\1***@", text)
 
 
 @dataclass
@@ -119,7 +115,7 @@ class MirrorRun:
     ) -> None:
         self._run, self._config, self._client = run, config, client
         self._artifact_location = artifact_location
-        self._cursor = Cursor.read(run.mirror, hide_credentials(uri))
+        self._cursor = Cursor.read(run.mirror, hide(uri))
 
     def copy_new(self) -> int:
         """Copy what is new; the number of events that MLflow had not got yet."""
@@ -198,7 +194,7 @@ class MirrorRun:
     def _log_params(self) -> None:
         from mlflow.entities import Param
 
-        values = {key: hide_credentials(str(value)) for key, value in flatten(self._config).items()}
+        values = {key: hide(str(value)) for key, value in flatten(self._config).items()}
         params = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in values.items()]
         for batch in _batches([[param] for param in params], _MAX_PARAMS_PER_BATCH):
             self._client.log_batch(self._cursor.mlflow_run_id, params=batch)
@@ -269,7 +265,7 @@ class MirrorRun:
     def _upload(self, path: Path, name: str) -> None:
         if path in (self._run.config, self._run.provenance):
             # What was typed may hold an address with a password; these two repeat it.
-            self._client.log_text(self._cursor.mlflow_run_id, hide_credentials(path.read_text("utf-8")), name)
+            self._client.log_text(self._cursor.mlflow_run_id, hide(path.read_text("utf-8")), name)
         else:
             folder = Path(name).parent.as_posix()
             self._client.log_artifact(self._cursor.mlflow_run_id, str(path), None if folder == "." else folder)

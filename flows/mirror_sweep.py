@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from conf.schema import TrackingConfig
 from flows import mirror
 from flows.mirror_parent import parent_run_id
-from flows.mirror_run import hide_credentials
 from hlatctl.report.sweep import best
 from hlatctl.run.errors import run_main
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import SweepPaths
+from hlatctl.run.redact import hide
 from hlatctl.run.sweep import SweepState, fold
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def conclude(sweep: SweepPaths, tracking: TrackingConfig) -> None:
     """
     uri = tracking.mlflow_uri or mirror.default_tracking_uri(sweep.root.parent)
     with mirror.as_storage_error(uri):
-        client = mirror.connect(uri)
+        client = mirror.connect(uri, sweep.root.parent)
         experiment = client.get_experiment_by_name(tracking.experiment)
         if experiment is None:  # no trial has come so far
             return
@@ -61,7 +61,7 @@ def _log(client: MlflowClient, run_id: str, state: SweepState) -> None:
     client.log_batch(
         run_id,
         metrics=[Metric(name, float(value), now_ms, 0) for name, value in figures.items()],
-        params=[Param(name, hide_credentials(value)[:_MAX_PARAM_CHARS]) for name, value in params.items()
+        params=[Param(name, hide(value)[:_MAX_PARAM_CHARS]) for name, value in params.items()
                 if name not in known],
     )  # fmt: skip
     if winner:

@@ -17,10 +17,13 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from hlatctl.run import files, processes
+from flows import local_server, ui_record
+from hlatctl.run.redact import hide
 
 _API_URL = "PREFECT_API_URL"
-_START_TIMEOUT_S = 60.0
+_API_AUTH = "PREFECT_API_AUTH_STRING"
+_START_TIMEOUT_S = 120.0
+_TELL_EVERY_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 
 #: What a user has set in the environment stays as it is.
@@ -50,23 +53,18 @@ def settings(runs_dir: Path) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in (_DEFAULTS | home).items()}
 
 
-def ui_file(runs_dir: Path) -> Path:
-    """Where `hlatctl ui` leaves its addresses while it runs: ``{"pid", "prefect", "mlflow"}``."""
-    return runs_dir / ".ui.json"
-
-
 def configure(runs_dir: Path, say: Callable[[str], None] | None = None) -> None:
     """Make Prefect report to an API that answers: the user's, else `hlatctl ui`'s, else one of this process's own.
 
     Args:
         runs_dir: its ``.prefect`` folder holds the database of the latter two.
-        say: told when the user's API does not answer; stderr by default.
+        say: told when the user's API does not answer (stderr by default), and how long another is waited for.
 
     Raises:
         prefect.exceptions.PrefectException: no API could be started; a flow can still be run without Prefect.
     """
     begin(runs_dir, say)
-    _wait_for_own()
+    _wait_for_own(say)
     _give_up_on_events_soon()
 
 
@@ -80,17 +78,16 @@ def begin(runs_dir: Path, say: Callable[[str], None] | None = None) -> None:
         return
     if named:
         (say or _to_stderr)(f"{_API_URL}={hide(named)} does not answer; Prefect runs beside this flow instead")
-    ui = ui_api_url(runs_dir)
-    if ui:
-        os.environ[_API_URL] = ui
+    ui = ui_record.read(runs_dir)
+    if ui and ui.prefect and answers(f"{ui.prefect}/api"):
+        _use(f"{ui.prefect}/api", ui.auth)
         return
     _start_own()
 
 
-def hide(url: str) -> str:
-    """A URL without user name and password."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+def _use(api_url: str, auth: str) -> None:
+    """Let this process, and those that it starts, report there."""
+    os.environ[_API_URL], os.environ[_API_AUTH] = api_url, auth
 
 
 def answers(api_url: str, timeout_s: float = 1.0) -> bool:
@@ -102,16 +99,6 @@ def answers(api_url: str, timeout_s: float = 1.0) -> bool:
         return True
     except (OSError, ValueError):
         return False
-
-
-def ui_api_url(runs_dir: Path) -> str | None:
-    """The API of a `hlatctl ui` that serves this runs folder now."""
-    try:
-        record = files.read_json(ui_file(runs_dir))
-        pid, url = int(record["pid"]), f"{record['prefect']}/api"
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return url if processes.identify(pid) and answers(url) else None
 
 
 def stop() -> None:
@@ -142,28 +129,33 @@ def _start_own() -> None:
     """Start the API. Requests wait in its socket's queue until it is up, so nobody has to know when that is."""
     global _own_server
     with socket.create_server(("127.0.0.1", 0)) as listener, _server_log().open("ab") as log:
-        port = listener.getsockname()[1]
-        os.environ[_API_URL] = f"http://127.0.0.1:{port}/api"
+        port, auth = listener.getsockname()[1], local_server.new_auth()
+        _use(f"http://127.0.0.1:{port}/api", auth)
         _own_server = subprocess.Popen(
             [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            env={**os.environ, local_server.AUTH_ENV: auth},
             start_new_session=True,  # Ctrl-C is for the flow, which then has something to report
         )
     atexit.register(stop)
 
 
-def _wait_for_own() -> None:
-    deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while _own_server is not None and time.monotonic() < deadline_s:
+def _wait_for_own(say: Callable[[str], None] | None) -> None:
+    began_s = told_s = time.monotonic()
+    while _own_server is not None and (now_s := time.monotonic()) - began_s < _START_TIMEOUT_S:
         if _own_server.poll() is not None:
             break
         if answers(os.environ[_API_URL]):
             return
+        if say and now_s - told_s > _TELL_EVERY_S:
+            told_s = now_s
+            say(f"waiting for Prefect's API to start, {now_s - began_s:.0f} s so far")
     if _own_server is not None:
         os.environ.pop(_API_URL, None)
+        os.environ.pop(_API_AUTH, None)
         stop()
         from prefect.exceptions import PrefectException
 

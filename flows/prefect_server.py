@@ -1,37 +1,40 @@
-"""Prefect's API for one flow: a server process that ends with the process that started it.
+"""Prefect's server, for one flow or with its pages for `hlatctl ui`; it ends with the process that started it.
 
-``python -m flows.prefect_server FD`` serves on the listening socket that it inherits, without pages, until its standard
-input closes. Prefect's own temporary server outlives a killed flow, dies with the terminal's Ctrl-C while the flow
-still reports to it, and is waited for 20 s when it can't start. The pages are ``flows.servers``'s.
+``python -m flows.prefect_server FD [--pages]`` serves on the listening socket that it inherits; see
+``flows.local_server`` for who may use it. Prefect's own temporary server outlives a killed flow, dies with the
+terminal's Ctrl-C while the flow still reports to it, is waited for 20 s when it can't start, and answers anyone.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
-import threading
+
+from flows.local_server import Gate, inherited, own_origins, run, take_auth
+from hlatctl.run.errors import run_main
 
 
-def main(fd: int) -> int:
+def settings(auth: str, port: int) -> dict[str, str]:
+    """What makes Prefect ask for a password, and refuse requests from other pages, as environment variables."""
+    return {
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
+        # Its pages would look for the API on port 4200, whatever port they are served from.
+        "PREFECT_SERVER_UI_API_URL": f"{own_origins(port)[0]}/api",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
+
+
+def main(argv: list[str]) -> int:
     """Serve until standard input closes."""
-    import uvicorn
+    listener, port = inherited(int(argv[0]))
+    os.environ.update(settings(take_auth(), port))
     from prefect.server.api.server import create_app
 
-    app = create_app(ephemeral=True, final=True)
-    # Connections are not waited for: whoever held them is gone, or has already been told that its events are stored.
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=0))
-
-    def end_with_parent() -> None:
-        sys.stdin.buffer.read()
-        # Prefect's background services stop at once for a signal, and take seconds for `should_exit`.
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    server.run(sockets=[socket.socket(fileno=fd)])
-    return 0 if server.started else 1
+    app = create_app(ephemeral="--pages" not in argv, final=True)
+    return run(Gate(app, port), listener)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(run_main(lambda: main(sys.argv[1:])))

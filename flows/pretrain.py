@@ -33,11 +33,12 @@ from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
 from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, validate
-from hlatctl.run import runs
+from hlatctl.run import files, runs
 from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import duration
 
@@ -94,11 +95,18 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
     if of is None:
         check(config)
     run_id = run_id or runs.new_run_id(config.experiment_name)
-    run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config))
+    run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8))
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
-    with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
+    with files.created_like(run.root), JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
         place = {"sweep": of.sweep, "trial": of.trial} if of else {}
-        journal.append("run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place)
+        journal.append(
+            "run_created",
+            durable=True,
+            run_id=run_id,
+            simulated=is_mock(config),
+            argv=[hide(word) for word in argv],
+            **place,
+        )
     return run
 
 
@@ -118,7 +126,7 @@ def drive(
         StoppedError: it was stopped on request and can be resumed.
         HlatctlError: what a person must mend.
     """
-    with hold_head(run):
+    with files.created_like(run.root), hold_head(run):
         ctx = FlowContext(run, observer)
         if ctx.state.status == "finished":
             ctx.message(f"run {run.run_id} is finished")

@@ -1,6 +1,7 @@
-"""Prefect's and MLflow's web pages for one runs folder, on this machine only.
+"""Prefect's and MLflow's web pages for one runs folder, for its own user on this machine only.
 
-A run needs neither. While both are up, ``<runs_dir>/.ui.json`` tells flows where to report to.
+A run needs neither. While they are up, ``flows.ui_record`` tells this user's flows where to report to, and the password
+that ``flows.local_server`` asks for.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from flows import mirror, prefect_env
+from flows import local_server, prefect_env, ui_record
+from flows.local_server import HOST
+from flows.ui_record import UiRecord
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, PortInUseError, StorageError
 
-_HOST = "127.0.0.1"
-_START_TIMEOUT_S = 90.0
+#: A busy machine takes minutes to import what the two need; nobody waits for longer than this.
+_START_TIMEOUT_S = 600.0
+_TELL_EVERY_S = 10.0
 _STOP_TIMEOUT_S = 10.0
 _LOOK_S = 0.2
 _END_POLL_S = 0.02
@@ -36,15 +39,15 @@ class Server:
 
     Args:
         name: ``prefect`` or ``mlflow``; names its log and its option, ``--<name>-port``.
-        port: on loopback.
-        argv: what follows ``python -m``.
-        health: path that answers 200 once it is up.
+        listener: bound to its port on loopback.
+        argv: what follows ``python -m flows.<name>_server FD``.
+        health: path that answers 200 once it is up, without the password.
         env: the whole environment.
         page: where on the server a person should begin.
     """
 
     name: str
-    port: int
+    listener: socket.socket
     argv: tuple[str, ...]
     health: str
     env: dict[str, str]
@@ -53,78 +56,88 @@ class Server:
     @property
     def url(self) -> str:
         """Its address."""
-        return f"http://{_HOST}:{self.port}"
+        return f"http://{HOST}:{self.listener.getsockname()[1]}"
 
 
-def serve(runs_dir: Path, prefect_port: int, mlflow_port: int, on_ready: Callable[[dict[str, str]], None]) -> None:
+@dataclass(frozen=True)
+class _Started:
+    """A server with its process and log."""
+
+    server: Server
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def serve(
+    runs_dir: Path, prefect_port: int, mlflow_port: int, on_ready: Callable[[dict[str, str], str], None],
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
     """Serve both pages until Ctrl-C or SIGTERM; returns when both servers have ended.
 
     Args:
         runs_dir: whose runs to show; made if it is not there.
         prefect_port: on loopback.
         mlflow_port: on loopback.
-        on_ready: called once with the pages, ``{"prefect": url, "mlflow": url}``, when both answer.
+        on_ready: called once with the pages that answer, ``{"prefect": url, "mlflow": url}``, and with
+            ``USER:PASSWORD``.
+        say: told what is waited for, and which server does not start.
 
     Raises:
         PortInUseError: before anything has been started.
-        LaunchError: a server does not start, or has ended by itself.
+        RunBusyError: another process serves this runs folder.
+        LaunchError: no server starts, or one has ended by itself.
         StorageError: the runs folder can't be written.
     """
-    runs_dir = runs_dir.absolute()
-    servers = [prefect_server(runs_dir, prefect_port), mlflow_server(runs_dir, mlflow_port)]
-    _check_ports(servers)
-    logs = runs_dir / ".ui"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        Path(servers[0].env["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"runs_dir={runs_dir}: can't be written ({error.strerror})") from None
-    with _stop_signal() as stopped, _running(servers, logs) as processes:
-        if not _wait_until_up(servers, processes, logs, stopped):
+    runs_dir, auth = runs_dir.absolute(), local_server.new_auth()
+    with ExitStack() as stack:
+        servers = [
+            _prefect(runs_dir, stack.enter_context(_bound("prefect", prefect_port)), auth),
+            _mlflow(runs_dir, stack.enter_context(_bound("mlflow", mlflow_port)), auth),
+        ]
+        stack.enter_context(files.created_with(files.PRIVATE))
+        _make_folders(runs_dir, Path(servers[0].env["PREFECT_HOME"]))
+        stack.enter_context(ui_record.only_ui(runs_dir))
+        stopped = stack.enter_context(_stop_signal())
+        started = stack.enter_context(_running(servers, ui_record.ui_dir(runs_dir)))
+        if not (up := _wait_until_up(started, stopped, say)):
             return
-        with _announced(runs_dir, {server.name: server.url for server in servers}):
-            on_ready({server.name: server.url + server.page for server in servers})
-            while not stopped.wait(_LOOK_S):
-                _check_alive(servers, processes, logs)
+        urls = {one.server.name: one.server.url for one in up}
+        stack.enter_context(ui_record.announced(runs_dir, UiRecord(auth=auth, **urls)))
+        on_ready({one.server.name: one.server.url + one.server.page for one in up}, auth)
+        while not stopped.wait(_LOOK_S):
+            _check_alive(up)
 
 
-def prefect_server(runs_dir: Path, port: int) -> Server:
+def _prefect(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
     """Prefect's server over the database that flows of this runs folder write."""
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    env |= prefect_env.settings(runs_dir)
-    # Its pages would look for the API on port 4200, whatever port they are served from.
-    env |= {"PREFECT_UI_API_URL": f"http://{_HOST}:{port}/api", "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
-    argv = ("prefect", "server", "start", "--host", _HOST, "--port", str(port))
-    return Server("prefect", port, argv, "/api/health", env)
+    env |= {**prefect_env.settings(runs_dir), local_server.AUTH_ENV: auth}
+    return Server("prefect", listener, ("--pages",), "/api/health", env)
 
 
-def mlflow_server(runs_dir: Path, port: int) -> Server:
+def _mlflow(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
     """MLflow's server over the database that the mirror fills by default."""
-    argv = (
-        "mlflow", "server", "--host", _HOST, "--port", str(port), "--workers", "1",
-        "--backend-store-uri", mirror.default_tracking_uri(runs_dir),
-        "--artifacts-destination", str(mirror.artifacts_dir(runs_dir)),
-    )  # fmt: skip
-    env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    env = {**os.environ, local_server.AUTH_ENV: auth}
     # Without being told, its pages show what there is of agents and traces: nothing.
-    return Server("mlflow", port, argv, "/health", env, page="/#/experiments?workflowType=machine_learning")
+    page = "/#/experiments?workflowType=machine_learning"
+    return Server("mlflow", listener, (os.fspath(runs_dir),), "/health", env, page)
 
 
-def _check_ports(servers: list[Server]) -> None:
-    taken: set[int] = set()
-    for server in servers:
-        option = f"--{server.name}-port"
-        error = PortInUseError(f"{option}={server.port}: the port is taken", hint=f"choose another with {option}")
-        if server.port in taken:
-            raise error
-        taken.add(server.port)
-        with socket.socket() as probe:
-            # A port whose last connections are only fading away is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((_HOST, server.port))
-            except OSError:
-                raise error from None
+def _make_folders(runs_dir: Path, prefect_home: Path) -> None:
+    try:
+        for folder in (ui_record.ui_dir(runs_dir), prefect_home):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"runs_dir={runs_dir}: can't be written ({error.strerror})") from None
+
+
+def _bound(name: str, port: int) -> socket.socket:
+    """A socket that listens on a port, so that nobody else can take it before the server is up."""
+    try:
+        return socket.create_server((HOST, port))
+    except OSError:
+        option = f"--{name}-port"
+        raise PortInUseError(f"{option}={port}: the port is taken", hint=f"choose another with {option}") from None
 
 
 @contextmanager
@@ -144,25 +157,25 @@ def _stop_signal() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _running(servers: list[Server], logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    processes: list[subprocess.Popen[bytes]] = []
+def _running(servers: list[Server], logs: Path) -> Iterator[list[_Started]]:
+    started: list[_Started] = []
     try:
         for server in servers:
-            with (logs / f"{server.name}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-P", "-m", *server.argv],
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                        env=server.env, cwd=logs, start_new_session=True,
-                    )
+            fd, log = server.listener.fileno(), logs / f"{server.name}.log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", f"flows.{server.name}_server", str(fd), *server.argv],
+                    stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, pass_fds=[fd],
+                    env=server.env, cwd=logs, start_new_session=True,
                 )  # fmt: skip
-        yield processes
+            started.append(_Started(server, process, log))
+        yield started
     finally:
-        _stop_all(processes)
+        _stop_all([one.process for one in started])
 
 
 def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End each server's whole process group: both start workers of their own."""
+    """End each server's whole process group: both may start processes of their own."""
     for process in processes:
         _signal_group(process, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
@@ -171,6 +184,8 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
             time.sleep(_END_POLL_S)
         _signal_group(process, signal.SIGKILL)
         process.wait()
+        if process.stdin:
+            process.stdin.close()
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -186,46 +201,51 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
             os.killpg(process.pid, number)
 
 
-def _wait_until_up(
-    servers: list[Server], processes: list[subprocess.Popen[bytes]], logs: Path, stopped: threading.Event
-) -> bool:
-    """Whether all answer; False if we were asked to stop before that."""
-    looks_left = int(_START_TIMEOUT_S / _LOOK_S)
-    waiting = list(servers)
-    while waiting:
+def _wait_until_up(started: list[_Started], stopped: threading.Event, say: Callable[[str], None]) -> list[_Started]:
+    """The servers that answer; none if we were asked to stop before that.
+
+    Raises:
+        LaunchError: one has ended by itself, or none answers in time.
+    """
+    began_s = told_s = time.monotonic()
+    up: list[_Started] = []
+    while waiting := [one for one in started if one not in up]:
         if stopped.wait(_LOOK_S):
-            return False
-        _check_alive(servers, processes, logs)
-        waiting = [server for server in waiting if not _is_up(server)]
-        looks_left -= 1
-        if waiting and looks_left <= 0:
-            name = waiting[0].name
-            raise LaunchError(f"{name} does not answer after {_START_TIMEOUT_S:.0f} s", hint=f"see {logs / name}.log")
-    return True
+            return []
+        _check_alive(started)
+        up += [one for one in waiting if _is_up(one.server)]
+        names, waited_s = " and ".join(one.server.name for one in waiting), time.monotonic() - began_s
+        if waited_s > _START_TIMEOUT_S:
+            break
+        if time.monotonic() - told_s > _TELL_EVERY_S:
+            told_s = time.monotonic()
+            say(f"waiting for {names} to start, {waited_s:.0f} s so far; logs: {waiting[0].log.parent}")
+    return _without_the_late(started, [one for one in started if one in up], say)
+
+
+def _without_the_late(started: list[_Started], up: list[_Started], say: Callable[[str], None]) -> list[_Started]:
+    late = [one for one in started if one not in up]
+    for one in late:
+        message = f"{one.server.name} does not answer after {_START_TIMEOUT_S:.0f} s"
+        if not up:
+            raise LaunchError(message, hint=f"see {one.log}")
+        say(f"{message}, see {one.log}; going on without it")
+    _stop_all([one.process for one in late])
+    return up
 
 
 def _is_up(server: Server) -> bool:
     try:
-        with urllib.request.urlopen(server.url + server.health, timeout=1):
-            return True
+        local_server.get(server.url + server.health)
     except OSError:
         return False
+    return True
 
 
-def _check_alive(servers: list[Server], processes: list[subprocess.Popen[bytes]], logs: Path) -> None:
-    for server, process in zip(servers, processes, strict=True):
-        if process.poll() is not None:
+def _check_alive(started: list[_Started]) -> None:
+    for one in started:
+        if one.process.poll() is not None:
             raise LaunchError(
-                f"{server.name}'s server has ended by itself (exit code {process.returncode})",
-                hint=f"see {logs / server.name}.log",
+                f"{one.server.name}'s server has ended by itself (exit code {one.process.returncode})",
+                hint=f"see {one.log}",
             )
-
-
-@contextmanager
-def _announced(runs_dir: Path, addresses: dict[str, str]) -> Iterator[None]:
-    path = prefect_env.ui_file(runs_dir)
-    files.write_json(path, {"v": 1, "pid": os.getpid(), **addresses})
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flows import prefect_env
+from flows import local_server, prefect_env
 
 # A busy machine is no failure, and a test run leaves nothing in the tree.
 settings.register_profile("house", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,16 +36,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One Prefect API for all runs that ask for no other: each would start its own, as slow as its training."""
-    home = tmp_path_factory.mktemp("prefect")
+    """One Prefect API for all runs that ask for no other: each would start its own, as slow as its training.
+
+    Its password is in this process's environment, where `PREFECT_API_AUTH_STRING` is what a user sets for such an API.
+    """
+    home, auth = tmp_path_factory.mktemp("prefect"), local_server.new_auth()
     with socket.create_server(("127.0.0.1", 0)) as listener, (home / "server.log").open("wb") as log:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
             pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log,
-            env={**os.environ, **prefect_env.settings(home)},
+            env={**os.environ, **prefect_env.settings(home), local_server.AUTH_ENV: auth},
         )  # fmt: skip
+    os.environ["PREFECT_API_AUTH_STRING"] = auth
     while server.poll() is None and not prefect_env.answers(url):
         time.sleep(0.1)
     yield url
+    del os.environ["PREFECT_API_AUTH_STRING"]
     server.communicate()

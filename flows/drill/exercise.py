@@ -13,7 +13,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.drill import small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried
-from flows.drill.faults import FAULTS, Seen
+from flows.drill.faults import FAULTS, Seen, no_tracking
 from flows.drill.tracking import Servers
 from flows.signals import Signals
 from hlatctl.report import build
@@ -67,17 +67,17 @@ def exercise(
             f"cluster.launcher={config.cluster.launcher}: a drill breaks real processes of this machine",
             hint="hlatctl drill cluster.launcher=local",
         )
-    servers = Servers(folder)
+    servers = Servers(folder, say)
     tracking = dataclasses.replace(config.tracking, mlflow_uri=servers.mlflow_uri)
     config = dataclasses.replace(config, runs_dir=str(folder), tracking=tracking)
     run = pretrain.create(config, argv=argv, run_id=DRILLED)
     with Signals().kept(), ExitStack() as stack:
         journal = stack.enter_context(JournalWriter(run, DRILL_WRITER))
+        stack.callback(servers.stop)
         skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
+        if config.tracking.enabled and not _start(servers, say):
+            skipped.update({name: "the servers do not start" for name in faults if FAULTS[name].skip is no_tracking})
         wanted = [name for name in FAULTS if name in faults and name not in skipped]
-        if config.tracking.enabled:
-            stack.callback(servers.stop)
-            servers.start()
         arena = Arena(run, journal)
         trials = list(_on_one_run(arena, [n for n in wanted if not FAULTS[n].small_disk], servers, say))
         for name in wanted:
@@ -87,6 +87,17 @@ def exercise(
         _journal(journal, trials, skipped)
     build(run)
     return run
+
+
+def _start(servers: Servers, say: Callable[[str], None]) -> bool:
+    """Start MLflow's and Prefect's servers; a drill goes on without them, and its runs do too."""
+    try:
+        servers.start()
+    except LaunchError as error:
+        servers.stop()
+        say(f"{error.message}, {error.hint}; the drill goes on without them")
+        return False
+    return True
 
 
 def _on_one_run(arena: Arena, faults: list[str], servers: Servers, say: Callable[[str], None]) -> Iterator[_Trial]:

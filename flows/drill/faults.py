@@ -277,7 +277,8 @@ def _two_tiers(config: Config) -> str:
     return "the copy in checkpoint.fast_dir would be read instead" if config.checkpoint.fast_dir else ""
 
 
-def _no_tracking(config: Config) -> str:
+def no_tracking(config: Config) -> str:
+    """Why MLflow's and Prefect's servers can't be taken down; empty if they can."""
     return "" if config.tracking.enabled else "tracking.enabled=false"
 
 
@@ -293,7 +294,7 @@ FAULTS: dict[str, Fault] = {
     "bad_data": Fault(title="the loader can't read its data", meet=bad_data),
     "flip_bytes": Fault(title="bytes of the newest checkpoint flipped", meet=flip_bytes, skip=_two_tiers),
     "cut_manifest": Fault(title="the newest manifest cut in half", meet=cut_manifest, skip=_two_tiers),
-    "trackers_down": Fault(title="MLflow and Prefect down for a while", meet=trackers_down, skip=_no_tracking),
+    "trackers_down": Fault(title="MLflow and Prefect down for a while", meet=trackers_down, skip=no_tracking),
     "kill_head": Fault(title="kill -9 of the head", meet=kill_head),
     "fill_disk": Fault(title="the disk full", meet=fill_disk, skip=_no_small_disk, small_disk=True),
 }

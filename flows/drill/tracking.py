@@ -9,17 +9,17 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from flows import prefect_env
+from flows import local_server, ui_record
 from flows.mirror_run import LAST_STEP_TAG
 from hlatctl.run import files, processes
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
 
-_START_TIMEOUT_S = 120.0
+_TELL_EVERY_S = 15.0
 _POLL_S = 0.1
 
 
@@ -28,12 +28,14 @@ class Servers:
 
     Args:
         runs_dir: the folder.
+        say: told how long the servers have been waited for.
     """
 
-    def __init__(self, runs_dir: Path) -> None:
-        self._runs_dir = runs_dir
+    def __init__(self, runs_dir: Path, say: Callable[[str], None]) -> None:
+        self._runs_dir, self._say = runs_dir, say
         self._prefect_port, self._mlflow_port = _free_ports()
         self._ui: subprocess.Popen[bytes] | None = None
+        self._auth = ""
 
     @property
     def mlflow_uri(self) -> str:
@@ -41,7 +43,7 @@ class Servers:
         return f"http://127.0.0.1:{self._mlflow_port}"
 
     def start(self) -> None:
-        """Start both, and return when they answer.
+        """Start both, and return when they answer; `hlatctl ui` itself gives up on servers that don't.
 
         Raises:
             LaunchError: they do not.
@@ -54,11 +56,17 @@ class Servers:
                 [sys.executable, "-P", "-m", "hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not prefect_env.ui_file(self._runs_dir).exists():
-            if self._ui.poll() is not None or time.monotonic() > deadline:
+        began_s = told_s = time.monotonic()
+        while (record := ui_record.read(self._runs_dir)) is None:
+            if self._ui.poll() is not None:
                 raise LaunchError("MLflow's and Prefect's servers do not start", hint=f"see {log}")
+            if (now_s := time.monotonic()) - told_s > _TELL_EVERY_S:
+                told_s = now_s
+                self._say(f"waiting for MLflow's and Prefect's servers to start, {now_s - began_s:.0f} s so far")
             time.sleep(_POLL_S)
+        self._auth = record.auth
+        if record.mlflow is None:
+            raise LaunchError("MLflow's server does not start", hint=f"see {log}")
 
     def kill(self) -> None:
         """SIGKILL to both; what started them ends by itself."""
@@ -82,8 +90,7 @@ class Servers:
         with suppress(OSError, ValueError, KeyError):
             mlflow_run_id = str(files.read_json(run.mirror)["mlflow_run_id"])
             url = f"{self.mlflow_uri}/api/2.0/mlflow/runs/get?run_id={mlflow_run_id}"
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                tags = json.load(answer)["run"]["data"]["tags"]
+            tags = json.loads(local_server.get(url, self._auth, timeout_s=5))["run"]["data"]["tags"]
             return int(next(tag["value"] for tag in tags if tag["key"] == LAST_STEP_TAG))
         return 0
 

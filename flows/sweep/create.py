@@ -24,6 +24,7 @@ from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import SweepPaths
+from hlatctl.run.redact import hide
 from hlatctl.run.sweep import fold
 
 _PROCESSES = "cluster.processes_per_node"
@@ -42,6 +43,7 @@ class Prepared:
     plan: Plan
     objective: Objective
     runs_dir: Path
+    runs_mode: str
     experiment_name: str
     simulated: bool
     accelerators: bool
@@ -83,10 +85,11 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
         ConfigError, RunExistsError, StorageError: the directory can't be made.
     """
     sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-sweep")
-    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space))
-    with JournalWriter(sweep, FLOW_WRITER) as journal:
+    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space), int(prepared.runs_mode, 8))
+    with files.created_like(sweep.root), JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
-            "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated, argv=argv,
+            "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated,
+            argv=[hide(word) for word in argv],
             folder=prepared.space.folder, overrides=prepared.space.overrides, objective=prepared.objective.name,
             direction="min" if prepared.objective.minimize else "max", accelerators=prepared.accelerators,
             plan=asdict(prepared.plan), **_space_fields(prepared.space),
@@ -101,9 +104,11 @@ def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
         RunBusyError: a process drives it.
     """
     try:
-        with hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
+        with files.created_like(sweep.root), hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
             files.write_text(sweep.space, spaces.dump(prepared.space))
-            journal.append("sweep_extended", durable=True, argv=argv, **_space_fields(prepared.space))
+            journal.append(
+                "sweep_extended", durable=True, argv=[hide(word) for word in argv], **_space_fields(prepared.space)
+            )
     except RunBusyError as error:
         raise RunBusyError(error.message, hint=f"`hlatctl stop {sweep.run_id}` first") from None
 
@@ -148,6 +153,7 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
         _check_task(aim, first)
     return Prepared(
         space=space, plan=plan(space, configs, Path(first.runs_dir)), objective=aim, runs_dir=Path(first.runs_dir),
+        runs_mode=first.runs_mode,
         experiment_name=first.experiment_name, simulated=simulated, accelerators=first.backend.device != "cpu",
     )  # fmt: skip
 

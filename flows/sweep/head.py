@@ -23,6 +23,7 @@ from flows.sweep.book import Book
 from flows.sweep.objective import check
 from flows.sweep.trackers import PrefectView, conclude_mlflow
 from flows.sweep.trials import Trial
+from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, StoppedError, TrainingError
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import SweepPaths
@@ -49,7 +50,7 @@ def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
         ConfigError: no trial reports the objective.
         TrainingError: every trial has failed.
     """
-    with hold_head(sweep):
+    with files.created_like(sweep.root), hold_head(sweep):
         book = Book(sweep)
         player = ThreadPoolExecutor(_PLAYED_AT_ONCE) if book.state.simulated else None
         try:

@@ -141,7 +141,7 @@ def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:
     from conf.amend import AMENDED
     from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 
-    with JournalWriter(run, OPERATOR_WRITER) as journal:
+    with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
         journal.append(AMENDED, durable=True, key=key, value=value, by=user_name(), why=why)
 
 

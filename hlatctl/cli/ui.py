@@ -20,10 +20,13 @@ def ui(
     """
     from flows.servers import serve
 
-    serve(runs_folder(runs_dir), prefect_port, mlflow_port, _ready)
+    serve(runs_folder(runs_dir), prefect_port, mlflow_port, _ready, say)
 
 
-def _ready(addresses: dict[str, str]) -> None:
+def _ready(addresses: dict[str, str], auth: str) -> None:
     for name, address in addresses.items():
         typer.echo(f"{name}\t{address}")
+    user, _, password = auth.partition(":")
+    say(f"password for Prefect's page: {auth}")
+    say(f"for MLflow's page: user {user}, password {password}")
     say("Ctrl-C ends both")

@@ -1,10 +1,12 @@
-"""Writing files so that a reader, or a crash, never sees half of one."""
+"""Writing files so that a reader, or a crash, never sees half of one; and who may read what is created."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,42 @@ _SEAL = "sha256"
 _SEAL_LINE = "# sha256 of all lines above: "
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: temporary name, fsync, rename."""
+#: Folders of this mode, and files in them, are for their own user.
+PRIVATE = 0o700
+
+
+@contextmanager
+def created_with(mode: int) -> Iterator[None]:
+    """Create folders with this mode, and files with it less the right to execute, whatever the umask was.
+
+    It holds for the whole process and for the processes that it starts meanwhile.
+    """
+    before = os.umask(0o777 & ~mode)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def created_like(folder: Path) -> Iterator[None]:
+    """Create what belongs to a folder for those whom that folder is for; see :func:`created_with`."""
+    with created_with(folder.stat().st_mode & 0o777 | PRIVATE if folder.is_dir() else PRIVATE):
+        yield
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file whole or not at all: temporary name, fsync, rename.
+
+    Args:
+        private: only its own user may read it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -28,9 +60,9 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Write JSON whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n", private=private)
 
 
 def read_json(path: Path) -> Any:

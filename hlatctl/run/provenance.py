@@ -1,4 +1,4 @@
-"""Where a run comes from: command, code, packages, machine. No environment variables: they hold secrets."""
+"""Where a run comes from: command, code, packages, machine. No environment variables, and secrets are masked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from hlatctl.run.redact import hide
 
 #: Packages whose version changes what a run does or how it is read.
 PACKAGES = (
@@ -29,7 +31,7 @@ def collect(argv: list[str], code_dir: Path) -> dict[str, Any]:
     """
     return {
         "v": 1,
-        "argv": argv,
+        "argv": [hide(word) for word in argv],
         "cwd": os.getcwd(),
         "created_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "git": git_state(code_dir),
@@ -63,13 +65,15 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    diff = _git(folder, "diff", "HEAD") or ""
+    found = _git(folder, "diff", "HEAD") or ""
+    diff = hide(found)
     return {
         "commit": commit,
         "branch": _git(folder, "rev-parse", "--abbrev-ref", "HEAD"),
         "dirty": bool(_git(folder, "status", "--porcelain")),
         "diff": diff[:_MAX_DIFF_BYTES],
         "diff_truncated": len(diff) > _MAX_DIFF_BYTES,
+        "diff_masked": diff != found,
     }
 
 

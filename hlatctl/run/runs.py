@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
-from hlatctl.run.paths import RunPaths, SweepPaths, trial_id
+from hlatctl.run.paths import RunPaths, SweepPaths, cache_dir, trial_id
 
 LATEST = "latest"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -45,8 +45,11 @@ def check_run_id(run_id: str, option: str = "--run-id") -> None:
         )
 
 
-def create_run(runs_dir: Path, run_id: str, config_yaml: str) -> RunPaths:
+def create_run(runs_dir: Path, run_id: str, config_yaml: str, mode: int = files.PRIVATE) -> RunPaths:
     """Make a run directory holding its configuration; nothing is left behind if that fails.
+
+    Args:
+        mode: of the folders that are made; a runs folder that is there keeps its own.
 
     Raises:
         RunExistsError: the id is taken.
@@ -54,13 +57,13 @@ def create_run(runs_dir: Path, run_id: str, config_yaml: str) -> RunPaths:
     """
     check_run_id(run_id)
     run = RunPaths(runs_dir / run_id)
-    _make(run.root, "--run-id")
-    with _undone(run.root):
+    _make(run.root, "--run-id", mode)
+    with _undone(run.root), files.created_with(mode):
         files.write_text(run.config, files.seal_lines(config_yaml))
     return run
 
 
-def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str) -> SweepPaths:
+def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str, mode: int = files.PRIVATE) -> SweepPaths:
     """Make a sweep's directory holding what it tries, sealed; nothing is left behind if that fails.
 
     Raises:
@@ -71,17 +74,20 @@ def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str) -> SweepPaths:
     check_run_id(sweep_id, "--sweep-id")
     check_run_id(trial_id(sweep_id, 0), "--sweep-id")
     sweep = SweepPaths(runs_dir / sweep_id)
-    _make(sweep.root, "--sweep-id")
-    with _undone(sweep.root):
+    _make(sweep.root, "--sweep-id", mode)
+    with _undone(sweep.root), files.created_with(mode):
         files.write_text(sweep.space, sweep_yaml)
     return sweep
 
 
-def _make(root: Path, option: str) -> None:
+def _make(root: Path, option: str, mode: int) -> None:
     runs_dir, run_id = root.parent, root.name
     try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        root.mkdir()
+        runs_dir.parent.mkdir(parents=True, exist_ok=True)
+        with files.created_with(mode):
+            runs_dir.mkdir(exist_ok=True)
+            root.mkdir()
+            cache_dir(runs_dir).mkdir(exist_ok=True)
     except FileExistsError:
         if not runs_dir.is_dir():
             raise StorageError(f"runs_dir={runs_dir}: is not a folder", hint="choose another with runs_dir=") from None

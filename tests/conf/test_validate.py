@@ -236,10 +236,15 @@ def test_layouts_that_can_be_are_valid(changes: dict[str, Any]) -> None:
     validate(config_with(**changes))
 
 
-def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError, match=r"tracking\.mlflow_uri: holds a password") as caught:
-        validate(config_with(tracking__mlflow_uri="https://me:hunter2@host/x"))
-    assert "hunter2" not in str(caught.value)
+@pytest.mark.parametrize("mode", ["0777", "0702", "0600", "700x", "", "u=rwx", "17700"])
+def test_a_mode_that_shares_runs_with_everyone_or_is_none_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match=r"runs_mode=.*\nhint: runs_mode=0700 is private"):
+        validate(config_with(runs_mode=mode))
+
+
+@pytest.mark.parametrize("mode", ["0700", "0750", "0770", "750", "0755"])
+def test_modes_for_oneself_and_for_a_group_are_accepted(mode: str) -> None:
+    validate(config_with(runs_mode=mode))
 
 
 NUMBERS = {key: value for key, value in flatten(Config()).items() if isinstance(value, int | float)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-import urllib.request
+import subprocess
+import sys
 from typing import Any
 
 import conf.load
@@ -15,11 +16,15 @@ from hlatctl.run.sweep import fold
 from tests.e2e.conftest import Cli, wait_for
 
 
-def prefect_flow_runs(api_url: str) -> dict[str, Any]:
-    request = urllib.request.Request(f"{api_url}/flow_runs/filter", data=b"{}", method="POST",
-                                     headers={"Content-Type": "application/json"})  # fmt: skip
-    with urllib.request.urlopen(request) as answer:
-        return {run["name"]: run for run in json.load(answer)}
+def prefect_flow_runs(cli: Cli) -> dict[str, Any]:
+    """What Prefect's own client reads, in a process that has its settings."""
+    code = (
+        "import json; from prefect.client.orchestration import get_client\n"
+        "with get_client(sync_client=True) as client:\n"
+        "    print(json.dumps({r.name: r.model_dump(mode='json') for r in client.read_flow_runs()}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=cli.env, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
 
 
 def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cli) -> None:
@@ -47,6 +52,6 @@ def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cl
     assert sweep.study.is_file()
     assert f"report: {sweep.report / 'index.html'}" in result.stderr
     assert "  lr: 0.01\n" in sweep.best.read_text(encoding="utf-8")
-    seen = prefect_flow_runs(cli.prefect_api_url)
+    seen = prefect_flow_runs(cli)
     assert "swept" in seen
     assert all(seen[name]["parent_task_run_id"] for name in ids), "trials are children of the sweep's flow run"

@@ -12,13 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
-from flows import prefect_env
+from flows import local_server, prefect_env, ui_record
+from flows.ui_record import UiRecord
 from hlatctl.run import files
 
 FLOW = """
@@ -160,26 +163,65 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     os.environ.update(before)
 
 
-def test_the_users_api_comes_first(tmp_path: Path, environment: dict[str, str], someones_api: str, nobody: str) -> None:
-    files.write_json(prefect_env.ui_file(tmp_path), {"pid": os.getpid(), "prefect": nobody, "mlflow": nobody})
+AUTH = "hlatctl:its-password"
+
+
+@pytest.fixture
+def open_ui(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Lets a `hlatctl ui` be open whose Prefect is at an address."""
+    with ExitStack() as stack:
+        stack.enter_context(ui_record.only_ui(tmp_path))
+        yield lambda url: stack.enter_context(ui_record.announced(tmp_path, UiRecord(auth=AUTH, prefect=url)))
+
+
+def test_the_users_api_comes_first(
+    tmp_path: Path, environment: dict[str, str], someones_api: str, nobody: str, open_ui: Callable[[str], None]
+) -> None:
+    open_ui(nobody)
     environment["PREFECT_API_URL"] = f"{someones_api}/api"
     prefect_env.begin(tmp_path)
     assert environment["PREFECT_API_URL"] == f"{someones_api}/api"
+    assert "PREFECT_API_AUTH_STRING" not in environment
 
 
-def test_an_open_ui_shows_the_flow(tmp_path: Path, environment: dict[str, str], someones_api: str, nobody: str) -> None:
-    files.write_json(prefect_env.ui_file(tmp_path), {"pid": os.getpid(), "prefect": someones_api, "mlflow": nobody})
+def test_an_open_ui_shows_the_flow_which_knows_its_password(
+    tmp_path: Path, environment: dict[str, str], someones_api: str, open_ui: Callable[[str], None]
+) -> None:
+    open_ui(someones_api)
     prefect_env.begin(tmp_path)
     assert environment["PREFECT_API_URL"] == f"{someones_api}/api"
+    assert environment["PREFECT_API_AUTH_STRING"] == AUTH
 
 
-@pytest.mark.parametrize(
-    "record", ['{"pid": 1, "prefect": "NOBODY"}', '{"pid": 1}', "torn {", '{"prefect": "SOMEONE"}']
-)
-def test_a_ui_that_is_gone_is_not_used(tmp_path: Path, record: str, someones_api: str, nobody: str) -> None:
-    text = record.replace("NOBODY", nobody).replace("SOMEONE", someones_api)
-    files.write_text(prefect_env.ui_file(tmp_path), text)
-    assert prefect_env.ui_api_url(tmp_path) is None
+def test_an_open_ui_is_known_to_its_own_user_only(tmp_path: Path, open_ui: Callable[[str], None]) -> None:
+    open_ui("http://127.0.0.1:4200")
+    assert ui_record.read(tmp_path) == UiRecord(auth=AUTH, prefect="http://127.0.0.1:4200")
+    assert ui_record.ui_file(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("spoiled", ["others can read it", "somebody else's", "a link", "torn", "not an object", "old"])
+def test_a_record_that_may_be_somebody_elses_is_not_believed(
+    tmp_path: Path, open_ui: Callable[[str], None], spoiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ui("http://127.0.0.1:4200")
+    path = ui_record.ui_file(tmp_path)
+    if spoiled == "others can read it":
+        path.chmod(0o644)
+    elif spoiled == "somebody else's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    elif spoiled == "a link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_text({"torn": "torn {", "not an object": "[]"}.get(spoiled, '{"pid": 1, "prefect": "http://x"}'))
+    assert ui_record.read(tmp_path) is None
+    path.unlink()
+
+
+def test_a_ui_that_is_gone_is_not_used(tmp_path: Path) -> None:
+    record = {"auth": AUTH, "prefect": "http://127.0.0.1:4200", "mlflow": None, "pid": os.getpid()}
+    files.write_json(ui_record.ui_file(tmp_path), record, private=True)
+    assert ui_record.read(tmp_path) is None
 
 
 def test_a_users_api_that_does_not_answer_is_named_without_its_password(
@@ -189,8 +231,19 @@ def test_a_users_api_that_does_not_answer_is_named_without_its_password(
     address = nobody.removeprefix("http://")
     environment["PREFECT_API_URL"] = f"http://ann:secret@{address}/api"
     prefect_env.begin(tmp_path, said.append)
-    assert said == [f"PREFECT_API_URL=http://{address}/api does not answer; Prefect runs beside this flow instead"]
+    assert said == [f"PREFECT_API_URL=http://***@{address}/api does not answer; Prefect runs beside this flow instead"]
     assert environment["PREFECT_API_URL"] != f"{nobody}/api"
+
+
+def test_the_api_beside_a_flow_answers_nobody_without_its_password(tmp_path: Path, environment: dict[str, str]) -> None:
+    prefect_env.configure(tmp_path)
+    url, auth = environment["PREFECT_API_URL"], environment["PREFECT_API_AUTH_STRING"]
+    assert local_server.get(f"{url}/admin/version", auth, timeout_s=60)
+    with pytest.raises(HTTPError, match="401"):
+        local_server.get(f"{url}/admin/version", "hlatctl:wrong", timeout_s=60)
+    assert prefect_env._own_server is not None
+    argv = Path(f"/proc/{prefect_env._own_server.pid}/cmdline").read_text()
+    assert auth.partition(":")[2] not in argv
 
 
 def test_the_users_settings_stay_and_nothing_is_sent_home(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
-from hlatctl.run.runs import create_run, find_run, list_runs, new_run_id
+from hlatctl.run.runs import create_run, create_sweep, find_run, list_runs, new_run_id
 
 
 def make(runs_dir: Path, *ids: str) -> None:
@@ -69,3 +70,42 @@ def test_a_runs_folder_that_is_a_file_is_an_error_with_a_hint(tmp_path: Path) ->
     with pytest.raises(StorageError, match=r"hint: choose another with runs_dir="):
         create_run(tmp_path / "runs", "one", "")
     assert list_runs(tmp_path / "runs") == []
+
+
+@pytest.fixture
+def any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def modes(*paths: Path) -> list[str]:
+    return [oct(path.stat().st_mode & 0o777) for path in paths]
+
+
+@pytest.mark.parametrize("any_umask", [0, 0o022, 0o077], indirect=True)
+@pytest.mark.parametrize(("mode", "file_mode"), [(0o700, "0o600"), (0o750, "0o640"), (0o770, "0o660")])
+@pytest.mark.usefixtures("any_umask")
+def test_what_a_run_creates_is_for_whom_its_mode_says_whatever_the_umask(
+    tmp_path: Path, mode: int, file_mode: str
+) -> None:
+    runs_dir = tmp_path / "new" / "runs"
+    run = create_run(runs_dir, "one", "a: 1\n", mode)
+    sweep = create_sweep(runs_dir, "two", "a: 1\n", mode)
+    assert modes(runs_dir, run.root, sweep.root, runs_dir / ".cache") == [oct(mode)] * 4
+    assert modes(run.config, sweep.space) == [file_mode] * 2
+    with files.created_like(run.root):
+        files.write_json(run.report / "numbers.json", {})
+    assert modes(run.report, run.report / "numbers.json") == [oct(mode), file_mode]
+
+
+def test_a_runs_folder_that_is_there_keeps_its_mode_and_new_runs_in_it_are_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert modes(create_run(tmp_path, "one", "").root, tmp_path) == ["0o700", "0o755"]
+
+
+def test_what_is_added_to_a_run_made_before_is_for_those_who_may_read_the_run(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with files.created_like(tmp_path):
+        files.write_text(tmp_path / "new", "")
+    assert modes(tmp_path / "new") == ["0o644"]

@@ -1,0 +1,101 @@
+"""Secrets are refused before anything is created: a configuration is written down, resolved and complete.
+
+Errors name the key and never repeat the value. What a secret looks like is ``hlatctl.run.redact``'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hlatctl.run.errors import ConfigError
+from hlatctl.run.redact import is_secret_name, secret_in
+
+#: Variables that a configuration may hold the value of: no secrets, and read by conf/config.yaml.
+_HARMLESS_VARIABLES = ("HLATCTL_RUNS_DIR",)
+_FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\s*\.\s*env\s*:\s*([^,}\s]*)")
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse overrides that hold a secret, even those that a later override replaces: the command line is kept too.
+
+    Raises:
+        ConfigError: names the override's key.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        key = key.lstrip("+~")
+        variable = key.removeprefix("backend.env.")
+        if variable != key and is_secret_name(variable) and value not in ("", "null") and not override.startswith("~"):
+            raise _named(key)
+        for error in _problem(key, override):
+            raise error
+
+
+def check_interpolations(values: Any, key: str = "") -> None:
+    """Refuse values that are to be read from this process's environment, which would be written down resolved.
+
+    Args:
+        values: composed and not resolved.
+        key: of these values.
+
+    Raises:
+        ConfigError: names the key and the variable.
+    """
+    for name, text in _strings(values, key):
+        for variable in _FROM_ENVIRONMENT.findall(text):
+            if variable not in _HARMLESS_VARIABLES:
+                raise ConfigError(
+                    f"{name}: reads the environment variable {variable}, whose value would be written into config.yaml "
+                    "and the journal",
+                    hint=f'if it is no secret, let the shell fill it in: {name}="${variable}"; otherwise leave it out '
+                    "and set the variable where the run is started",
+                )
+
+
+def check_values(plain: dict[str, Any]) -> None:
+    """Refuse composed values that hold a secret.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    for key, text in _strings(plain, ""):
+        for error in _problem(key, text):
+            raise error
+    for name, value in (plain["backend"].get("env") or {}).items():
+        if value is not None and is_secret_name(name):
+            raise _named(f"backend.env.{name}")
+
+
+def _problem(key: str, value: str) -> Iterator[ConfigError]:
+    kind = secret_in(value)
+    if kind and key == "tracking.mlflow_uri":
+        yield ConfigError(
+            f"{key}: holds {kind}, which would be written into config.yaml and the journal",
+            hint="leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+        )
+    elif kind:
+        yield ConfigError(
+            f"{key}: holds {kind}, which would be written into config.yaml and the journal",
+            hint="leave it out and set it in the shell that starts the run",
+        )
+
+
+def _named(key: str) -> ConfigError:
+    return ConfigError(
+        f"{key}: holds a secret by its name, which would be written into config.yaml and the journal",
+        hint="leave it out and set it in the shell that starts the run",
+    )
+
+
+def _strings(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text in plain values by its dotted key."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _strings(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _strings(item, f"{key}[{index}]")
+    elif isinstance(value, str):
+        yield key, value

@@ -1,0 +1,85 @@
+"""What a secret looks like: the one rule for everything that is written down.
+
+``secret_in`` is for what a person typed and can mend, ``hide`` for what is written down as it was found. A secret that
+looks like any other word is not recognized.
+"""
+
+from __future__ import annotations
+
+import re
+
+MASK = "***"
+
+_SECRET_WORDS = {
+    "AUTH", "AUTHORIZATION", "CREDENTIAL", "CREDENTIALS", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS",
+    "SECRET", "SECRETS", "SIG", "SIGNATURE", "TOKEN",
+}  # fmt: skip
+#: These mean a secret only at the end of a name: KEY_FILE and PATCH_SIZE don't.
+_SECRET_LAST_WORDS = {"KEY", "KEYS", "PAT", "PWD"}
+#: Words that are run together: GITHUBTOKEN, apikey.
+_SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "ACCESSKEY", "SECRETKEY")
+#: What such a name holds is a place, not the secret itself.
+_PLACES = {"DIR", "FILE", "PATH"}
+#: The working directory, by the shell.
+_NOT_SECRET = {"PWD", "OLDPWD"}
+
+_ADDRESS_USER = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*)://([^/\s'\"]+)@")
+#: A user name alone is no secret for a login, and names the container of an Azure address.
+_PUBLIC_USER_SCHEMES = {"ssh", "git+ssh", "svn+ssh", "sftp", "abfs", "abfss", "wasb", "wasbs"}
+_QUERY_ITEM = re.compile(r"([?&;])([A-Za-z0-9_.-]+)=([^&;\s'\"#]+)")
+#: Prefixes that GitHub, GitLab, Hugging Face, OpenAI, Slack and AWS give their tokens; JSON web tokens; private keys.
+_TOKEN = re.compile(
+    r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}"
+    r"|xox[abprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?",
+    re.DOTALL,
+)
+#: ``NAME=value`` as a shell and our command line have it, and a quoted value as programs have it. Special tokens of a
+#: tokenizer (``<pad>``) and expressions are not taken for secrets.
+_ASSIGNMENT = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)(?P<between>=|[\"']?\s*[:=]\s*(?P<quote>[\"']))"
+    r"(?P<value>[^\s\"'<>\[\](){}$,]{6,})(?(quote)(?P=quote)|(?=\s|$))"
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what goes by this name (of a variable, or in an address's query) is a secret.
+
+    ``MY_PAT``, ``HF_TOKEN`` and ``apiKey`` are such names; ``TOKENIZERS_PARALLELISM`` and ``max_tokens`` are not.
+    """
+    words = [word.upper() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    if not words or name.upper() in _NOT_SECRET or words[-1] in _PLACES:
+        return False
+    return (
+        bool(_SECRET_WORDS.intersection(words))
+        or words[-1] in _SECRET_LAST_WORDS
+        or any(word.endswith(_SECRET_ENDINGS) for word in words)
+    )
+
+
+def secret_in(text: str) -> str:
+    """What kind of secret a value holds, in words that don't repeat it; empty if none is recognized."""
+    if any(_is_secret_user(match) for match in _ADDRESS_USER.finditer(text)):
+        return "an address with a user name or password"
+    if any(is_secret_name(match[2]) for match in _QUERY_ITEM.finditer(text)):
+        return "an address with a secret in its query"
+    return "an access token or private key" if _TOKEN.search(text) else ""
+
+
+def hide(text: str) -> str:
+    """The text with every secret that is recognized replaced by ``***``."""
+    text = _TOKEN.sub(MASK, text)
+    text = _ADDRESS_USER.sub(lambda match: f"{match[1]}://{MASK}@" if _is_secret_user(match) else match[0], text)
+    text = _QUERY_ITEM.sub(lambda match: f"{match[1]}{match[2]}={MASK}" if is_secret_name(match[2]) else match[0], text)
+    return _ASSIGNMENT.sub(_hide_assignment, text)
+
+
+def _is_secret_user(match: re.Match[str]) -> bool:
+    return ":" in match[2] or match[1].lower() not in _PUBLIC_USER_SCHEMES
+
+
+def _hide_assignment(match: re.Match[str]) -> str:
+    name, value = match["name"].rpartition(".")[2], match["value"]
+    if not is_secret_name(name) or (match["quote"] is None and name != name.upper()):
+        return match[0]
+    return match[0].replace(value, MASK) if value != MASK else match[0]
