@@ -6,7 +6,6 @@ What follows from other values is a property and never a key. Nothing here check
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 
@@ -515,12 +514,12 @@ class Config:
     def warmup_steps(self) -> int:
         """Optimizer steps of the learning rate's warm-up."""
         tokens = self.optimizer.warmup_tokens
-        return self.optimizer.warmup_steps if tokens is None else math.ceil(tokens / self.tokens_per_step)
+        return self.optimizer.warmup_steps if tokens is None else -(-tokens // self.tokens_per_step)
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        steps = math.ceil(self.train.tokens / self.tokens_per_step)
+        steps = -(-self.train.tokens // self.tokens_per_step)
         return steps if self.train.max_steps is None else min(steps, self.train.max_steps)
 
     @property
@@ -551,7 +550,7 @@ class Config:
         found: dict[int, int] = {}
         for nth in range(1, self.total_tokens // self.eval.every_tokens + 1):
             tokens = nth * self.eval.every_tokens
-            found[math.ceil(tokens / self.tokens_per_step)] = tokens
+            found[-(-tokens // self.tokens_per_step)] = tokens
         found[self.total_steps] = self.total_tokens
         return found
 

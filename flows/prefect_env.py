@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hlatctl.run import files
+from hlatctl.run.reading import DAMAGED
 
 _API_URL = "PREFECT_API_URL"
 _START_TIMEOUT_S = 60.0
@@ -110,7 +111,7 @@ def ui_api_url(runs_dir: Path) -> str | None:
         record = files.read_json(ui_file(runs_dir))
         pid, url = int(record["pid"]), f"{record['prefect']}/api"
         os.kill(pid, 0)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *DAMAGED):
         return None
     return url if answers(url) else None
 

@@ -13,6 +13,7 @@ from flows.stages import run_stage
 from flows.stages.provenance import add_data_fingerprints
 from hlatctl.run import files
 from hlatctl.run.journal import read_events
+from hlatctl.run.reading import reading
 
 
 def prepare_data(ctx: FlowContext) -> None:
@@ -22,7 +23,8 @@ def prepare_data(ctx: FlowContext) -> None:
     description = folder / "dataset.json"
 
     def adopt() -> dict[str, Any]:
-        dataset = files.read_sealed_json(description)
+        with reading(description, hint=f"remove {folder}; `hlatctl resume {ctx.run.run_id}` prepares the corpus again"):
+            dataset = files.read_sealed_json(description)
         _refuse_another_corpus(ctx, dataset)
         _tell_of_damage(ctx, dataset)
         files.write_sealed_json(ctx.run.dataset, dataset)
@@ -47,7 +49,8 @@ def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
     """A run that goes on must go on with the corpus that it began with."""
     if not ctx.run.dataset.is_file():
         return
-    before = files.read_json(ctx.run.dataset)["fingerprint"]
+    with reading(ctx.run.dataset, hint="restore it from a copy: it says which corpus the run was trained on"):
+        before = files.read_json(ctx.run.dataset)["fingerprint"]
     check_same_corpus(before, dataset, read_events(ctx.run))
 
 

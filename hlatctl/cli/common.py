@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hlatctl.run import runs
-from hlatctl.run.errors import HlatctlError
+from hlatctl.run.errors import HlatctlError, StorageError
 from hlatctl.run.paths import RunPaths, SweepPaths
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def look(run: RunPaths) -> RunView:
     config, problem = _read_config(run)
     try:
         state = read_state(run)
-    except OSError as error:
-        return RunView(run, RunState(), "damaged", pid, config, f"{run.journal}: {error.strerror}")
+    except StorageError as error:
+        return RunView(run, RunState(), "damaged", pid, config, error.message)
     return RunView(run, state, "damaged" if problem else _status(state, pid), pid, config, problem)
 
 

@@ -189,9 +189,9 @@ def _json_document(path: Path, number: int, line: bytes, column: str) -> str | N
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise _not_utf8(f"{path}:{number}", error) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path}:{number}: not a JSON value ({error})", hint="JSON Lines has one object on every line"
+            f"{path}:{number}: not a JSON value ({str(error)[:200]})", hint="JSON Lines has one object on every line"
         ) from None
     if not isinstance(row, dict):
         raise DataError(f"{path}:{number}: is {type(row).__name__}, must be an object with the field '{column}'")

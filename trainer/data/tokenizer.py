@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
+from hlatctl.run.reading import reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -104,7 +105,8 @@ def describe(folder: Path) -> dict[str, Any]:
         DataError: it names no end-of-sequence token.
     """
     tokenizer = load(folder / TOKENIZER_JSON)
-    config = files.read_json(folder / CONFIG_JSON)
+    with reading(folder / CONFIG_JSON):
+        config = dict(files.read_json(folder / CONFIG_JSON))
     ids = {key: tokenizer.token_to_id(_content(config.get(f"{key}_token")) or "") for key in ("bos", "eos")}
     if ids["eos"] is None:
         raise DataError(
@@ -165,4 +167,5 @@ def _named(tokenizer: Tokenizer, names: tuple[str, ...]) -> str:
 
 def _content(token: Any) -> str | None:
     """A special token of tokenizer_config.json, which may be a string or an object."""
-    return token.get("content") if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
