@@ -87,6 +87,10 @@ _MIN_PROGRAM_BYTES = 256 << 20
 _MIN_TRAIN_VOCAB_SIZE = 300
 #: Each keeps a checkpoint and takes an evaluation; more are a slip of the pen.
 _MAX_MILESTONES = 1000
+#: The largest signed 64-bit number; torch, NumPy, Arrow and SQLite hold no larger one.
+_MAX_INT = 2**63 - 1
+#: A run id made from it has 21 characters more, and 100 at most.
+_MAX_NAME_CHARS = 79
 
 
 def validate(config: Config) -> None:
@@ -112,6 +116,8 @@ def _ranges(config: Config) -> Iterator[ConfigError]:
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield ConfigError(f"{key}={value}: must be a finite number")
+        if type(value) is int and value > _MAX_INT and key != "seed":  # which may be what torch takes: below 2^64
+            yield ConfigError(f"{key}={value}: must be at most {_MAX_INT} (2^63 - 1)")
     for key in _POSITIVE:
         if values[key] is not None and values[key] <= 0:
             yield ConfigError(f"{key}={values[key]}: must be greater than 0")
@@ -439,6 +445,11 @@ def _names(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             f"experiment_name={config.experiment_name!r}: must be letters, digits, '.', '_' and '-' only, "
             "for it names folders"
+        )
+    if len(config.experiment_name) > _MAX_NAME_CHARS:
+        yield ConfigError(
+            f"experiment_name={config.experiment_name[:20]}…: has {len(config.experiment_name)} characters, must have "
+            f"at most {_MAX_NAME_CHARS}, for it names folders"
         )
     if not config.runs_dir:
         yield ConfigError("runs_dir='': must name a folder", hint="runs_dir=runs is the default")

@@ -31,7 +31,7 @@ from flows.mirror_run import MirrorRun, hide_credentials
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, mlflow_artifacts, mlflow_database
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -52,12 +52,12 @@ _MLFLOW_ENVIRONMENT = {
 
 def default_tracking_uri(runs_dir: Path) -> str:
     """MLflow's address where none is configured: a database in the runs folder."""
-    return f"{_SQLITE}{runs_dir.absolute() / 'mlflow.db'}"
+    return f"{_SQLITE}{mlflow_database(runs_dir.absolute())}"
 
 
 def artifacts_dir(runs_dir: Path) -> Path:
     """Where artifacts go when the tracking address is a database and no server."""
-    return runs_dir.absolute() / "mlartifacts"
+    return mlflow_artifacts(runs_dir.absolute())
 
 
 def sync(run: RunPaths) -> int:

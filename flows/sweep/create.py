@@ -32,6 +32,8 @@ MOCK = ("cluster.launcher=mock", "rehearsal.shows_recovery=false")
 #: Arms that are looked at before a sweep begins; those that are drawn are looked at when they are.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
+#: Seeds are below this, for torch takes no larger ones.
+_SEEDS = 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,9 @@ def _with_slots(space: Space) -> Space:
 def _checked(space: Space, *, simulated: bool) -> Prepared:
     variations = _variations(space)
     first = variations.compose(space.example())
+    if first.seed + space.settings.seeds > _SEEDS:
+        raise ConfigError(f"sweep.seeds={space.settings.seeds}: the last trial's seed would not be below 2^64",
+                          hint=f"lower sweep.seeds or seed={first.seed}")  # fmt: skip
     aim = objective(space.settings, first)
     configs = list(_arms(space, variations, aim)) or [first]
     if not simulated:
