@@ -11,6 +11,7 @@ from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
 from flows.stages import run_stage
 from flows.stages.provenance import add_data_fingerprints
+from hlatctl.plan.epochs import epochs
 from hlatctl.run import files
 from hlatctl.run.journal import read_events
 from hlatctl.run.reading import reading
@@ -26,7 +27,7 @@ def prepare_data(ctx: FlowContext) -> None:
         with reading(description, hint=f"remove {folder}; `hlatctl resume {ctx.run.run_id}` prepares the corpus again"):
             dataset = files.read_sealed_json(description)
         _refuse_another_corpus(ctx, dataset)
-        _tell_of_damage(ctx, dataset)
+        _warn(ctx, dataset)
         files.write_sealed_json(ctx.run.dataset, dataset)
         add_data_fingerprints(ctx, dataset)
         return {name: dataset[name] for name in ("documents", "text_bytes", "fingerprint")}
@@ -54,11 +55,13 @@ def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
     check_same_corpus(before, dataset, read_events(ctx.run))
 
 
-def _tell_of_damage(ctx: FlowContext, dataset: dict[str, Any]) -> None:
-    """What was damaged and left out (`data.on_corrupt=skip`) is told of in the run's journal, once."""
-    count = dataset.get("corrupt_count", 0)
-    if count:
-        message = f"data: {count} damaged rows or stretches of files are left out, the first: {dataset['corrupt'][0]}"
+def _warn(ctx: FlowContext, dataset: dict[str, Any]) -> None:
+    """Journal, once, what a person should know of the corpus: what is left out, and what is repeated too often."""
+    told = [*dataset.get("warnings", []), *(found.warning for found in epochs(ctx.config, dataset) if found.warning)]
+    if count := dataset.get("corrupt_count", 0):  # `data.on_corrupt=skip`
+        first = dataset["corrupt"][0]
+        told.append(f"data: {count} damaged rows or stretches of files are left out, the first: {first}")
+    for message in told:
         if message not in ctx.state.warnings:
             ctx.event("warning", message=message)
             ctx.message(message)

@@ -180,7 +180,7 @@ def _check_inputs(configs: list[Config]) -> None:
     """Ask about corpus, tokenizer, suite and initial weights once for all arms that have the same."""
     seen: list[Any] = []
     for config in configs:
-        inputs = (config.data, config.tokenizer, config.eval, config.train.init_from)
+        inputs = (config.data, config.tokenizer, config.eval, config.train.init_from, config.model.vocab_size)
         if inputs not in seen:
             seen.append(inputs)
             check_inputs(config)

@@ -84,6 +84,14 @@ def tokens_of(text: str, option: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else token_count(text, option)
 
 
+def prepared_folder(config: Config) -> Path:
+    """Where the corpus of a configuration lies once it is prepared."""
+    from conf.fingerprint import data_fingerprint
+    from flows.context import cache_root
+
+    return cache_root(config) / "data" / data_fingerprint(config)
+
+
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
     """The run that a person means."""
     return runs.find_run(runs_folder(runs_dir), name)

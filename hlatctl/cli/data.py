@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, columns, find_run, print_json, say, user_name
+from hlatctl.cli.common import (
+    Json,
+    Overrides,
+    RunName,
+    RunsDir,
+    columns,
+    find_run,
+    prepared_folder,
+    print_json,
+    say,
+    user_name,
+)
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.paths import RunPaths
@@ -20,7 +31,7 @@ from hlatctl.run.reading import DAMAGED, reading
 from hlatctl.run.reading import why as reason
 
 if TYPE_CHECKING:
-    from conf.schema import Config
+    pass
 
 _BAR = 40
 
@@ -47,7 +58,7 @@ def inspect(
 
     config = compose(overrides or [])
     check(config)
-    folder = _prepared_folder(config)
+    folder = prepared_folder(config)
     if not (folder / "dataset.json").is_file():
         say(f"preparing {folder}")
         ask_about("trainer.data.prepare", config, "--to", os.fspath(folder))
@@ -116,7 +127,7 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     from conf.amend import FINGERPRINT
 
     found = find_run(run, runs_dir)
-    path = _prepared_folder(conf.load.load(found.config)) / "dataset.json"
+    path = prepared_folder(conf.load.load(found.config)) / "dataset.json"
     try:
         prepared, present = _fingerprint(path), _fingerprint(found.dataset)
     except FileNotFoundError as error:
@@ -139,13 +150,6 @@ def _fingerprint(dataset: Path) -> str:
         raise
     except (OSError, *DAMAGED) as error:
         raise DataError(f"{dataset}: not readable ({reason(error)})", hint="restore it from a copy") from None
-
-
-def _prepared_folder(config: Config) -> Path:
-    from conf.fingerprint import data_fingerprint
-    from flows.context import cache_root
-
-    return cache_root(config) / "data" / data_fingerprint(config)
 
 
 def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:
@@ -197,6 +201,7 @@ def _survey_text(found: dict[str, Any]) -> str:
         f"{found['tokens']:,} tokens, {found['text_bytes']:,} bytes",
         f"left out: {found['skipped_rows']:,} rows without text, {found['corrupt_count']:,} damaged rows or stretches",
         *(f"  {message}" for message in found["corrupt"]),
+        *(f"warning: {message}" for message in found["warnings"]),
     ]
     parts = [line for source in found["sources"] for line in _source_text(source)]
     return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", found["sample"]])

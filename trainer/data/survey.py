@@ -47,7 +47,8 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
     ]
     totals = {key: dataset[key] for key in ("documents", "text_bytes", "skipped_rows", "corrupt_count", "corrupt")}
     return {
-        **totals, "fingerprint": dataset["fingerprint"], "validation_documents": dataset["validation"]["documents"],
+        **totals, "warnings": dataset.get("warnings", []), "fingerprint": dataset["fingerprint"],
+        "validation_documents": dataset["validation"]["documents"],
         "vocab_size": dataset["tokenizer"]["vocab_size"], "sources": sources,
         "tokens": sum(source["tokens"] for source in sources),
         "sample": _sample(config, dataset, described),

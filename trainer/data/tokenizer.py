@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,18 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
         if not (folder / CONFIG_JSON).is_file():
             tokenizer = load(folder / TOKENIZER_JSON)
             _save(tokenizer, folder, bos=_named(tokenizer, _BOS_NAMES), eos=_named(tokenizer, _EOS_NAMES))
+
+
+def look(path: Path) -> dict[str, Any]:
+    """What :func:`describe` will say of a tokenizer that is prepared from a path.
+
+    Raises:
+        DataError: it can't be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="hlatctl-tokenizer-") as scratch:
+        folder = Path(scratch) / "tokenizer"
+        prepare(path, folder, texts=(), train_vocab_size=0)
+        return describe(folder)
 
 
 def load(path: Path) -> Tokenizer:
