@@ -61,7 +61,8 @@ def amended_skips(events: Iterable[Event]) -> list[int | str]:
         event.get("amended_skips", []) if event["kind"] == TRAIN_STARTED else event["value"]
         for event in events if event["kind"] == TRAIN_STARTED or _amends(event, SKIP_STEPS)
     )  # fmt: skip
-    return list(dict.fromkeys(entry for entries in lists for entry in entries))
+    flat = (entry for entries in lists for entry in (entries if isinstance(entries, list) else [entries]))
+    return list(dict.fromkeys(entry if isinstance(entry, int | str) else str(entry) for entry in flat))
 
 
 def _amends(event: Event, key: str) -> bool:

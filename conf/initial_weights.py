@@ -10,6 +10,7 @@ from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.manifest import why_invalid
+from hlatctl.run.reading import DAMAGED
 
 #: In the folder of every checkpoint: the keys of ``model`` that it was written with.
 MODEL = "model.json"
@@ -59,7 +60,7 @@ def model_overrides(model: dict[str, Any]) -> list[str]:
 def _model_of(folder: Path) -> dict[str, Any]:
     try:
         return dict(files.read_json(folder / MODEL))
-    except (OSError, ValueError, TypeError):
+    except (OSError, *DAMAGED):
         raise CheckpointError(
             f"train.init_from={folder}: no readable {MODEL}, which says what model its weights are of",
             hint="a checkpoint of a simulated run holds no weights; import the model, or name another checkpoint",

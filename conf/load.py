@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable
@@ -20,12 +21,19 @@ import yaml
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.reading import read_text, why
 
 #: As safe as each other; libyaml's is ten times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _T = TypeVar("_T")
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+#: No text of fewer brackets and columns than this is nested deeper.
+_SURELY_SHALLOW = 5000
+#: Beyond this, torch takes no seed, and no count is meant.
+_MAX_INT = 2**64 - 1
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 200
 _TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -36,14 +44,17 @@ def load(path: Path) -> Config:
         ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the schema.
     """
     try:
-        text, sealed = files.unseal_lines(path.read_text(encoding="utf-8"))
-        value = yaml.load(text, Loader=_SafeLoader)
+        text, sealed = files.unseal_lines(read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({error})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({why(error)})") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}", hint="if you have edited it, delete its last line") from None
+    try:
+        value = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not readable as YAML ({error})") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds {type(value).__name__}, expected a mapping")
     try:
@@ -53,6 +64,22 @@ def load(path: Path) -> Config:
     if not sealed:
         _check_whole(path, text, value)
     return config
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        ValueError: it is no YAML, holds a value that can't be one, or is nested too deep.
+    """
+    # libyaml's loader crashes the process on what is nested deeper than about 20,000; Python's raises.
+    deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
+    try:
+        return yaml.load(text, Loader=_SafeLoader if deepest < _SURELY_SHALLOW else yaml.SafeLoader)
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
+    except (yaml.YAMLError, AttributeError) as error:  # AttributeError: `!!timestamp` of what is none
+        raise ValueError(str(error)) from None
 
 
 def _check_whole(path: Path, text: str, value: dict[str, Any]) -> None:
@@ -102,7 +129,7 @@ def decode_dataclass(cls: type[_T], value: dict[str, Any], prefix: str) -> _T:
         ConfigError: as :func:`decode`.
     """
     hints = _hints(cls)
-    unknown = sorted(set(value) - set(hints))
+    unknown = sorted(map(str, set(value) - set(hints)))
     if unknown:
         raise ConfigError(f"{prefix}{unknown[0]}: unknown key", hint=f"known here: {', '.join(hints)}")
     return cls(**{name: _decode_value(hints[name], item, prefix + name) for name, item in value.items()})
@@ -115,7 +142,7 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
         return decode_dataclass(expected, value, f"{key}.")
     if isinstance(expected, types.UnionType):
         kinds = typing.get_args(expected)
-        return value if value is None or type(value) in kinds else _decode_value(kinds[0], value, key)
+        return value if value is None else _decode_value(type(value) if type(value) in kinds else kinds[0], value, key)
     if typing.get_origin(expected) is list:
         if not isinstance(value, list):
             raise _type_error(key, value, "a list")
@@ -128,6 +155,8 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
         return {str(name): _decode_value(item_type, item, f"{key}.{name}") for name, item in value.items()}
     if expected is int and isinstance(value, str) and key.endswith("tokens"):
         return token_count(value, key)
+    if isinstance(value, int) and abs(value) > _MAX_INT:
+        raise ConfigError(f"{key}={str(value)[:30]}…: is out of range, must be below 2^64")
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
@@ -141,13 +170,13 @@ def token_count(text: str, key: str) -> int:
     Raises:
         ConfigError: names the key.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT])", text.strip())
+    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([KMBT])", text.strip())
     count = Decimal(match.group(1)) * _TOKEN_UNITS[match.group(2)] if match else None
     if count is None or count != int(count):
         raise ConfigError(f"{key}={text!r}: is no token count", hint="write a whole number, or 500K, 2.5M, 200B, 1.8T")
-    return int(count)
+    return int(_decode_value(int, int(count), key))
 
 
 def _type_error(key: str, value: object, expected: str) -> ConfigError:
     hint = "put the value in quotes, as YAML text" if expected == "str" and not isinstance(value, list | dict) else ""
-    return ConfigError(f"{key}={value!r}: is {type(value).__name__}, must be {expected}", hint=hint)
+    return ConfigError(f"{key}={_shown.repr(value)}: is {type(value).__name__}, must be {expected}", hint=hint)

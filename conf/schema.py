@@ -6,7 +6,6 @@ What follows from other values is a property and never a key. Nothing here check
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 
@@ -470,7 +469,7 @@ class Config:
     runs_dir: str = "runs"
     """Folder that holds the run directories (absolute once composed)."""
     runs_mode: str = "0700"
-    """Who may enter the folders that a run creates, as chmod takes it; 0750 lets the group read them, 0770 write too."""
+    """Mode of the folders that a run creates, as chmod takes it; 0750 lets the group read them, 0770 write too."""
     seed: int = 1234
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -517,12 +516,12 @@ class Config:
     def warmup_steps(self) -> int:
         """Optimizer steps of the learning rate's warm-up."""
         tokens = self.optimizer.warmup_tokens
-        return self.optimizer.warmup_steps if tokens is None else math.ceil(tokens / self.tokens_per_step)
+        return self.optimizer.warmup_steps if tokens is None else -(-tokens // self.tokens_per_step)
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        steps = math.ceil(self.train.tokens / self.tokens_per_step)
+        steps = -(-self.train.tokens // self.tokens_per_step)
         return steps if self.train.max_steps is None else min(steps, self.train.max_steps)
 
     @property
@@ -553,7 +552,7 @@ class Config:
         found: dict[int, int] = {}
         for nth in range(1, self.total_tokens // self.eval.every_tokens + 1):
             tokens = nth * self.eval.every_tokens
-            found[math.ceil(tokens / self.tokens_per_step)] = tokens
+            found[-(-tokens // self.tokens_per_step)] = tokens
         found[self.total_steps] = self.total_tokens
         return found
 

@@ -17,10 +17,11 @@ import yaml
 
 from conf.axes import Axis, make_axis, parse_override
 from conf.compose import CONF_DIR
-from conf.load import decode_dataclass
+from conf.load import decode_dataclass, parse_yaml
 from conf.schema import SweepConfig
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.reading import DAMAGED, read_text, why
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -184,10 +185,10 @@ def load(path: Path) -> Space:
         ConfigError: it is missing, or is not as it was written.
     """
     try:
-        text, _ = files.unseal_lines(path.read_text(encoding="utf-8"))
-        return decode_dataclass(Space, yaml.safe_load(text), "")
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not readable ({error})") from None
+        text, _ = files.unseal_lines(read_text(path))
+        return decode_dataclass(Space, dict(parse_yaml(text)), "")
+    except (OSError, *DAMAGED) as error:
+        raise ConfigError(f"{path}: not readable ({why(error)})") from None
 
 
 def _more(old: Axis, new: Axis) -> Axis:

@@ -86,6 +86,10 @@ _MIN_PROGRAM_BYTES = 256 << 20
 _MIN_TRAIN_VOCAB_SIZE = 300
 #: Each keeps a checkpoint and takes an evaluation; more are a slip of the pen.
 _MAX_MILESTONES = 1000
+#: The largest signed 64-bit number; torch, NumPy, Arrow and SQLite hold no larger one.
+_MAX_INT = 2**63 - 1
+#: A run id made from it has 21 characters more, and 100 at most.
+_MAX_NAME_CHARS = 79
 
 
 def validate(config: Config) -> None:
@@ -111,6 +115,8 @@ def _ranges(config: Config) -> Iterator[ConfigError]:
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield ConfigError(f"{key}={value}: must be a finite number")
+        if type(value) is int and value > _MAX_INT and key != "seed":  # which may be what torch takes: below 2^64
+            yield ConfigError(f"{key}={value}: must be at most {_MAX_INT} (2^63 - 1)")
     for key in _POSITIVE:
         if values[key] is not None and values[key] <= 0:
             yield ConfigError(f"{key}={values[key]}: must be greater than 0")
@@ -430,6 +436,11 @@ def _names(config: Config) -> Iterator[ConfigError]:
             f"runs_mode={config.runs_mode}: must be a mode as chmod takes it, with all rights for the owner (7) and "
             "without the right to write for others",
             hint="runs_mode=0700 is private, 0750 lets the group read, 0770 lets it write too",
+        )
+    if len(config.experiment_name) > _MAX_NAME_CHARS:
+        yield ConfigError(
+            f"experiment_name={config.experiment_name[:20]}…: has {len(config.experiment_name)} characters, must have "
+            f"at most {_MAX_NAME_CHARS}, for it names folders"
         )
     if not config.runs_dir:
         yield ConfigError("runs_dir='': must name a folder", hint="runs_dir=runs is the default")

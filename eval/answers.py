@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hlatctl.run.reading import DAMAGED, parse_json
+
 #: Told of requests answered, and of all of a task's.
 Progress = Callable[[int, int], None]
 
@@ -153,8 +155,8 @@ class _Count:
 def _read(path: Path) -> Iterator[tuple[str, str]]:
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
-            key, answer, crc = json.loads(line)
-        except (ValueError, TypeError):
+            key, answer, crc = parse_json(line)
+        except DAMAGED:
             continue  # torn or damaged: that request is asked again
         if crc == _crc(str(key), str(answer)):
             yield str(key), str(answer)

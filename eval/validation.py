@@ -6,7 +6,6 @@ token predicted once.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from eval.suites import VALIDATION
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def held_out(run: RunPaths, config: Config, *, from_elsewhere: bool) -> Path | N
         return None
     try:
         path = Path(files.read_sealed_json(run.dataset)["validation"]["path"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *DAMAGED) as error:
         raise DataError(f"{run.dataset}: names no held-out text ({error!r})") from None
     if not path.is_file():
         raise DataError(f"{run.dataset}: validation.path={path}: no such file")
@@ -116,8 +116,8 @@ def _texts(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield str(json.loads(line)["text"])
-                except (ValueError, KeyError, TypeError):
+                    yield str(parse_json(line)["text"])
+                except DAMAGED:
                     raise DataError(f"{path}: line {number} is no JSON object with a field text") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: held-out text can't be read ({error})") from None

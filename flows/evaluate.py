@@ -31,6 +31,7 @@ from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import Holder, head_pid, hold, hold_head
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import count
@@ -110,7 +111,7 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> RunPaths:
     if config.cluster.launcher != "mock":
         ask_about("eval.check", config, show_talk=True)
     config = replace(config, train=replace(config.train, seq_len=_context_tokens(folder)), experiment_name="evaluation")
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.name)[:60]
+    name = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in folder.name)[:60]
     mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{name}")
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode)
     with files.created_like(run.root), JournalWriter(run, FLOW_WRITER) as journal:
@@ -282,6 +283,6 @@ def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:
 def _context_tokens(folder: Path) -> int:
     try:
         found = files.read_json(folder / "config.json").get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, *DAMAGED) as error:
         raise EvaluationError(f"{folder}/config.json: can't be read ({error})") from None
     return found if isinstance(found, int) and found > 0 else _CONTEXT_TOKENS

@@ -33,7 +33,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, mlflow_artifacts, mlflow_database
 from hlatctl.run.redact import hide
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ _MLFLOW_ENVIRONMENT = {
 
 def default_tracking_uri(runs_dir: Path) -> str:
     """MLflow's address where none is configured: a database in the runs folder."""
-    return f"{_SQLITE}{runs_dir.absolute() / 'mlflow.db'}"
+    return f"{_SQLITE}{mlflow_database(runs_dir.absolute())}"
 
 
 def artifacts_dir(runs_dir: Path) -> Path:
     """Where artifacts go when the tracking address is a database and no server."""
-    return runs_dir.absolute() / "mlartifacts"
+    return mlflow_artifacts(runs_dir.absolute())
 
 
 def sync(run: RunPaths) -> int:

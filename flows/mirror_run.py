@@ -180,8 +180,8 @@ class MirrorRun:
 
     def _provenance_tags(self) -> dict[str, str]:
         try:
-            provenance = files.read_json(self._run.provenance)
-        except (OSError, ValueError):
+            provenance = dict(files.read_json(self._run.provenance))
+        except (OSError, ValueError, TypeError):
             return {}
         tags = {
             "mlflow.source.git.commit": (provenance.get("git") or {}).get("commit"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hlatctl.run.errors import StorageError
+from hlatctl.run.reading import DAMAGED, parse_json, read_bytes
 
 Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
 
@@ -156,16 +157,19 @@ def _ends_with_newline(path: Path) -> bool:
 @lru_cache(maxsize=1)
 def _read(path: Path, size_bytes: int, modified_ns: int) -> tuple[Entry, ...]:
     """As it is while size and time are these: it is asked for before every job."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        lines = read_bytes(path).decode(errors="replace").splitlines()
+    except OSError as error:
+        raise StorageError(f"{path}: can't be read ({error.strerror})", hint="move it away") from None
     return tuple(entry for line in lines if (entry := _parse(line)))
 
 
 def _parse(line: str) -> Entry | None:
     try:
-        value: dict[str, Any] = json.loads(line)
+        value: dict[str, Any] = parse_json(line)
         return Entry(
             time_unix_s=float(value["time_unix_s"]), host=str(value["host"]), kind=value["kind"],
             run_id=str(value["run_id"]), attempt=int(value["attempt"]), detail=str(value.get("detail", "")),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError):
+    except DAMAGED:
         return None

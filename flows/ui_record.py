@@ -13,6 +13,7 @@ from pathlib import Path
 from hlatctl.run import files
 from hlatctl.run.errors import RunBusyError
 from hlatctl.run.lease import Holder, hold, holder
+from hlatctl.run.reading import DAMAGED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def read(runs_dir: Path) -> UiRecord | None:
             ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
             found = json.load(file) if ours else {}
         record = UiRecord(auth=str(found["auth"]), prefect=found["prefect"], mlflow=found["mlflow"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *DAMAGED):
         return None
     return record if holder(_lease(runs_dir)) else None
 

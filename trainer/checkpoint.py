@@ -26,6 +26,7 @@ from hlatctl.run.errors import HlatctlError, StorageError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
 from trainer.checkpoint_writer import RANKS, STATE, Save, Writer, as_error, rank_file
 from trainer.tiers import Tiers
@@ -131,8 +132,9 @@ class Checkpointer:
             return None
         step, folder = int(chosen[0]), Path(chosen[1])
         self._backend.load(tensors, folder)
-        ranks = [files.read_json(folder / rank_file(rank)) for rank in range(read_manifest(folder).world[RANKS])]
-        return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
+        with reading(folder):
+            ranks = [files.read_json(folder / rank_file(rank)) for rank in range(read_manifest(folder).world[RANKS])]
+            return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         """Read the weights, and nothing else, of another run's checkpoint or of an imported model into the tensors.

@@ -21,6 +21,7 @@ from hlatctl.cache.store import Folder
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -108,7 +109,7 @@ def _missing(run: RunPaths, record: dict[str, Any]) -> CompileError:
     what = f", the first {named[0]}" if named else ": they can't be kept there"
     try:
         shared = files.read_json(run.compile_cache)["shared"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, *DAMAGED):
         shared = "the shared cache of compiled graphs"
     return CompileError(
         f"graphs that a short attempt needs and the cache lacks: {record['misses']}{what}",

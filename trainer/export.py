@@ -20,6 +20,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError, DataError, run_main
 from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED, why
 from trainer.hugging_face import hugging_face_config, to_hugging_face
 from trainer.new_folder import new_folder
 from trainer.storage import describe_tensors, read_tensors
@@ -156,8 +157,8 @@ def _read(folder: Path, names: list[str]) -> dict[str, Tensor]:
 def _tokenizer(run: RunPaths) -> dict[str, Any]:
     try:
         tokenizer: dict[str, Any] = files.read_sealed_json(run.dataset)["tokenizer"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{run.dataset}: names no tokenizer ({error})") from None
+    except (OSError, *DAMAGED) as error:
+        raise DataError(f"{run.dataset}: names no tokenizer ({why(error)})") from None
     if not Path(tokenizer["path"]).is_dir():
         raise DataError(
             f"{tokenizer['path']}: the tokenizer that the run was trained with is gone",

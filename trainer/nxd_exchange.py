@@ -23,6 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError, ConfigError, StorageError, run_main
 from hlatctl.run.manifest import read_manifest, write_manifest
 from hlatctl.run.paths import RunPaths, step_name
+from hlatctl.run.reading import parse_json, reading
 
 if TYPE_CHECKING:
     from trainer.backends.nxd import Nxd
@@ -44,11 +45,12 @@ def to_library(backend: Nxd, run: RunPaths, step: int | None, target: Path) -> d
     optimizer = _build(backend)
     backend.load(optimizer.tensors(), folder)
     names = [entry["path"] for entry in manifest.files if entry["path"].endswith(".json") and entry["path"] != MODEL]
-    content: dict[str, Any] = {
-        "step": manifest.step, "tokens": manifest.tokens, "world": manifest.world,
-        "files": {name: files.read_json(folder / name) for name in sorted(names)},
-    }  # fmt: skip
-    optimizer.loaded(int(content["files"]["state.json"]["optimizer_steps"]))
+    with reading(folder):
+        content: dict[str, Any] = {
+            "step": manifest.step, "tokens": manifest.tokens, "world": manifest.world,
+            "files": {name: files.read_json(folder / name) for name in sorted(names)},
+        }  # fmt: skip
+        optimizer.loaded(int(content["files"]["state.json"]["optimizer_steps"]))
     nxd.save_checkpoint(
         os.fspath(target), step_name(manifest.step), model=backend.nxd_model, optimizer=optimizer.library,
         user_content=json.dumps(content), use_xser=True, async_save=True, num_kept_ckpts=None,
@@ -80,7 +82,8 @@ def from_library(backend: Nxd, config: Config, source: Path, target: Path) -> di
     backend.step_boundary()
     told: dict[str, Any] = {"step": 0, "tokens": 0, "world": {}, "files": {}}
     if isinstance(content, str):
-        told = json.loads(content)
+        with reading(source):
+            told = parse_json(content)
     partial = target.with_name(f".{target.name}.partial")
     if backend.rank == 0:
         _begin(partial, target)

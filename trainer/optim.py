@@ -208,7 +208,7 @@ class AdamW:
     def _step_bfloat16(self, lr: float) -> None:
         """The same update computed in FP32, one parameter at a time; weights and moments are rounded to BF16."""
         config, step = self._config, self.step_count
-        noise = torch.Generator(self._noise_device).manual_seed(self._seed * 1_000_003 + step)
+        noise = torch.Generator(self._noise_device).manual_seed((self._seed * 1_000_003 + step) % 2**64)
         scale1, scale2 = 1.0 - config.beta1**step, 1.0 - config.beta2**step
         for name, value in self._values.items():
             gradient = self._gradients[name]

@@ -24,6 +24,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, run_main
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import reading
 from trainer.process import die_with_launcher
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def node_failures(run: RunPaths) -> list[str]:
     """What is not enough of this node, by its own file and by comparison with the others'."""
     if not run.preflight_nodes.is_dir():
         return []
-    records = {r["host"]: r["checks"] for r in map(files.read_json, sorted(run.preflight_nodes.glob("*.json")))}
+    with reading(run.preflight_nodes):
+        records = {r["host"]: r["checks"] for r in map(files.read_json, sorted(run.preflight_nodes.glob("*.json")))}
     own = platform.node()
     found = [f"{check['name']}: {check['shows']}" for check in records.get(own, []) if check["status"] == "fail"]
     from trainer.neuron import versions

@@ -5,7 +5,6 @@ Each process writes the parts that it holds; whoever reads gets what it asks for
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
+from hlatctl.run.files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ def why_not_loadable(folder: Path, listed: Iterable[str]) -> str | None:
     for path in sorted(folder.iterdir()):
         try:
             if path.suffix == ".json":
-                json.loads(path.read_bytes())
+                read_json(path)
             elif path.suffix == ".safetensors":
                 if path.name not in known:
                     return f"{path.name}: not in the manifest"

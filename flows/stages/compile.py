@@ -19,6 +19,7 @@ from hlatctl.cache.store import Folder
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError
 from hlatctl.run.provenance import package_versions
+from hlatctl.run.reading import reading
 
 #: What a node that compiled leaves in its folder.
 REPORT = "report.json"
@@ -110,7 +111,8 @@ def _publish(partial: Path, shared: Path) -> dict[str, Any]:
     """Move a filled cache to its place, whole; another run may have been quicker, and equal keys mean equal graphs."""
     if not (partial / MANIFEST).is_file():
         return {"files": 0}
-    count = len(files.read_json(partial / MANIFEST)["files"])
+    with reading(partial / MANIFEST):
+        count = len(files.read_json(partial / MANIFEST)["files"])
     if not shared.exists():
         partial.rename(shared)
     return {"files": count}
@@ -136,7 +138,7 @@ def merge_nodes(folder: Path) -> dict[str, Any]:
             f"the compilers of {len(nodes)} nodes: {found}; all nodes must have one and the same",
             hint="install the same neuronx-cc on every node",
         )
-    reports = [files.read_json(node / REPORT) for node in nodes if (node / REPORT).is_file()]
+    slowest_s = [_slowest_s(node / REPORT) for node in nodes if (node / REPORT).is_file()]
     complete = (
         (node, m) for node in nodes for m in modules(Folder(node).files()) if m.layout == NEURON and not m.problem
     )
@@ -150,5 +152,10 @@ def merge_nodes(folder: Path) -> dict[str, Any]:
     write_manifest(folder)
     return {
         "graphs": len(list(folder.glob("neuronxcc-*/MODULE_*"))), "nodes": len(nodes),
-        "slowest_graph_s": max((report["slowest_graph_s"] for report in reports), default=0.0),
+        "slowest_graph_s": max(slowest_s, default=0.0),
     }  # fmt: skip
+
+
+def _slowest_s(report: Path) -> float:
+    with reading(report):
+        return float(files.read_json(report)["slowest_graph_s"])

@@ -16,6 +16,7 @@ from flows.stages import run_stage
 from flows.stages.compile import cache_env, graph_key, local_cache, nothing_ahead, shared_cache
 from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
+from hlatctl.run.reading import reading
 
 STAGE = "coverage"
 
@@ -31,8 +32,9 @@ def check_coverage(ctx: FlowContext) -> None:
             distributed=True, env=cache_env(ctx.config, local_cache(ctx.config)),
         )  # fmt: skip
         run_job(ctx, job, timeout_s=ctx.config.recovery.start_timeout_s)
-        record = files.read_json(ctx.run.coverage)
-        return {name: record[name] for name in ("hits", "misses")}
+        with reading(ctx.run.coverage):
+            record = files.read_json(ctx.run.coverage)
+            return {name: record[name] for name in ("hits", "misses")}
 
     def done() -> str:
         passed = ctx.state.stages.get(STAGE)

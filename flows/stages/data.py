@@ -11,8 +11,10 @@ from flows.context import FlowContext, cache_root
 from flows.jobs import run_job
 from flows.stages import run_stage
 from flows.stages.provenance import add_data_fingerprints
+from hlatctl.plan.epochs import epochs
 from hlatctl.run import files
 from hlatctl.run.journal import read_events
+from hlatctl.run.reading import reading
 
 
 def prepare_data(ctx: FlowContext) -> None:
@@ -22,9 +24,10 @@ def prepare_data(ctx: FlowContext) -> None:
     description = folder / "dataset.json"
 
     def adopt() -> dict[str, Any]:
-        dataset = files.read_sealed_json(description)
+        with reading(description, hint=f"remove {folder}; `hlatctl resume {ctx.run.run_id}` prepares the corpus again"):
+            dataset = files.read_sealed_json(description)
         _refuse_another_corpus(ctx, dataset)
-        _tell_of_damage(ctx, dataset)
+        _warn(ctx, dataset)
         files.write_sealed_json(ctx.run.dataset, dataset)
         add_data_fingerprints(ctx, dataset)
         return {name: dataset[name] for name in ("documents", "text_bytes", "fingerprint")}
@@ -47,15 +50,18 @@ def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
     """A run that goes on must go on with the corpus that it began with."""
     if not ctx.run.dataset.is_file():
         return
-    before = files.read_json(ctx.run.dataset)["fingerprint"]
+    with reading(ctx.run.dataset, hint="restore it from a copy: it says which corpus the run was trained on"):
+        before = files.read_json(ctx.run.dataset)["fingerprint"]
     check_same_corpus(before, dataset, read_events(ctx.run))
 
 
-def _tell_of_damage(ctx: FlowContext, dataset: dict[str, Any]) -> None:
-    """What was damaged and left out (`data.on_corrupt=skip`) is told of in the run's journal, once."""
-    count = dataset.get("corrupt_count", 0)
-    if count:
-        message = f"data: {count} damaged rows or stretches of files are left out, the first: {dataset['corrupt'][0]}"
+def _warn(ctx: FlowContext, dataset: dict[str, Any]) -> None:
+    """Journal, once, what a person should know of the corpus: what is left out, and what is repeated too often."""
+    told = [*dataset.get("warnings", []), *(found.warning for found in epochs(ctx.config, dataset) if found.warning)]
+    if count := dataset.get("corrupt_count", 0):  # `data.on_corrupt=skip`
+        first = dataset["corrupt"][0]
+        told.append(f"data: {count} damaged rows or stretches of files are left out, the first: {first}")
+    for message in told:
         if message not in ctx.state.warnings:
             ctx.event("warning", message=message)
             ctx.message(message)

@@ -12,6 +12,7 @@ from flows.jobs import run_job
 from flows.stages import run_stage
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError
+from hlatctl.run.reading import reading
 
 
 def preflight(ctx: FlowContext) -> None:
@@ -36,8 +37,9 @@ def preflight(ctx: FlowContext) -> None:
                     raise  # it was no host's fault, or there is no spare one
                 ctx.message(f"preflight: {error.message}; measuring again with another node in its place")
                 continue
-            workers = files.read_json(ctx.run.preflight)["workers"]
-            return {"workers": len(workers), "left_out_hosts": list(placement.left_out)}
+            with reading(ctx.run.preflight):
+                workers = files.read_json(ctx.run.preflight)["workers"]
+                return {"workers": len(workers), "left_out_hosts": list(placement.left_out)}
 
     def done() -> str:
         # A head that takes over must neither slow what it looks after, nor measure nodes that are busy.
@@ -61,8 +63,9 @@ def _enter(ctx: FlowContext) -> None:
     if not ctx.run.preflight.is_file():
         return
     failures: dict[str, list[str]] = {}
-    for worker in files.read_json(ctx.run.preflight)["workers"]:
-        failures.setdefault(worker["host"], []).extend(worker["failures"])
+    with reading(ctx.run.preflight):
+        for worker in files.read_json(ctx.run.preflight)["workers"]:
+            failures.setdefault(worker["host"], []).extend(worker["failures"])
     ctx.hold_against([host for host, found in failures.items() if not found], "preflight_passed", "")
     for host, found in failures.items():
         if found:

@@ -12,6 +12,7 @@ from flows.context import FlowContext
 from flows.stages import run_stage
 from hlatctl.run import files, provenance
 from hlatctl.run.manifest import MANIFEST
+from hlatctl.run.reading import reading
 
 
 def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
@@ -41,7 +42,9 @@ def _initial_weights(config: Config) -> dict[str, str] | None:
 
 def add_data_fingerprints(ctx: FlowContext, dataset: dict[str, Any]) -> None:
     """Complete ``provenance.json`` with the corpus's and the tokenizer's fingerprints, once they are known."""
-    record = files.read_json(ctx.run.provenance)
+    hint = f"move it away; `hlatctl resume {ctx.run.run_id}` records it again"
+    with reading(ctx.run.provenance, hint=hint):
+        record = dict(files.read_json(ctx.run.provenance))
     record["dataset_fingerprint"] = dataset["fingerprint"]
     record["tokenizer_fingerprint"] = dataset["tokenizer"]["fingerprint"]
     files.write_json(ctx.run.provenance, record)

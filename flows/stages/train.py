@@ -25,6 +25,7 @@ from hlatctl.run.errors import StoppedError, TrainingError, load_error
 from hlatctl.run.journal import read_events
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import AttemptState
 
 #: A milestone to evaluate: its tokens.
@@ -232,7 +233,7 @@ def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
     if newest:
         try:
             drawn = int(files.read_json(ctx.run.checkpoint(newest) / "rank-00000.json")["loader"][0][0])
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+        except (OSError, *DAMAGED):
             return None
     return batch_after(drawn, step - newest, skipped_batches(ctx.config, read_events(ctx.run)))
 

@@ -33,6 +33,8 @@ MOCK = ("cluster.launcher=mock", "rehearsal.shows_recovery=false")
 #: Arms that are looked at before a sweep begins; those that are drawn are looked at when they are.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
+#: Seeds are below this, for torch takes no larger ones.
+_SEEDS = 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,9 @@ def _with_slots(space: Space) -> Space:
 def _checked(space: Space, *, simulated: bool) -> Prepared:
     variations = _variations(space)
     first = variations.compose(space.example())
+    if first.seed + space.settings.seeds > _SEEDS:
+        raise ConfigError(f"sweep.seeds={space.settings.seeds}: the last trial's seed would not be below 2^64",
+                          hint=f"lower sweep.seeds or seed={first.seed}")  # fmt: skip
     aim = objective(space.settings, first)
     configs = list(_arms(space, variations, aim)) or [first]
     if not simulated:
@@ -181,7 +186,7 @@ def _check_inputs(configs: list[Config]) -> None:
     """Ask about corpus, tokenizer, suite and initial weights once for all arms that have the same."""
     seen: list[Any] = []
     for config in configs:
-        inputs = (config.data, config.tokenizer, config.eval, config.train.init_from)
+        inputs = (config.data, config.tokenizer, config.eval, config.train.init_from, config.model.vocab_size)
         if inputs not in seen:
             seen.append(inputs)
             check_inputs(config)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _REDUCTION = 2
 #: Of each arm for fANOVA, whose trees see samples with repetition: with one, most would lack a third of the arms.
 _COPIES = 8
+#: NumPy, which Optuna draws with, takes seeds below this.
+_SEEDS = 2**32
 
 
 class Study:
@@ -55,7 +57,7 @@ class Study:
 
     def draw(self, arm: int) -> dict[str, str]:
         """A new arm, as the sampler draws it from what is known by now; by axis."""
-        self._study.sampler = self._sampler(self.seed + arm)
+        self._study.sampler = self._sampler((self.seed + arm) % _SEEDS)
         drawn = self._study.ask(self._distributions).params
         return {key: str(value) for key, value in drawn.items()}
 
@@ -93,7 +95,7 @@ class Study:
                                             distributions=self._distributions, value=mean)
             for point, mean in means.items() for _ in range(_COPIES)
         ])  # fmt: skip
-        evaluator = self._optuna.importance.FanovaImportanceEvaluator(seed=self.seed)
+        evaluator = self._optuna.importance.FanovaImportanceEvaluator(seed=self.seed % _SEEDS)
         try:
             shares = self._optuna.importance.get_param_importances(study, evaluator=evaluator)
         except ImportError as error:

@@ -15,6 +15,7 @@ from hlatctl.cache.layout import MANIFEST, is_passing, modules
 from hlatctl.cache.store import Folder, Store
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
+from hlatctl.run.reading import DAMAGED, parse_json, why
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -86,14 +87,14 @@ def _read(store: Store) -> dict[str, Any] | None:
     except OSError as error:
         raise StorageError(f"{store.name}/{MANIFEST}: can't be read ({error.strerror})") from None
     try:
-        value = dict(json.loads(content))
+        value = dict(parse_json(content))
         value["files"] = [
             {**entry, "path": str(entry["path"]), "bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
             for entry in value["files"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise StorageError(
-            f"{store.name}/{MANIFEST}: no readable manifest ({error})",
+            f"{store.name}/{MANIFEST}: no readable manifest ({why(error)})",
             hint="remove the folder; the next run compiles it again",
         ) from None
     for path in (entry["path"] for entry in value["files"]):

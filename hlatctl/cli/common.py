@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hlatctl.run import runs
-from hlatctl.run.errors import HlatctlError
+from hlatctl.run.errors import HlatctlError, StorageError
 from hlatctl.run.paths import RunPaths, SweepPaths
 
 if TYPE_CHECKING:
@@ -84,6 +84,14 @@ def tokens_of(text: str, option: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else token_count(text, option)
 
 
+def prepared_folder(config: Config) -> Path:
+    """Where the corpus of a configuration lies once it is prepared."""
+    from conf.fingerprint import data_fingerprint
+    from flows.context import cache_root
+
+    return cache_root(config) / "data" / data_fingerprint(config)
+
+
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
     """The run that a person means."""
     return runs.find_run(runs_folder(runs_dir), name)
@@ -103,8 +111,8 @@ def look(run: RunPaths) -> RunView:
     config, problem = _read_config(run)
     try:
         state = read_state(run)
-    except OSError as error:
-        return RunView(run, RunState(), "damaged", pid, config, f"{run.journal}: {error.strerror}")
+    except StorageError as error:
+        return RunView(run, RunState(), "damaged", pid, config, error.message)
     return RunView(run, state, "damaged" if problem else _status(state, pid), pid, config, problem)
 
 

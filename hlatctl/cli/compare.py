@@ -15,6 +15,7 @@ from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, tokens
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED
 from hlatctl.units import count
 
 if TYPE_CHECKING:
@@ -125,5 +126,5 @@ def _contract(run: RunPaths, milestone: MilestoneState) -> str | None:
     try:
         record = files.read_json(run.eval(milestone.milestone_tokens) / "results.json")
         return str(record["contract"]) if record["scores"] == milestone.scores else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *DAMAGED):
         return None

@@ -12,13 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, columns, find_run, print_json, say, user_name
+from hlatctl.cli.common import (
+    Json,
+    Overrides,
+    RunName,
+    RunsDir,
+    columns,
+    find_run,
+    prepared_folder,
+    print_json,
+    say,
+    user_name,
+)
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED, reading
+from hlatctl.run.reading import why as reason
 
 if TYPE_CHECKING:
-    from conf.schema import Config
+    pass
 
 _BAR = 40
 
@@ -45,7 +58,7 @@ def inspect(
 
     config = compose(overrides or [])
     check(config)
-    folder = _prepared_folder(config)
+    folder = prepared_folder(config)
     if not (folder / "dataset.json").is_file():
         say(f"preparing {folder}")
         ask_about("trainer.data.prepare", config, "--to", os.fspath(folder))
@@ -114,27 +127,29 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     from conf.amend import FINGERPRINT
 
     found = find_run(run, runs_dir)
-    path = _prepared_folder(conf.load.load(found.config)) / "dataset.json"
+    path = prepared_folder(conf.load.load(found.config)) / "dataset.json"
     try:
-        prepared, present = files.read_json(path), files.read_json(found.dataset)
-    except OSError as error:
+        prepared, present = _fingerprint(path), _fingerprint(found.dataset)
+    except FileNotFoundError as error:
         raise DataError(
             f"{error.filename}: not there, so there is nothing to accept",
             hint=f"`hlatctl resume {found.run_id}` prepares the corpus as it is now and says whether it has changed",
         ) from None
-    if prepared["fingerprint"] == present["fingerprint"]:
+    if prepared == present:
         say(f"{found.run_id}: the corpus is the one that it began with")
         return
-    _amend(found, FINGERPRINT, prepared["fingerprint"], why)
-    say(f"{found.run_id}: goes on with corpus {prepared['fingerprint']} (was {present['fingerprint']})")
+    _amend(found, FINGERPRINT, prepared, why)
+    say(f"{found.run_id}: goes on with corpus {prepared} (was {present})")
     say("a changed source is in a new order: of its present epoch, documents may come again or not at all")
 
 
-def _prepared_folder(config: Config) -> Path:
-    from conf.fingerprint import data_fingerprint
-    from flows.context import cache_root
-
-    return cache_root(config) / "data" / data_fingerprint(config)
+def _fingerprint(dataset: Path) -> str:
+    try:
+        return str(files.read_json(dataset)["fingerprint"])
+    except FileNotFoundError:
+        raise
+    except (OSError, *DAMAGED) as error:
+        raise DataError(f"{dataset}: not readable ({reason(error)})", hint="restore it from a copy") from None
 
 
 def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:
@@ -162,7 +177,9 @@ def _batches_of(run: RunPaths, steps: list[int], skipped: frozenset[int]) -> lis
         )
     drawn = 0
     if newest:
-        drawn = int(files.read_json(run.checkpoint(newest) / "rank-00000.json")["loader"][0][0])
+        path = run.checkpoint(newest) / "rank-00000.json"
+        with reading(path, hint=f"`hlatctl checkpoint verify {run.run_id}`"):
+            drawn = int(files.read_json(path)["loader"][0][0])
     return [batch_after(drawn, step - newest, skipped) for step in steps]
 
 
@@ -184,6 +201,7 @@ def _survey_text(found: dict[str, Any]) -> str:
         f"{found['tokens']:,} tokens, {found['text_bytes']:,} bytes",
         f"left out: {found['skipped_rows']:,} rows without text, {found['corrupt_count']:,} damaged rows or stretches",
         *(f"  {message}" for message in found["corrupt"]),
+        *(f"warning: {message}" for message in found["warnings"]),
     ]
     parts = [line for source in found["sources"] for line in _source_text(source)]
     return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", found["sample"]])

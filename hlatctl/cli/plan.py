@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, columns, print_json
+from hlatctl.cli.common import Json, Overrides, columns, prepared_folder, print_json
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -35,9 +35,12 @@ def plan(
         return
     from flows.describe import describe
     from hlatctl.plan.arithmetic import budget
-    from hlatctl.plan.sections import sections
+    from hlatctl.plan.epochs import epochs
+    from hlatctl.plan.sections import corpus_section, sections
 
     flow, found = describe(config), sections(config, compose)
+    if known := epochs(config, _prepared(config)):
+        found.append(corpus_section(known))
     if as_json:
         print_json(
             {
@@ -54,6 +57,16 @@ def plan(
         return
     for title, text in _texts(config, flow, found):
         typer.echo(f"# {title}\n{text.rstrip()}\n")
+
+
+def _prepared(config: Config) -> dict[str, Any]:
+    """``dataset.json`` of the corpus, if it is prepared already."""
+    from hlatctl.run.files import read_sealed_json
+
+    try:
+        return read_sealed_json(prepared_folder(config) / "dataset.json")
+    except (OSError, ValueError):
+        return {}
 
 
 def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[tuple[str, str]]:

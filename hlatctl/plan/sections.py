@@ -8,6 +8,7 @@ from typing import Any
 from conf.schema import Config
 from hlatctl.plan.arithmetic import Budget, budget
 from hlatctl.plan.cost import cost
+from hlatctl.plan.epochs import GOOD_EPOCHS, Epochs
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.published import Compose, points
 from hlatctl.plan.remedies import remedies
@@ -58,6 +59,18 @@ def sections(config: Config, compose: Compose) -> list[Section]:
     if time is not None:
         found.append(Section("how far to trust this: HLAT's published figures", _trust(compose)))
     return [section for section in found if section.figures]
+
+
+def corpus_section(found: list[Epochs]) -> Section:
+    """What is known of a corpus that is prepared already."""
+    figures = []
+    for source in found:
+        text = f"{source.count:.2g}" + (f" (more than {GOOD_EPOCHS:.0f} add little)" if source.warning else "")
+        figures += [
+            Figure(f"tokens in {source.source}", source.tokens, f"{source.tokens:,} (from a sample)", MEASURED),
+            Figure(f"times trained on {source.source}", source.count, text, DERIVED),
+        ]
+    return Section("the corpus, as it is prepared", figures)
 
 
 def _run(config: Config, found: Budget) -> list[Figure]:

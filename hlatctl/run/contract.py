@@ -17,6 +17,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.lease import Holder, hold
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED, why
 
 Fields = dict[str, Any]
 
@@ -64,9 +65,9 @@ def recorded(run: RunPaths) -> list[Fields]:
         return [dict(fields) for fields in record["contracts"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *DAMAGED) as error:
         raise EvaluationError(
-            f"{run.contract}: can't be read ({error}), so nobody knows what the run's scores were measured under",
+            f"{run.contract}: can't be read ({why(error)}), so nobody knows what the run's scores were measured under",
             hint="restore it from a copy; or move it away, and the next evaluation records its own",
         ) from None
 

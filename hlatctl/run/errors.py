@@ -18,6 +18,7 @@ Tree (exit code)::
     +-- CheckpointError (22)    no valid checkpoint where one is needed
     +-- StoppedError (23)       stopped on request; the run can be resumed
     +-- CompileError (24)       a graph that can't be compiled, or is not in the cache
+    +-- DamagedFileError (25)   a file that can't be read as what was written
 
 Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
 An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps.
@@ -144,6 +145,12 @@ class CompileError(HlatctlError):
     """A graph that can't be compiled, or that is not in the cache where it has to be."""
 
     exit_code = 24
+
+
+class DamagedFileError(HlatctlError):
+    """A file that can't be read as what was written."""
+
+    exit_code = 25
 
 
 def error_types() -> dict[str, type[HlatctlError]]:

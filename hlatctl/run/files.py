@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hlatctl.run import reading
+
 _BLOCK_BYTES = 1 << 20
 _SEAL = "sha256"
 _SEAL_LINE = "# sha256 of all lines above: "
@@ -66,8 +68,13 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Read a JSON file.
+
+    Raises:
+        OSError: it is missing, or can't be read.
+        ValueError: it holds no JSON; :func:`hlatctl.run.reading.reading` gives an error that names the file.
+    """
+    return reading.parse_json(reading.read_bytes(path), any_number=True)
 
 
 def write_sealed_json(path: Path, value: dict[str, Any]) -> None:

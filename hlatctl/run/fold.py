@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hlatctl.run.journal import DAMAGED, TRAIN_WRITER, Event
+from hlatctl.run.journal import TRAIN_WRITER, Event
+from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import AttemptState, EvaluationProgress, Judgement, MilestoneState, RunState, StageState
 
 

@@ -3,6 +3,7 @@
 An event is ``{"v", "seq", "time_unix_s", "attempt", "kind", ...}``; ``docs/architecture.md`` lists the kinds and their
 fields. A torn last line (a writer that died in the middle) is legal: readers leave it out, and the next writer of
 that file cuts it off before it appends. Each line ends with its own CRC-32 (``crc``), which readers check and drop.
+Readers leave damaged lines out too; a ``warning`` event in their place, which is in no file, says so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import threading
 import time
 import zlib
@@ -20,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.events import is_event
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import parse_json
 
 Event = dict[str, Any]
 
@@ -31,8 +35,6 @@ MIRROR_WRITER = "mirror"
 DRILL_WRITER = "drill"
 #: What the names of the training processes' writers begin with.
 TRAIN_WRITER = "train-"
-#: What a fold's handler raises of a damaged event, which is then left out: one line must not hide the rest.
-DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
 _VERSION = 1
 #: Ends each line, so that a line whose numbers have changed on the disk is no event.
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
@@ -77,6 +79,9 @@ class JournalWriter:
             self._file = self.path.open("a+b", buffering=0)
         except OSError as error:
             raise StorageError(f"{self.path}: can't be written ({error.strerror})") from None
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.close()
+            raise StorageError(f"{self.path}: can't be written (is not a regular file)", hint="move it away")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,7 +119,7 @@ class JournalWriter:
 
     def events(self) -> list[Event]:
         """What this file holds already; far less to read than a whole run's journal."""
-        return list(_parse_lines(self.path.read_bytes(), self.path.stem))
+        return list(_parse_lines(self.path.read_bytes(), self.path.stem, 0.0))
 
     def close(self) -> None:
         """Release the file."""
@@ -152,21 +157,40 @@ class JournalTail:
     def __init__(self, run: RunPaths, offsets: dict[str, int] | None = None) -> None:
         self._journal = run.journal
         self.offsets: dict[str, int] = dict(offsets or {})
+        self._reported: set[str] = set()
 
     def read_new(self) -> list[Event]:
-        """Complete events that have appeared since the last call, in order of time."""
+        """Complete events that have appeared since the last call, in order of time.
+
+        Raises:
+            StorageError: a file of the journal can't be read.
+        """
         events: list[tuple[tuple[float, str, int], Event]] = []
         for path in sorted(self._journal.glob("*.jsonl")):
-            offset = self.offsets.get(path.stem, 0)
-            if path.stat().st_size <= offset:
-                continue
-            with path.open("rb") as file:
-                file.seek(offset)
-                block = file.read()
-            complete = block[: block.rfind(b"\n") + 1]
-            self.offsets[path.stem] = offset + len(complete)
-            events.extend(_in_order(_parse_lines(complete, path.stem)))
+            try:
+                events.extend(_in_order(self._new_of(path)))
+            except OSError as error:
+                raise StorageError(
+                    f"{path}: can't be read ({error.strerror})", hint="`ls -l` shows whose it is"
+                ) from None
         return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+
+    def _new_of(self, path: Path) -> list[Event]:
+        """What is new in one file; of something else in its place a warning, once."""
+        mode, size_bytes = _kind_and_size(path)
+        if not stat.S_ISREG(mode):
+            news = [] if path.name in self._reported else [_no_file(path)]
+            self._reported.add(path.name)
+            return news
+        offset = self.offsets.get(path.stem, 0)
+        if size_bytes <= offset:
+            return []
+        with path.open("rb") as file:
+            file.seek(offset)
+            block = file.read()
+        complete = block[: block.rfind(b"\n") + 1]
+        self.offsets[path.stem] = offset + len(complete)
+        return list(_parse_lines(complete, path.stem, os.stat(path).st_mtime))
 
 
 def read_events(run: RunPaths) -> list[Event]:
@@ -203,27 +227,67 @@ def _without_crc(line: bytes) -> bytes:
     return before if int(found[1], 16) == zlib.crc32(before) else b""
 
 
-def _parse_lines(block: bytes, writer: str) -> Iterator[Event]:
+def _parse_lines(block: bytes, writer: str, changed_unix_s: float) -> Iterator[Event]:
+    """The events of complete lines; one warning stands for damaged lines that follow one another.
+
+    Args:
+        block: the lines.
+        writer: of the file.
+        changed_unix_s: the time of a warning that no event comes before.
+    """
+    damaged, last = 0, {"seq": 0, "time_unix_s": changed_unix_s}
     for line in block.splitlines():
-        try:
-            event = json.loads(_without_crc(line))
-        except ValueError:
-            continue  # a torn or damaged line is no event; what it said is lost, the rest is not
-        if _is_event(event):
-            event["writer"] = writer
-            yield event
+        event = _parse(line)
+        if event is None:
+            damaged += bool(line)
+            continue
+        if damaged:
+            yield _left_out(damaged, writer, last, last if last["seq"] else event)
+        damaged, last = 0, event
+        event["writer"] = writer
+        yield event
+    if damaged:
+        yield _left_out(damaged, writer, last, last)
 
 
-def _is_event(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    numbers = isinstance(value.get("seq"), int) and isinstance(value.get("time_unix_s"), int | float)
-    return numbers and isinstance(value.get("kind"), str) and isinstance(value.get("attempt"), int)
+def _parse(line: bytes) -> Event | None:
+    """The event of a line; None if it is damaged. What it said is lost, the rest is not."""
+    try:
+        event = parse_json(_without_crc(line))
+    except ValueError:
+        return None
+    return event if is_event(event) else None
+
+
+def _left_out(lines: int, writer: str, before: Event, beside: Event) -> Event:
+    where = f"after event {before['seq']}" if before["seq"] else "at its beginning"
+    count = "1 damaged line is" if lines == 1 else f"{lines} damaged lines are"
+    return _warning(f"journal/{writer}.jsonl: {count} left out, {where}", writer, beside)
+
+
+def _no_file(path: Path) -> Event:
+    now = {"seq": 0, "time_unix_s": path.lstat().st_mtime}
+    return _warning(f"journal/{path.name}: is not a regular file, left out", path.stem, now)
+
+
+def _warning(message: str, writer: str, beside: Event) -> Event:
+    return {
+        "v": _VERSION, "seq": beside["seq"], "time_unix_s": beside["time_unix_s"], "attempt": 0, "kind": "warning",
+        "message": message, "writer": writer,
+    }  # fmt: skip
+
+
+def _kind_and_size(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        found = path.lstat()  # a symbolic link to nowhere
+    return found.st_mode, found.st_size
 
 
 def _last_seq(path: Path) -> int:
     last = 0
-    for event in _parse_lines(path.read_bytes(), path.stem):
+    for event in _parse_lines(path.read_bytes(), path.stem, 0.0):
         last = max(last, event["seq"])
     return last
 

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,12 @@ from pathlib import Path
 
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED, open_regular, parse_json
 
 _POLL_S = 0.2
+#: More than a lock file ever says.
+_MAX_CHARS = 1000
+_PID = re.compile(r"[0-9]{1,10}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,7 @@ def hold_head(run: RunPaths) -> Iterator[None]:
 def head_pid(run: RunPaths) -> int | None:
     """The process that drives a run now, or None if nobody does."""
     text = _read_if_held(run.head_lock)
-    return None if text is None else int(text) if text.isdigit() else 0
+    return None if text is None else int(text) if _PID.fullmatch(text) else 0
 
 
 def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
@@ -89,11 +94,11 @@ def holder(path: Path) -> Holder | None:
     if text is None:
         return None
     try:
-        record = json.loads(text)
+        record = parse_json(text)
         return Holder(
             pid=int(record["pid"]), host=str(record["host"]), since_unix_s=float(record["since_unix_s"])
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError):
+    except DAMAGED:
         return _UNKNOWN  # it has the lock and has not said yet who it is
 
 
@@ -123,11 +128,11 @@ def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[No
 def _read_if_held(path: Path) -> str | None:
     """What a lock file says if somebody holds it; None if nobody does."""
     try:
-        with path.open("r") as file:
+        with open(path, errors="replace", opener=open_regular) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return file.read().strip()
+                return file.read(_MAX_CHARS).strip()
             return None
     except OSError:
         return None

@@ -7,7 +7,6 @@ this module's.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.paths import RunPaths, step_name
+from hlatctl.run.reading import DAMAGED, parse_json, read_bytes, why
 
 MANIFEST = "manifest.json"
 _STEP_DIR = re.compile(r"step-(\d{8,})")
@@ -66,12 +66,12 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     path = checkpoint / MANIFEST
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(read_bytes(path))
         manifest = Manifest(
             step=int(record["step"]),
             tokens=int(record["tokens"]),
             world=dict(record["world"]),
-            files=list(record["files"]),
+            files=[_entry(entry) for entry in record["files"]],
             v=int(record["v"]),
         )
         if record["sha256"] != manifest.sha256:
@@ -79,8 +79,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         return manifest
     except FileNotFoundError:
         raise CheckpointError(f"{checkpoint}: no {MANIFEST}, so the checkpoint was never completed") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: unreadable manifest ({error})") from None
+    except (OSError, *DAMAGED) as error:
+        raise CheckpointError(f"{path}: unreadable manifest ({why(error)})") from None
 
 
 def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True) -> str | None:
@@ -98,6 +98,13 @@ def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True
     if of_run and checkpoint.name != step_name(manifest.step):
         return f"{MANIFEST}: step {manifest.step} in a folder named {checkpoint.name}"
     return files.first_difference(checkpoint, manifest.files, checksums=checksums)
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """A file's entry, as it is, if it has what is compared."""
+    if not (isinstance(entry["path"], str) and isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
+        raise ValueError("an entry of files is none")
+    return entry
 
 
 def checkpoint_steps(run: RunPaths) -> list[int]:

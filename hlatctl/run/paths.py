@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_NODES, _MLFLOW, _ARTIFACTS = "nodes.jsonl", "mlflow.db", "mlartifacts"
+
 
 def step_name(step: int) -> str:
     """The folder name of a checkpoint: ``step-00001000``."""
@@ -182,4 +184,20 @@ def compile_cache_dir(runs_dir: Path) -> Path:
 
 def nodes_file(folder: Path) -> Path:
     """The node ledger: preflight results, failures and stragglers by host, across the runs of a folder."""
-    return folder / "nodes.jsonl"
+    return folder / _NODES
+
+
+def mlflow_database(runs_dir: Path) -> Path:
+    """MLflow's database where no other address is configured."""
+    return runs_dir / _MLFLOW
+
+
+def mlflow_artifacts(runs_dir: Path) -> Path:
+    """Folder of MLflow's artifacts where its address is a database."""
+    return runs_dir / _ARTIFACTS
+
+
+def is_reserved(name: str) -> bool:
+    """A name in the runs folder that is ours; some file systems take upper and lower case for the same."""
+    # SQLite adds -journal, -wal and -shm to its database's name.
+    return name.lower() in (_NODES, _ARTIFACTS) or name.lower().startswith(_MLFLOW)

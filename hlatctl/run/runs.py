@@ -13,7 +13,8 @@ from pathlib import Path
 
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
-from hlatctl.run.paths import RunPaths, SweepPaths, cache_dir, trial_id
+from hlatctl.run.paths import RunPaths, SweepPaths, cache_dir, is_reserved, trial_id
+from hlatctl.run.reading import DAMAGED
 
 LATEST = "latest"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -31,7 +32,7 @@ def compile_caches_used(runs_dir: Path) -> dict[str, float]:
         try:
             key = str(files.read_json(path)["fingerprint"])
             used[key] = max(used.get(key, 0.0), path.stat().st_mtime)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *DAMAGED):
             continue  # a damaged run says nothing of a cache
     return used
 
@@ -42,6 +43,11 @@ def check_run_id(run_id: str, option: str = "--run-id") -> None:
         raise ConfigError(
             f"{option}={run_id}: must be 1 to 100 letters, digits, '.', '_' or '-', must not begin with '.', "
             f"and must not be '{LATEST}'"
+        )
+    if is_reserved(run_id):
+        raise ConfigError(
+            f"{option}={run_id}: is the name of a file that hlatctl keeps in the runs folder",
+            hint=f"choose another name, such as {option}={run_id.split('.')[0]}-run",
         )
 
 

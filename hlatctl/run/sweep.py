@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlatctl.run.journal import DAMAGED, Event, number
+from hlatctl.run.journal import Event, number
+from hlatctl.run.reading import DAMAGED
 
 #: How a trial stands when nothing more will happen to it.
 ENDED = ("finished", "pruned", "diverged", "failed")

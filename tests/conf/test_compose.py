@@ -99,6 +99,27 @@ def test_token_counts_are_written_as_people_write_them(text: str, tokens: int) -
     assert compose([f"train.tokens={text}", "eval.enabled=false"]).train.tokens == tokens
 
 
+@pytest.mark.parametrize(
+    "override", ["seed=18446744073709551616", "optimizer.lr=1" + "0" * 400, "train.tokens=1" + "0" * 5000]
+)
+def test_a_number_that_no_machine_holds_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"is out of range, must be below 2\^64|Exceeds the limit"):
+        compose([override])
+
+
+def test_every_seed_below_2_to_the_64_is_one() -> None:
+    assert compose(["seed=18446744073709551615"]).seed == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["a: " + "[" * 100_000, "- " * 100_000, "a: !!timestamp x\n", "a: 2026-99-99\n", "1: 2\na: 3\n", "\xff"]
+)
+def test_what_is_no_configuration_is_a_configuration_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"config\.yaml: "):
+        load(tmp_path / "config.yaml")
+
+
 def test_a_token_count_that_is_no_whole_number_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.tokens='0\.0001K': is no token count\nhint: write a whole number"):
         compose(["train.tokens=0.0001K"])

@@ -53,6 +53,12 @@ def test_the_defaults_are_valid() -> None:
             "model.num_heads=4: not divisible by model.num_kv_heads=3\nhint: use a multiple of 3",
         ),
         ({"train__tokens": 0}, "train.tokens=0: must be greater than 0"),
+        ({"train__tokens": 2**63}, f"train.tokens={2**63}: must be at most {2**63 - 1} (2^63 - 1)"),
+        ({"eval__limit": 2**63}, f"eval.limit={2**63}: must be at most {2**63 - 1} (2^63 - 1)"),
+        (
+            {"experiment_name": "x" * 80},
+            f"experiment_name={'x' * 20}…: has 80 characters, must have at most 79, for it names folders",
+        ),
         ({"optimizer__weight_decay": -0.1}, "optimizer.weight_decay=-0.1: must not be negative"),
         (
             {"recovery__hang_factor": 1.0},

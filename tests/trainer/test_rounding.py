@@ -76,3 +76,4 @@ def test_noise_depends_on_seed_and_step_alone() -> None:
 
     assert torch.equal(train(1), train(1))
     assert not torch.equal(train(1), train(2))
+    assert not torch.equal(train(2**64 - 2), train(2**64 - 1)), "every seed that a configuration may have is one"

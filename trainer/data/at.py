@@ -16,11 +16,12 @@ from typing import Any
 from conf.amend import AMENDED, batch_after, skipped_batches
 from conf.load import load
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, DataError, run_main
+from hlatctl.run.errors import ConfigError, DataError, HlatctlError, run_main
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED, why
 
 _EXCERPT_CHARACTERS = 60
 #: Who amends a run by itself, within an attempt; what an operator amends, the next attempt honours.
@@ -89,8 +90,8 @@ def _checkpoint_before(run: RunPaths, step: int) -> tuple[int, list[list[int]] |
         try:
             ranks = [files.read_json(folder / f"rank-{r:05d}.json") for r in range(_ranks(folder))]
             return found, [row for rank in ranks for row in rank["loader"]]
-        except (OSError, ValueError, KeyError) as error:
-            print(f"checkpoint of step {found}: not readable ({error})", file=sys.stderr)
+        except (OSError, HlatctlError, *DAMAGED) as error:
+            print(f"checkpoint of step {found}: not readable ({why(error)})", file=sys.stderr)
     return 0, None
 
 

@@ -1,4 +1,4 @@
-"""``python -m trainer.data.check --config FILE``: would this corpus and tokenizer do? In a fraction of a second.
+"""``python -m trainer.data.check --config FILE``: would this corpus and tokenizer do? In seconds.
 
 Looks at names, schemas and first lines, with the same code that ``trainer.data.prepare`` reads them with.
 """

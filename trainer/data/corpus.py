@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.schema import Config
-from hlatctl.run.errors import DataError
+from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import formats, tokenizer
 from trainer.data.formats import Report, Row
 
@@ -26,12 +26,14 @@ class Corpus:
         name: what it is called: its path.
         files: in order.
         column: that holds the text.
+        unread: how many files of the folder are not read, by the ending of their names.
         modules: the files are Python modules of the standard library, not of the corpus's own formats.
     """
 
     name: str
     files: list[Path]
     column: str
+    unread: dict[str, int] = field(default_factory=dict)
     modules: bool = False
 
 
@@ -40,18 +42,31 @@ def check(config: Config) -> list[Corpus]:
 
     Raises:
         DataError: a path, file, column or tokenizer that can't be used.
+        ConfigError: the tokenizer is larger than the model's vocabulary.
     """
     if config.tokenizer.path is not None:
-        tokenizer.kind_of(Path(config.tokenizer.path))
+        check_vocabulary(config, tokenizer.look(Path(config.tokenizer.path))["vocab_size"])
     if not config.data.inputs:
         return [_standard_library()]
-    corpora = [
-        Corpus(name=source.path, files=formats.find_files(Path(source.path)), column=source.text_column or "")
-        for source in config.data.inputs
-    ]
+    corpora = [_corpus(Path(source.path), source.text_column or "") for source in config.data.inputs]
     for corpus in corpora:
         _check_files(corpus, skip=config.data.on_corrupt == "skip")
     return corpora
+
+
+def check_vocabulary(config: Config, vocab_size: int) -> None:
+    """Refuse a tokenizer that the model's embedding has too few rows for.
+
+    Raises:
+        ConfigError: it is larger than ``model.vocab_size``.
+    """
+    if vocab_size > config.model.vocab_size:
+        divisor = config.parallel.tensor_parallel_size
+        raise ConfigError(
+            f"model.vocab_size={config.model.vocab_size}: below the {vocab_size} tokens of the tokenizer "
+            f"(tokenizer.path={config.tokenizer.path})",
+            hint=f"set model.vocab_size={-(-vocab_size // divisor) * divisor} or more",
+        )
 
 
 def _check_files(corpus: Corpus, *, skip: bool) -> None:
@@ -76,6 +91,12 @@ def read(corpus: Corpus, path: Path, report: Report) -> Iterator[Row]:
         raise DataError(f"{path}: not readable ({error.strerror})") from None
     else:
         yield from enumerate(formats.cut(text.splitlines(keepends=True), _MODULE_DOCUMENT_BYTES), start=1)
+
+
+def _corpus(path: Path, column: str) -> Corpus:
+    found = formats.find_files(path)
+    unread = formats.unread_files(path, set(found)) if path.is_dir() else {}
+    return Corpus(name=str(path), files=found, column=column, unread=unread)
 
 
 def _standard_library() -> Corpus:

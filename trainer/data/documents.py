@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
+from hlatctl.run.reading import reading
 
 #: Schema of a prepared file: the text; its input file, by position in ``inputs``; its 1-based row there.
 SCHEMA = pa.schema([("text", pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
@@ -140,7 +141,8 @@ class Source:
     def origin(self, position: int) -> Origin:
         """The input file and row of a document."""
         if self._inputs is None:
-            self._inputs = files.read_json(Path(self._entry["inputs"]))
+            with reading(Path(self._entry["inputs"]), hint=_HINT):
+                self._inputs = list(files.read_json(Path(self._entry["inputs"])))
         number, row = self.documents.file_and_row(position)
         return Origin(file=self._inputs[number], row=row)
 

@@ -11,7 +11,8 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from hlatctl.run.errors import DataError
 #: A plain text file is cut at the first line end after this many bytes.
 TEXT_DOCUMENT_BYTES = 64 * 1024
 _BATCH_ROWS = 1024
+_CARD = "README.md"
 _ARROW_FILE_MAGIC = b"ARROW1"
 _FORMATS = {
     ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".parquet": "parquet",
     ".jsonl": "jsonl", ".json": "jsonl", ".jsonl.gz": "jsonl", ".json.gz": "jsonl", ".jsonl.zst": "jsonl",
-    ".json.zst": "jsonl", ".txt": "text",
+    ".json.zst": "jsonl", ".txt": "text", ".md": "text", ".markdown": "text",
 }  # fmt: skip
 
 
@@ -62,13 +64,26 @@ def find_files(path: Path) -> list[Path]:
         raise DataError(f"data.path={path}: not readable ({error.strerror})") from None
     if not files:
         raise DataError(f"data.path={path}: the folder is empty", hint=f"it must hold files that end in: {known}")
-    readable = [p for p in files if format_of(p)]
+    known_files = [p for p in files if format_of(p)]
+    # At the top of a folder it describes the corpus: every dataset from the Hugging Face hub has one.
+    readable = [p for p in known_files if p != path / _CARD] or known_files
     if not readable:
         raise DataError(
             f"data.path={path}: none of its {len(files)} files has a known format ({files[0].name}, …)",
             hint=f"known file names end in: {known}",
         )
     return readable
+
+
+def unread_files(path: Path, read: Collection[Path]) -> dict[str, int]:
+    """Files below a folder that are not read, by the ending of their names; hidden ones are not counted.
+
+    Args:
+        path: ``data.path``.
+        read: the files below it that are.
+    """
+    others = (p for p in path.rglob("*") if not p.is_dir() and not _hidden(p.relative_to(path)))
+    return dict(Counter(p.suffix or p.name for p in others if p not in read))
 
 
 def format_of(path: Path) -> str | None:
@@ -189,9 +204,9 @@ def _json_document(path: Path, number: int, line: bytes, column: str) -> str | N
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise _not_utf8(f"{path}:{number}", error) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path}:{number}: not a JSON value ({error})", hint="JSON Lines has one object on every line"
+            f"{path}:{number}: not a JSON value ({str(error)[:200]})", hint="JSON Lines has one object on every line"
         ) from None
     if not isinstance(row, dict):
         raise DataError(f"{path}:{number}: is {type(row).__name__}, must be an object with the field '{column}'")

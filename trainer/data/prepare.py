@@ -18,15 +18,20 @@ from conf.fingerprint import digest
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, DataError, StorageError, run_main
+from hlatctl.run.errors import DataError, StorageError, run_main
 from trainer.data import formats, tokenizer
-from trainer.data.corpus import Corpus, check, read
+from trainer.data.corpus import Corpus, check, check_vocabulary, read
 from trainer.data.documents import Documents
+from trainer.data.encoder import make_encoder
 from trainer.data.split import COLUMN, Document, Split
 
 DATASET = "dataset.json"
 #: Messages about damage that is skipped which ``dataset.json`` keeps; all of it is counted.
 _CORRUPT_TOLD = 20
+#: What the estimate of a source's tokens is taken from, at most.
+_SAMPLED_DOCUMENTS, _SAMPLED_BYTES = 512, 1 << 20
+#: Kinds of unread files that the warning names.
+_KINDS_TOLD = 5
 
 
 def prepare(config: Config, target: Path) -> None:
@@ -63,7 +68,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
     texts = iter(Documents(here))
     tokenizer.prepare(path, folder, texts=texts, train_vocab_size=config.tokenizer.train_vocab_size)
     vocabulary = tokenizer.describe(folder)
-    _check_vocabulary(config, vocabulary["vocab_size"])
+    check_vocabulary(config, vocabulary["vocab_size"])
 
     def final(name: str) -> str:
         return os.fspath((target / name).absolute())
@@ -76,6 +81,8 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
         )  # fmt: skip
         if not own:
             raise DataError(f"{entry['path']}: its documents are all held out", hint="lower data.validation_fraction")
+        documents = Documents([file for file in here if file["source"] == index])
+        entry["estimated_tokens"] = _estimated_tokens(documents, entry["text_bytes"], folder)
     held_out = files.sha256_file(partial / "validation.jsonl")
     dataset = {
         "v": 2, "text_column": COLUMN, **counts, "sources": entries,
@@ -83,11 +90,42 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
         "skipped_rows": sum(entry["skipped_rows"] for entry in entries),
         "corrupt": [message for entry in entries for message in entry["corrupt"]][:_CORRUPT_TOLD],
         "corrupt_count": sum(entry["corrupt_count"] for entry in entries),
+        "warnings": [*_unread(corpora), *_small_vocabulary(config, vocabulary["vocab_size"])],
         "files": [{**entry, "path": final(entry["path"])} for entry in counts["files"]],
         "validation": {**counts["validation"], "path": final("validation.jsonl")},
         "tokenizer": {**vocabulary, "path": final("tokenizer")},
     }  # fmt: skip
     files.write_sealed_json(partial / DATASET, dataset)
+
+
+def _estimated_tokens(documents: Documents, text_bytes: int, folder: Path) -> int:
+    """Tokens of a source, by those of documents that are spread evenly over it, up to a MiB of them."""
+    encode = make_encoder(tokenizer.load(folder / tokenizer.TOKENIZER_JSON))
+    tokens = sizes = 0
+    for position in range(0, len(documents), max(1, len(documents) // _SAMPLED_DOCUMENTS)):
+        text = documents[position]
+        tokens, sizes = tokens + len(encode(text)) + 1, sizes + len(text.encode())
+        if sizes >= _SAMPLED_BYTES:
+            break
+    return max(1, round(tokens / sizes * text_bytes))
+
+
+def _unread(corpora: list[Corpus]) -> list[str]:
+    found = [(corpus.name, sorted(corpus.unread.items(), key=lambda item: -item[1])) for corpus in corpora]
+    return [
+        f"data: {sum(n for _, n in kinds)} files in {name} are not read: "
+        + ", ".join(f"{n} {kind}" for kind, n in kinds[:_KINDS_TOLD]) + (", …" if len(kinds) > _KINDS_TOLD else "")
+        for name, kinds in found if kinds
+    ]  # fmt: skip
+
+
+def _small_vocabulary(config: Config, vocab_size: int) -> list[str]:
+    asked = config.tokenizer.train_vocab_size
+    if config.tokenizer.path is not None or vocab_size >= asked:
+        return []
+    return [
+        f"data: the corpus gives a tokenizer of {vocab_size:,} tokens, fewer than tokenizer.train_vocab_size={asked:,}"
+    ]
 
 
 def _read(split: Split, source: int, corpus: Corpus, config: Config, partial: Path) -> dict[str, Any]:
@@ -124,15 +162,6 @@ class Corrupt:
         if len(self.told) < _CORRUPT_TOLD:
             self.told.append(error.message)
             print(f"skipped: {error.message}", file=sys.stderr)
-
-
-def _check_vocabulary(config: Config, vocab_size: int) -> None:
-    if vocab_size > config.model.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size}: below the {vocab_size} tokens of the tokenizer "
-            f"(tokenizer.path={config.tokenizer.path})",
-            hint=f"set model.vocab_size={vocab_size} or more",
-        )
 
 
 def _publish(partial: Path, target: Path) -> None:

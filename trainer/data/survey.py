@@ -17,6 +17,7 @@ from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import run_main
+from hlatctl.run.reading import reading
 from trainer.data import tokenizer
 from trainer.data.documents import Source, sources_of
 from trainer.data.encoder import Encode, make_encoder
@@ -46,7 +47,8 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
     ]
     totals = {key: dataset[key] for key in ("documents", "text_bytes", "skipped_rows", "corrupt_count", "corrupt")}
     return {
-        **totals, "fingerprint": dataset["fingerprint"], "validation_documents": dataset["validation"]["documents"],
+        **totals, "warnings": dataset.get("warnings", []), "fingerprint": dataset["fingerprint"],
+        "validation_documents": dataset["validation"]["documents"],
         "vocab_size": dataset["tokenizer"]["vocab_size"], "sources": sources,
         "tokens": sum(source["tokens"] for source in sources),
         "sample": _sample(config, dataset, described),
@@ -98,7 +100,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dataset", type=Path, required=True, help="dataset.json")
     parser.add_argument("--documents", type=int, required=True, help="documents of each source to tokenise")
     arguments = parser.parse_args(argv)
-    found = survey(load(arguments.config), files.read_json(arguments.dataset), documents=arguments.documents)
+    with reading(arguments.dataset, hint="remove its folder; it is prepared again"):
+        dataset = files.read_sealed_json(arguments.dataset)
+    found = survey(load(arguments.config), dataset, documents=arguments.documents)
     print(json.dumps(found))
     return 0
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
+from hlatctl.run.reading import reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,6 +81,18 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
             _save(tokenizer, folder, bos=_named(tokenizer, _BOS_NAMES), eos=_named(tokenizer, _EOS_NAMES))
 
 
+def look(path: Path) -> dict[str, Any]:
+    """What :func:`describe` will say of a tokenizer that is prepared from a path.
+
+    Raises:
+        DataError: it can't be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="hlatctl-tokenizer-") as scratch:
+        folder = Path(scratch) / "tokenizer"
+        prepare(path, folder, texts=(), train_vocab_size=0)
+        return describe(folder)
+
+
 def load(path: Path) -> Tokenizer:
     """Read a ``tokenizer.json``; special tokens that stand in a text are encoded as the text that they are.
 
@@ -104,7 +118,8 @@ def describe(folder: Path) -> dict[str, Any]:
         DataError: it names no end-of-sequence token.
     """
     tokenizer = load(folder / TOKENIZER_JSON)
-    config = files.read_json(folder / CONFIG_JSON)
+    with reading(folder / CONFIG_JSON):
+        config = dict(files.read_json(folder / CONFIG_JSON))
     ids = {key: tokenizer.token_to_id(_content(config.get(f"{key}_token")) or "") for key in ("bos", "eos")}
     if ids["eos"] is None:
         raise DataError(
@@ -165,4 +180,5 @@ def _named(tokenizer: Tokenizer, names: tuple[str, ...]) -> str:
 
 def _content(token: Any) -> str | None:
     """A special token of tokenizer_config.json, which may be a string or an object."""
-    return token.get("content") if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -21,9 +23,10 @@ from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
 TEXT = st.text('aé\n"\\\r\u2028😀', max_size=20)
-FIELDS = st.dictionaries(
-    st.sampled_from(["step", "tokens", "loss", "stage", "message"]),
-    st.one_of(st.integers(0, 10**12), st.floats(), TEXT, st.none()),
+NUMBERS = st.one_of(st.integers(0, 10**12), st.floats(), st.none())
+FIELDS = st.fixed_dictionaries(
+    {"step": st.integers(0, 10**12), "milestone_tokens": st.integers(0, 10**12)},
+    optional={"tokens": st.integers(0, 10**12), "loss": NUMBERS, "stage": TEXT, "message": st.none() | TEXT},
 )
 KINDS = st.sampled_from(["step", "stage_started", "warning", "milestone", "eval_finished", "some_future_kind"])
 
@@ -158,12 +161,70 @@ def test_foreign_lines_are_no_events_and_hide_none(lines: list[bytes]) -> None:
         with (run.journal / "flow.jsonl").open("ab") as file:
             file.write(b"".join(line.replace(b"\n", b"") + b"\n" for line in lines))
         write(run, "flow", ("last", {}))
-        assert kinds(read_events(run)) == ["first", "last"]
+        assert [kind for kind in kinds(read_events(run)) if kind != "warning"] == ["first", "last"]
+
+
+DAMAGED_LINES = [
+    b"rubbish", b"[" * 100_000, b'{"a":' * 100_000,
+    b'{"v":1,"seq":2,"time_unix_s":1e999,"attempt":1,"kind":"step","step":1}',
+    b'{"v":1,"seq":2,"time_unix_s":1e300,"attempt":1,"kind":"step","step":1}',
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 5000 + b"}",
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 400 + b"}",
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":NaN}', b"\xff\xfe",
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"loss":"much"}',
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"tokens":[1]}',
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step"}',
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"eval_finished","step":1,"milestone_tokens":1,"scores":{"a":1}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES, ids=lambda line: line[-30:].decode(errors="replace"))
+def test_a_damaged_line_is_left_out_with_a_warning(tmp_path: Path, line: bytes) -> None:
+    run = RunPaths(tmp_path / "r")
+    write(run, "flow", ("first", {}))
+    with (run.journal / "flow.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    write(run, "flow", ("last", {}))
+    events = read_events(run)
+    assert kinds(events) == ["first", "warning", "last"]
+    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is left out, after event 1"]
+
+
+def test_a_file_that_begins_with_damaged_lines_has_one_warning_for_them(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    write(run, "flow", ("first", {}))
+    path = run.journal / "flow.jsonl"
+    path.write_bytes(b"rubbish\n\x00\n" + path.read_bytes())
+    events = read_events(run)
+    assert fold(events).warnings == ["journal/flow.jsonl: 2 damaged lines are left out, at its beginning"]
+    assert events[0]["time_unix_s"] == events[1]["time_unix_s"], "a warning makes no run longer"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_file_in_the_journal_is_left_out_with_one_warning(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    run = RunPaths(tmp_path / "r")
+    write(run, "flow", ("first", {}))
+    make(run.journal / "x.jsonl")
+    tail = JournalTail(run)
+    events = tail.read_new()
+    assert sorted(kinds(events)) == ["first", "warning"]
+    assert fold(events).warnings == ["journal/x.jsonl: is not a regular file, left out"]
+    assert tail.read_new() == []
+
+
+def test_what_is_no_file_is_not_written_to(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    run.journal.mkdir(parents=True)
+    os.mkfifo(run.journal / "flow.jsonl")
+    with pytest.raises(StorageError, match=r"flow\.jsonl: can't be written"):
+        JournalWriter(run, "flow")
 
 
 def test_numbers_that_json_can_not_hold_come_back_as_numbers(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "r")
-    write(run, "train-rank00000", ("step", {"loss": float("nan"), "grad_norm": float("-inf"), "lr": 0.1}))
+    write(run, "train-rank00000", ("step", {"step": 1, "loss": float("nan"), "grad_norm": float("-inf"), "lr": 0.1}))
     text = (run.journal / "train-rank00000.jsonl").read_text(encoding="utf-8")
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     (event,) = read_events(run)

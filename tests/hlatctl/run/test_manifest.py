@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -71,12 +73,27 @@ def test_a_checkpoint_without_a_manifest_was_never_completed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"step": 7}', '{"step":"x","tokens":1,"world":{},"files":[],"v":1}']
-)
+        "text",
+    ["", "{", "[]", "null", '{"step": 7}', '{"step":"x","tokens":1,"world":{},"files":[],"v":1}', "[" * 100_000,
+     '{"step":7,"tokens":1e999,"world":{},"files":[],"v":1}', '{"step":7,"tokens":NaN,"world":{},"files":[],"v":1}',
+     '{"step":7,"tokens":1,"world":{},"files":[{"path":"a"}],"v":1}', "\udcff"],
+    ids=lambda text: text[:25],
+)  # fmt: skip
 def test_an_unreadable_manifest_is_an_error_with_its_path(tmp_path: Path, text: str) -> None:
     folder = checkpoint(tmp_path)
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    (folder / MANIFEST).write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(CheckpointError, match=r"manifest\.json: unreadable manifest"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_manifest_that_is_no_file_is_an_error_and_never_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    folder = checkpoint(tmp_path)
+    (folder / MANIFEST).unlink()
+    make(folder / MANIFEST)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: unreadable manifest \(is "):
         read_manifest(folder)
     assert "unreadable manifest" in str(why_invalid(folder))
 

@@ -10,7 +10,7 @@ import pytest
 
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
-from hlatctl.run.runs import create_run, create_sweep, find_run, list_runs, new_run_id
+from hlatctl.run.runs import check_run_id, create_run, create_sweep, find_run, list_runs, new_run_id
 
 
 def make(runs_dir: Path, *ids: str) -> None:
@@ -48,6 +48,16 @@ def test_what_is_not_found_names_the_nearest_run(tmp_path: Path) -> None:
 def test_an_id_that_is_no_plain_folder_name_is_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(ConfigError, match="must be 1 to 100 letters"):
         create_run(tmp_path, run_id, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["mlflow.db", "MLflow.db", "mlflow.db-wal", "nodes.jsonl", "mlartifacts"])
+def test_an_id_that_is_the_name_of_a_file_of_ours_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--run-id={name}: is the name of a file that hlatctl keeps") as caught:
+        create_run(tmp_path, name, "")
+    check_run_id(caught.value.hint.partition("--run-id=")[2])
+    with pytest.raises(ConfigError, match=f"--sweep-id={name}: is the name"):
+        create_sweep(tmp_path, name, "")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -109,10 +109,13 @@ def test_empty_file_is_told(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('{"text": "x"', r"a\.jsonl:2: not a JSON value"),
+        ("[" * 100_000, r"a\.jsonl:2: not a JSON value \(maximum recursion depth"),
+        ('{"text": "x", "n": ' + "9" * 5000 + "}", r"a\.jsonl:2: not a JSON value \(Exceeds the limit"),
         ('["x"]', r"a\.jsonl:2: is list, must be an object with the field 'text'"),
         ('{"text": 7}', r"a\.jsonl:2: field 'text' is int, must be text"),
         ('{"body": "x"}', r"a\.jsonl:2: data\.text_column='text' is not there; it has: body"),
     ],
+    ids=lambda text: text[:30],
 )
 def test_bad_line_of_json_is_told_with_its_number(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "a.jsonl"

@@ -19,6 +19,7 @@ from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import check
 from trainer.data.documents import Documents, sources_of
 from trainer.data.prepare import prepare
+from trainer.data.survey import survey
 
 MakeConfig = Callable[..., Config]
 
@@ -88,6 +89,53 @@ def test_prepared_folder_is_used_as_it_is_and_half_a_one_is_replaced(make_config
     before = {p: p.stat().st_mtime_ns for p in target.rglob("*")}
     prepare(make_config(), target)
     assert {p: p.stat().st_mtime_ns for p in target.rglob("*")} == before
+
+
+def test_a_tokenizer_file_larger_than_the_model_is_refused_before_anything_is_made(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    dataset, _, _ = _prepared(make_config(), tmp_path / "d")
+    path = f"{dataset['tokenizer']['path']}/tokenizer.json"
+    for given in (path, dataset["tokenizer"]["path"]):
+        config = make_config(tokenizer={"path": given}, model={"vocab_size": 350}, parallel={"tensor_parallel_size": 3})
+        (tmp_path / "config.yaml").write_text(dump(config))
+        with pytest.raises(
+            ConfigError, match=r"model\.vocab_size=350: below the 400 tokens of the tokenizer"
+        ) as caught:
+            check.main(["--config", os.fspath(tmp_path / "config.yaml")])
+        assert caught.value.hint == "set model.vocab_size=402 or more"
+
+
+def test_files_that_are_not_read_are_counted_and_markdown_is_read_but_for_the_card(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "more").mkdir(parents=True)
+    for name in ("README.md", "page.md", "more/README.md", "a.pdf", "b.pdf", "LICENSE", ".hidden"):
+        (folder / name).write_text(f"This is {name}.")
+    config = make_config(data={"path": os.fspath(folder)})
+    dataset, train, held_out = _prepared(config, tmp_path / "d")
+    assert sorted(train + held_out) == ["This is more/README.md.", "This is page.md."]
+    assert dataset["warnings"][0] == f"data: 4 files in {folder} are not read: 2 .pdf, 1 .md, 1 LICENSE"
+
+
+def test_a_tokenizer_smaller_than_asked_is_remarked(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = _jsonl(tmp_path / "small.jsonl", ["a page", "another page"])
+    config = make_config(data={"path": os.fspath(path)})
+    dataset, _, _ = _prepared(config, tmp_path / "d")
+    size = dataset["tokenizer"]["vocab_size"]
+    assert size < 400
+    assert dataset["warnings"] == [
+        f"data: the corpus gives a tokenizer of {size} tokens, fewer than tokenizer.train_vocab_size=400"
+    ]
+    assert _prepared(make_config(), tmp_path / "e")[0]["warnings"] == []
+
+
+def test_the_tokens_of_a_source_are_estimated(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config()
+    dataset, _, _ = _prepared(config, tmp_path / "d")
+    counted = survey(config, dataset, documents=10_000)["tokens"]
+    assert dataset["sources"][0]["estimated_tokens"] == pytest.approx(counted, rel=0.02)
 
 
 def test_tokenizer_larger_than_the_model_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Reading what may be damaged: JSON and files of any content, where everything that can be wrong is one kind of error.
+
+What is written, and under which name, is other modules' business (``files``, ``journal``, ``manifest``).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hlatctl.run.errors import DamagedFileError, HlatctlError
+
+#: What taking values out of a damaged record raises: a key that is missing, a value of another type, a huge number.
+DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+#: Nothing that this project writes is nested deeper than 10; whoever walks through a value may rely on this limit.
+_MAX_DEPTH = 100
+#: No count, size or seed is larger (2**64 has 20 digits), and every smaller number fits in a float.
+_MAX_INT = 2**64
+_MAX_INT_DIGITS = 20
+
+
+def parse_json(text: str | bytes, *, any_number: bool = False) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: bytes must be UTF-8.
+        any_number: also take what other programs write: integers of any size, ``1e999``, ``NaN`` and ``Infinity``.
+
+    Raises:
+        ValueError: no JSON, not UTF-8, nested too deep, or a number out of range.
+    """
+    decoder = _ANY_NUMBER if any_number else _STRICT
+    try:
+        value = decoder.decode(text if isinstance(text, str) else text.decode())
+    except RecursionError:
+        raise _too_deep() from None
+    _check_depth(value)
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """A regular file's content; a FIFO in its place would block forever.
+
+    Raises:
+        OSError: it is missing, is no regular file, or can't be read.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """A regular file's content as UTF-8 text.
+
+    Raises:
+        OSError: it is missing, is no regular file, or can't be read.
+        ValueError: it is not UTF-8.
+    """
+    return read_bytes(path).decode()
+
+
+def open_regular(path: str, flags: int) -> int:
+    """For ``open(path, opener=open_regular)``: refuses what is no regular file, and never waits.
+
+    Raises:
+        OSError: it is missing, is no regular file, or can't be opened.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is a folder" if stat.S_ISDIR(mode) else "is not a regular file", path)
+    return descriptor
+
+
+@contextmanager
+def reading(path: Path, hint: str = "") -> Iterator[None]:
+    """Raise whatever goes wrong with a file's content, or with what it holds, as one error that names the file.
+
+    Raises:
+        DamagedFileError: the file is missing, can't be read, or holds something else than the block expects.
+    """
+    try:
+        yield
+    except HlatctlError:
+        raise
+    except (OSError, *DAMAGED) as error:
+        raise DamagedFileError(f"{path}: can't be used ({why(error)})", hint=hint) from None
+
+
+def why(error: Exception) -> str:
+    """What an exception says, for a person: a ``KeyError`` alone would only say a name."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MAX_DEPTH):
+        items = (item for part in level for item in (part.values() if isinstance(part, dict) else part))
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"is nested deeper than {_MAX_DEPTH} levels")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > _MAX_INT_DIGITS + 1 or abs(int(text)) > _MAX_INT:
+        raise ValueError(f"the number {text[:20]}… is out of range")
+    return int(text)
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+_STRICT = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_no_constant)
+_ANY_NUMBER = json.JSONDecoder()
