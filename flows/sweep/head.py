@@ -18,6 +18,7 @@ from functools import partial
 
 from flows import pretrain
 from flows.signals import Signals
+from flows.stages.validate import refuse_simulation
 from flows.sweep import report, signs
 from flows.sweep.book import Book
 from flows.sweep.objective import check
@@ -185,6 +186,8 @@ class _Head:
         try:
             config = book.variations.compose(asked.point)
             check(book.objective, config)
+            if self._player is None:  # a drawn arm is known no sooner
+                refuse_simulation(config, hint="leave values out that choose cluster.launcher=mock")
         except HlatctlError as error:
             self._end(asked, "failed", error.message)
             return None

@@ -94,6 +94,14 @@ def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
     return runs.find_sweep(runs_folder(runs_dir), name)
 
 
+def announce(run: RunPaths) -> None:
+    """Say that a run or a sweep is simulated, if it is: the first line of every command that goes on with it."""
+    from hlatctl.run.simulated import WARNING
+
+    if _is_simulated(run):
+        say(WARNING)
+
+
 def look(run: RunPaths) -> RunView:
     """How a run stands; a damaged folder is told of and never fails."""
     from hlatctl.run.lease import head_pid
@@ -114,6 +122,16 @@ def read_state(run: RunPaths) -> RunState:
     from hlatctl.run.journal import read_events
 
     return fold(read_events(run))
+
+
+def _is_simulated(run: RunPaths) -> bool:
+    from hlatctl.run import sweep
+    from hlatctl.run.journal import read_events
+
+    if isinstance(run, SweepPaths):
+        return sweep.fold(read_events(run)).simulated
+    config, _ = _read_config(run)  # far less to read than a long journal
+    return config is not None and config.cluster.launcher == "mock"
 
 
 def _status(state: RunState, pid: int | None) -> str:

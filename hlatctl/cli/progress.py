@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from hlatctl.cli.summary import running_stages, seconds_per_step
 from hlatctl.run.journal import number
+from hlatctl.run.simulated import leading
 from hlatctl.units import count, duration
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class PlainObserver:
 
 def describe(state: RunState, config: Config) -> str:
     """Where a run stands, in one line."""
+    return leading(_where(state, config), simulated=state.simulated)
+
+
+def _where(state: RunState, config: Config) -> str:
     stages, last, attempt = running_stages(state), state.last_step, state.attempt
     if stages:
         return ", ".join(stages)

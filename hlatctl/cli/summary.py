@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hlatctl.cli.common import RunView
 from hlatctl.run.journal import number
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
+from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, utc
 
@@ -38,7 +39,7 @@ def running_stages(state: RunState) -> list[str]:
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Name and text of every fact that is known of a run."""
     state = view.state
-    yield "run", view.run.run_id + ("  SIMULATED" if state.simulated else "")
+    yield "run", noted(view.run.run_id, simulated=state.simulated)
     yield "folder", str(view.run.root)
     yield "status", view.status + (f" (process {view.head_pid})" if view.head_pid else "")
     if view.problem:
@@ -115,7 +116,7 @@ def end_lines(view: RunView) -> Iterator[str]:
     """What a person wants to know when a run has ended well."""
     state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
     yield ""
-    yield f"{view.run.run_id}: {view.status}" + ("  SIMULATED: nothing was trained" if state.simulated else "")
+    yield noted(f"{view.run.run_id}: {view.status}", simulated=state.simulated)
     if last:
         yield f"  loss        {number(last, 'loss'):.4f} after {state.step} steps, {count(state.tokens)} tokens"
     if validation is not None:

@@ -43,7 +43,7 @@ def test_runs_lists_every_run(make_run: MakeRun, cli: Cli) -> None:
     assert rows[0] == ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
     assert {row[0]: row[1:4] for row in rows[1:]} == {
         "one": ["finished", "306/306", "2.51M"],
-        "two": ["interrupted (simulated)", "130/306", "1.06M"],
+        "two": ["interrupted (SIMULATED)", "130/306", "1.06M"],
     }
     records = {record["run_id"]: record for record in json.loads(cli("runs", "--json"))}
     assert records["one"]["validation_loss"] == 3.51
