@@ -98,8 +98,19 @@ def announce(run: RunPaths) -> None:
     """Say that a run or a sweep is simulated, if it is: the first line of every command that goes on with it."""
     from hlatctl.run.simulated import WARNING
 
-    if _is_simulated(run):
+    if is_simulated(run):
         say(WARNING)
+
+
+def is_simulated(run: RunPaths) -> bool:
+    """Whether a run, or a sweep, was made by a dry run; False if its folder can't be read."""
+    from hlatctl.run import sweep
+    from hlatctl.run.journal import read_events
+
+    if isinstance(run, SweepPaths):
+        return sweep.fold(read_events(run)).simulated
+    config, _ = _read_config(run)  # far less to read than a long journal
+    return config is not None and config.cluster.launcher == "mock"
 
 
 def look(run: RunPaths) -> RunView:
@@ -122,16 +133,6 @@ def read_state(run: RunPaths) -> RunState:
     from hlatctl.run.journal import read_events
 
     return fold(read_events(run))
-
-
-def _is_simulated(run: RunPaths) -> bool:
-    from hlatctl.run import sweep
-    from hlatctl.run.journal import read_events
-
-    if isinstance(run, SweepPaths):
-        return sweep.fold(read_events(run)).simulated
-    config, _ = _read_config(run)  # far less to read than a long journal
-    return config is not None and config.cluster.launcher == "mock"
 
 
 def _status(state: RunState, pid: int | None) -> str:

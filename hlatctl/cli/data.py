@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, columns, find_run, print_json, say, user_name
+from hlatctl.cli.common import (
+    Json,
+    Overrides,
+    RunName,
+    RunsDir,
+    columns,
+    find_run,
+    is_simulated,
+    print_json,
+    say,
+    user_name,
+)
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.run.errors import CheckpointError, ConfigError, DataError
 from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -68,7 +79,7 @@ def at(
     from flows.ask import ask
     from hlatctl.run.manifest import checkpoint_steps
 
-    found = find_run(run, runs_dir)
+    found = _find_trained(run, runs_dir)
     begin = max((s for s in checkpoint_steps(found) if s < step), default=0)
     whence = f"the checkpoint of step {begin}" if begin else "the start, no checkpoint before it being left"
     say(f"step {step}: going through {step - begin} batches from {whence}")
@@ -99,7 +110,7 @@ def skip(
     from conf.amend import SKIP_STEPS, batch_numbers, skipped_batches
     from hlatctl.run.journal import read_events
 
-    found = find_run(run, runs_dir)
+    found = _find_trained(run, runs_dir)
     config, asked = conf.load.load(found.config), sorted(batch_numbers(steps.split(",")))
     skipped = skipped_batches(config, read_events(found))
     batches = _batches_of(found, asked, skipped)
@@ -113,7 +124,7 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     import conf.load
     from conf.amend import FINGERPRINT
 
-    found = find_run(run, runs_dir)
+    found = _find_trained(run, runs_dir)
     path = _prepared_folder(conf.load.load(found.config)) / "dataset.json"
     try:
         prepared, present = files.read_json(path), files.read_json(found.dataset)
@@ -130,11 +141,27 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     say("a changed source is in a new order: of its present epoch, documents may come again or not at all")
 
 
-def _prepared_folder(config: Config) -> Path:
-    from conf.fingerprint import data_fingerprint
-    from flows.context import cache_root
+def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
+    """The run that a person means, which has a corpus.
 
-    return cache_root(config) / "data" / data_fingerprint(config)
+    Raises:
+        DataError: it is simulated, and so has none.
+    """
+    found = find_run(name, runs_dir)
+    if is_simulated(found):
+        raise DataError(
+            f"run {found.run_id}: is simulated, so it has no corpus and has trained on nothing",
+            hint="name a run that was made without --dry-run: `hlatctl runs`",
+        )
+    return found
+
+
+def _prepared_folder(config: Config) -> Path:
+    """Where the corpus itself is prepared, whatever launcher the configuration names; a simulation prepares none."""
+    from conf.fingerprint import data_fingerprint
+    from hlatctl.run.paths import cache_dir
+
+    return cache_dir(Path(config.runs_dir)) / "data" / data_fingerprint(config)
 
 
 def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:
@@ -162,8 +189,19 @@ def _batches_of(run: RunPaths, steps: list[int], skipped: frozenset[int]) -> lis
         )
     drawn = 0
     if newest:
-        drawn = int(files.read_json(run.checkpoint(newest) / "rank-00000.json")["loader"][0][0])
+        drawn = _batches_drawn(run.checkpoint(newest))
     return [batch_after(drawn, step - newest, skipped) for step in steps]
+
+
+def _batches_drawn(checkpoint: Path) -> int:
+    path = checkpoint / "rank-00000.json"
+    try:
+        return int(files.read_json(path)["loader"][0][0])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: can't be read ({type(error).__name__}), so the batches after it are unknown",
+            hint="`hlatctl checkpoint verify` finds damaged checkpoints; move this one away to go back first",
+        ) from None
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -257,7 +257,7 @@ def test_an_arm_of_a_real_sweep_is_never_simulated(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("flows.sweep.create.refuse_simulation", lambda config, hint: None)  # as for arms that are drawn
     arguments = [*SMALL, f"runs_dir={tmp_path}", "cluster=mock", RATES]
     sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
-    with pytest.raises(TrainingError, match="with: cluster.launcher=mock: simulates jobs and starts none"):
+    with pytest.raises(TrainingError, match=r"with: cluster\.launcher=mock: simulates jobs and starts none"):
         drive(sweep, silent)
 
 
