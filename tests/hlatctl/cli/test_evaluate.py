@@ -151,7 +151,7 @@ def test_progress_names_task_requests_and_the_time_that_is_left() -> None:
     assert evaluation_line(_milestone()) == "beginning"
     assert evaluation_line(_milestone(task="piqa")) == "piqa (task 1 of 2)"
     known = {"task": "gsm8k", "done": 40, "total": 100, "done_before": 20, "task_started_unix_s": 5.0}
-    line = evaluation_line(_milestone(**known, updated_unix_s=15.0))
+    line = evaluation_line(_milestone(**known, counted=[(95.0, 20), (105.0, 40)]))
     assert line == "gsm8k (task 2 of 2) · 40 of 100 requests · 30 s left of it"
 
 
