@@ -129,7 +129,9 @@ class _Head:
         book, state, name = self._book, self._book.state, f"sweep {self._book.sweep.run_id}"
         error: HlatctlError | None = self._unreported
         if error is None and state.stop_requested and not self._all_done():
-            error = StoppedError(f"{name}: stopped, {book.told()}", hint=f"hlatctl resume {book.sweep.run_id}")
+            error = StoppedError(
+                f"{name}: stopped, {book.told()}", hint=f"`hlatctl resume {book.sweep.run_id}` continues the sweep"
+            )
         if error is None and state.count("failed") == len(state.trials):
             first = state.trials[0]
             error = TrainingError(f"{name}: every trial has failed, {first.run_id} with: {first.why}",

@@ -102,9 +102,11 @@ def test_a_run_that_another_process_drives_is_left_alone(
     assert f"process {os.getpid()} drives it already\nhint: hlatctl status example\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [StoppedError("run x: stopped"), TrainingError("gave up")])
+@pytest.mark.parametrize(
+    ("error", "word"), [(StoppedError("run x: stopped"), "stopped"), (TrainingError("gave up"), "error")]
+)
 def test_a_run_that_ends_early_says_how_to_go_on(
-    error: StoppedError | TrainingError, make_run: MakeRun, runs_dir: Path, monkeypatch: pytest.MonkeyPatch,
+    error: StoppedError | TrainingError, word: str, make_run: MakeRun, runs_dir: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     make_run(until="killed")
@@ -115,7 +117,7 @@ def test_a_run_that_ends_early_says_how_to_go_on(
     monkeypatch.setattr("flows.pretrain.drive", drive)
     assert main(["resume", "example"]) == error.exit_code
     assert capsys.readouterr().err.endswith(
-        f"error: {error.message}\nhint: `hlatctl resume example` goes on with the run\n"
+        f"{word}: {error.message}\nhint: `hlatctl resume example` continues the run\n"
     )
 
 
