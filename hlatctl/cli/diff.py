@@ -8,7 +8,6 @@ import typer
 
 from hlatctl.cli.common import Json, RunsDir, columns, find_run, print_json, say
 
-
 #: Stands for the value of a key that a configuration does not have.
 _MISSING = object()
 

@@ -37,7 +37,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The median of a figure over all courses, and its 5th and 95th percentiles, which are estimates if they are few."""
+    """The median of a figure over all courses, and its 5th and 95th percentiles: rough ones if the courses are few."""
 
     low: float
     median: float

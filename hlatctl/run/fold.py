@@ -8,7 +8,6 @@ from typing import Any
 from hlatctl.run.journal import DAMAGED, TRAIN_WRITER, Event
 from hlatctl.run.state import AttemptState, EvaluationProgress, Judgement, MilestoneState, RunState, StageState
 
-
 #: Newest counts of an evaluation's answers that are kept, two seconds apart: what its pace is taken from.
 _COUNTS_KEPT = 30
 

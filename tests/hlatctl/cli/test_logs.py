@@ -128,9 +128,10 @@ def test_following_goes_on_over_a_restart_and_ends_with_the_run(
     shown = threading.Event()
     echo = typer.echo
 
-    def noting_echo(message: str, **how: Any) -> None:
+    def noting_echo(message: str = "", **how: Any) -> None:
         echo(message, **how)
-        shown.set()
+        if message == "first\n":
+            shown.set()
 
     with pytest.MonkeyPatch.context() as patch, hold_head(run):
         patch.setattr(typer, "echo", noting_echo)
