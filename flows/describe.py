@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf import environment, fingerprint
 from conf.schema import Config
-from flows.context import cache_root
+from flows.context import cache_root, is_mock
 from flows.launch import launcher_for
 from flows.stages.compile import graph_key, nothing_ahead
 from flows.stages.coverage import no_coverage
@@ -35,6 +35,8 @@ class FlowDescription:
     launch_script: str
     collisions: list[str]
     """What of this process's environment the training processes would not see."""
+    simulated: bool
+    """The launcher only simulates, so that `hlatctl train` needs ``--dry-run``."""
 
 
 def describe(config: Config) -> FlowDescription:
@@ -72,6 +74,7 @@ def describe(config: Config) -> FlowDescription:
     return FlowDescription(
         stages=stages, launch_script=launcher_for(config).render(job).script,
         collisions=[str(collision) for collision in environment.collisions(config, os.environ)],
+        simulated=is_mock(config),
     )  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
             ctx.signals.take()
             message = f"evaluation of {run.run_id}: interrupted; what is done is kept"
             _finish(ctx, request, "stopped", message)
-            raise StoppedError(message, hint=f"hlatctl eval {run.run_id} goes on") from None
+            raise StoppedError(message, hint=f"`hlatctl eval {run.run_id}` continues it") from None
         return found
 
 

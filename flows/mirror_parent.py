@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import SweepPaths
+from hlatctl.run.simulated import marked
 from hlatctl.run.sweep import fold
 
 if TYPE_CHECKING:
@@ -51,5 +52,6 @@ def parent_run_id(client: MlflowClient, experiment_id: str, sweep: SweepPaths) -
         if found:
             return str(found[0].info.run_id)
         tags = identity | {"hlatctl.simulated": str(state.simulated).lower()}
-        made = client.create_run(experiment_id, int(state.created_unix_s * 1000), tags, state.sweep_id)
+        name = marked(state.sweep_id, simulated=state.simulated)
+        made = client.create_run(experiment_id, int(state.created_unix_s * 1000), tags, name)
         return str(made.info.run_id)

@@ -19,6 +19,7 @@ from hlatctl.run import contract, files
 from hlatctl.run.journal import Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide
+from hlatctl.run.simulated import marked
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -164,8 +165,9 @@ class MirrorRun:
         else:
             tags = identity | {"hlatctl.simulated": str(bool(created.get("simulated", False))).lower()}
             tags |= trial_tags(self._client, experiment_id, self._run.root.parent, created)
+            name = marked(self._run.run_id, simulated=bool(created.get("simulated", False)))
             new = self._client.create_run(
-                experiment_id, int(created["time_unix_s"] * 1000), tags | self._provenance_tags(), self._run.run_id
+                experiment_id, int(created["time_unix_s"] * 1000), tags | self._provenance_tags(), name
             )
             self._cursor.mlflow_run_id = new.info.run_id
         self._log_params()

@@ -21,6 +21,7 @@ from flows.clock import Clock
 from flows.context import FlowContext
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import read_events
+from hlatctl.run.simulated import marked
 from hlatctl.run.state import RunState
 
 Pipeline = Callable[[FlowContext, Any], None]
@@ -129,7 +130,12 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str) -> Any:
 
     from hlatctl.report import summary_markdown
 
-    @flow(name=name, flow_run_name=ctx.run.run_id, persist_result=False, validate_parameters=False)
+    @flow(
+        name=name,
+        flow_run_name=marked(ctx.run.run_id, simulated=ctx.state.simulated),
+        persist_result=False,
+        validate_parameters=False,
+    )
     def run_flow(run_id: str, experiment: str) -> None:
         ctx.message_sinks.append(get_run_logger().info)
         watcher, progress = ctx.observer, _Progress(ctx)

@@ -170,7 +170,7 @@ def _drive_as_head(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] 
         ctx.signals.take()
         message = f"run {run.run_id}: interrupted"
         _finish(ctx, "stopped", message)
-        raise StoppedError(message, hint=f"hlatctl resume {run.run_id}") from None
+        raise StoppedError(message, hint=f"`hlatctl resume {run.run_id}` continues the run") from None
     except SystemExit:
         # The head is told to go (SIGTERM): training lives on, and the journal leaves open how it ends.
         ctx.signals.take()

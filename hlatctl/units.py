@@ -16,6 +16,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things in words: ``1 course``, ``20 courses``."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
 def size(value_bytes: float) -> str:
     """Bytes in binary units: ``31.6 MiB``."""
     for unit_bytes, unit in _BYTE_UNITS:

@@ -202,7 +202,9 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> recovery.Decision:
     if decision.action != "stop":
         return decision
     if state.stop_requested:
-        raise StoppedError(f"run {ctx.run.run_id}: {decision.why}", hint=f"hlatctl resume {ctx.run.run_id}")
+        raise StoppedError(
+            f"run {ctx.run.run_id}: {decision.why}", hint=f"`hlatctl resume {ctx.run.run_id}` continues the run"
+        )
     if error:
         raise error
     hint = decision.hint.replace(" RUN ", f" {ctx.run.run_id} ") or f"see {job.log}"

@@ -13,7 +13,7 @@ from flows.ask import ask_about
 from flows.context import FlowContext, is_mock
 from flows.stages import run_stage
 from hlatctl.plan.memory import check_memory
-from hlatctl.run.errors import DependencyError
+from hlatctl.run.errors import ConfigError, DependencyError
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.provenance import package_versions
 
@@ -63,3 +63,22 @@ def check(config: Config, *, begun: bool = False) -> None:
         ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
     if config.eval.enabled and (config.eval.tasks or config.eval.groups or config.eval.runner != "hf"):
         ask_about("eval.check", config, timeout_s=_TIMEOUT_S)
+
+
+def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:
+    """Refuse what could only be simulated, where nobody has asked for a simulation.
+
+    Args:
+        config: as composed.
+        hint: what a person can do instead.
+        done: what would not be done to the model.
+
+    Raises:
+        ConfigError: its jobs would be simulated.
+    """
+    if is_mock(config):
+        raise ConfigError(
+            f"cluster.launcher=mock: simulates jobs and starts none, so nothing would be {done} "
+            f"(cluster.name={config.cluster.name}, cluster.nodes={config.cluster.nodes})",
+            hint=hint,
+        )

@@ -16,6 +16,7 @@ from conf.space import Space
 from conf.variations import Variations
 from flows.ask import ask_about
 from flows.stages.validate import check as check_inputs
+from flows.stages.validate import refuse_simulation
 from flows.sweep.cost import Plan, plan
 from flows.sweep.objective import Objective, check, objective
 from hlatctl.plan.memory import check_memory
@@ -154,6 +155,8 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
     aim = objective(space.settings, first)
     configs = list(_arms(space, variations, aim)) or [first]
     if not simulated:
+        for config in configs:
+            refuse_simulation(config, hint="add --dry-run to simulate every trial")
         _check_inputs(configs)
         _check_task(aim, first)
     return Prepared(

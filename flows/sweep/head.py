@@ -18,6 +18,7 @@ from functools import partial
 
 from flows import pretrain
 from flows.signals import Signals
+from flows.stages.validate import refuse_simulation
 from flows.sweep import report, signs
 from flows.sweep.book import Book
 from flows.sweep.objective import check
@@ -129,7 +130,9 @@ class _Head:
         book, state, name = self._book, self._book.state, f"sweep {self._book.sweep.run_id}"
         error: HlatctlError | None = self._unreported
         if error is None and state.stop_requested and not self._all_done():
-            error = StoppedError(f"{name}: stopped, {book.told()}", hint=f"hlatctl resume {book.sweep.run_id}")
+            error = StoppedError(
+                f"{name}: stopped, {book.told()}", hint=f"`hlatctl resume {book.sweep.run_id}` continues the sweep"
+            )
         if error is None and state.count("failed") == len(state.trials):
             first = state.trials[0]
             error = TrainingError(f"{name}: every trial has failed, {first.run_id} with: {first.why}",
@@ -186,6 +189,8 @@ class _Head:
         try:
             config = book.variations.compose(asked.point)
             check(book.objective, config)
+            if self._player is None:  # a drawn arm is known no sooner
+                refuse_simulation(config, hint="leave values out that choose cluster.launcher=mock")
         except HlatctlError as error:
             self._end(asked, "failed", error.message)
             return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -22,14 +21,13 @@ from flows.context import FlowContext
 from flows.stages.compile import graph_key
 from hlatctl.run.errors import HlatctlError, RunBusyError
 from hlatctl.run.fold import apply
-from hlatctl.run.journal import OPERATOR_WRITER, JournalTail, JournalWriter, number
+from hlatctl.run.journal import OPERATOR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import head_pid
 from hlatctl.run.manifest import folder_steps
+from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 
-#: The newest steps, whose median time stands for that of those to come.
-_PACE_STEPS = 100
 #: How long a person's command may hold the journal of requests.
 _OPERATOR_S = 10.0
 _POLL_S = 0.1
@@ -135,10 +133,8 @@ class Trial:
 
     @property
     def left_process_hours(self) -> float:
-        """Hours that the rest of its training would take."""
-        steps = sorted(self.state.steps)[-_PACE_STEPS:]
-        pace_s = statistics.median(number(self.state.steps[step], "step_s") for step in steps) if steps else 0.0
-        return self.config.world_size * pace_s * max(0, self.config.total_steps - self.state.step) / 3600
+        """Hours that the rest of its training would take; 0 if its pace is not known."""
+        return self.config.world_size * (training_left_s(self.state, self.config.total_steps) or 0.0) / 3600
 
     def _operator(self) -> JournalWriter:
         """The journal of requests, which a person's command may hold for a moment."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, say
+from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, say
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
@@ -42,6 +42,7 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
     from conf.load import load
 
     found = find_run(run, runs_dir)
+    announce(found)
     config, steps, trust = load(found.config), folder_steps(found), fold(read_events(found)).trust
     newest = steps[-config.checkpoint.keep :]
     records = [{**_record(found, config, step, is_newest=step in newest), "trust": trust.get(step)} for step in steps]
@@ -61,6 +62,7 @@ def verify(
 ) -> None:
     """Read every file of a run's checkpoints and compare it with the manifest."""
     found = find_run(run, runs_dir)
+    announce(found)
     steps = folder_steps(found)
     wanted = steps if step is None else [each for each in steps if each == step]
     if not wanted:

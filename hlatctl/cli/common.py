@@ -85,11 +85,11 @@ def tokens_of(text: str, option: str) -> int:
 
 
 def prepared_folder(config: Config) -> Path:
-    """Where the corpus of a configuration lies once it is prepared."""
+    """Where the corpus itself is prepared, whatever launcher the configuration names; a simulation prepares none."""
     from conf.fingerprint import data_fingerprint
-    from flows.context import cache_root
+    from hlatctl.run.paths import cache_dir
 
-    return cache_root(config) / "data" / data_fingerprint(config)
+    return cache_dir(Path(config.runs_dir)) / "data" / data_fingerprint(config)
 
 
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
@@ -100,6 +100,25 @@ def find_run(name: str, runs_dir: Path | None) -> RunPaths:
 def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
     """The sweep that a person means, or None if it is no sweep."""
     return runs.find_sweep(runs_folder(runs_dir), name)
+
+
+def announce(run: RunPaths) -> None:
+    """Say that a run or a sweep is simulated, if it is: the first line of every command that goes on with it."""
+    from hlatctl.run.simulated import WARNING
+
+    if is_simulated(run):
+        say(WARNING)
+
+
+def is_simulated(run: RunPaths) -> bool:
+    """Whether a run, or a sweep, was made by a dry run; False if its folder can't be read."""
+    from hlatctl.run import sweep
+    from hlatctl.run.journal import read_events
+
+    if isinstance(run, SweepPaths):
+        return sweep.fold(read_events(run)).simulated
+    config, _ = _read_config(run)  # far less to read than a long journal
+    return config is not None and config.cluster.launcher == "mock"
 
 
 def look(run: RunPaths) -> RunView:

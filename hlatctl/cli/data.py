@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from hlatctl.cli.common import (
     RunsDir,
     columns,
     find_run,
+    is_simulated,
     prepared_folder,
     print_json,
     say,
@@ -29,9 +30,6 @@ from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, reading
 from hlatctl.run.reading import why as reason
-
-if TYPE_CHECKING:
-    pass
 
 _BAR = 40
 
@@ -81,7 +79,7 @@ def at(
     from flows.ask import ask
     from hlatctl.run.manifest import checkpoint_steps
 
-    found = find_run(run, runs_dir)
+    found = _find_trained(run, runs_dir)
     begin = max((s for s in checkpoint_steps(found) if s < step), default=0)
     whence = f"the checkpoint of step {begin}" if begin else "the start, no checkpoint before it being left"
     say(f"step {step}: going through {step - begin} batches from {whence}")
@@ -112,7 +110,7 @@ def skip(
     from conf.amend import SKIP_STEPS, batch_numbers, skipped_batches
     from hlatctl.run.journal import read_events
 
-    found = find_run(run, runs_dir)
+    found = _find_trained(run, runs_dir)
     config, asked = conf.load.load(found.config), sorted(batch_numbers(steps.split(",")))
     skipped = skipped_batches(config, read_events(found))
     batches = _batches_of(found, asked, skipped)
@@ -126,7 +124,7 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     import conf.load
     from conf.amend import FINGERPRINT
 
-    found = find_run(run, runs_dir)
+    found = _find_trained(run, runs_dir)
     path = prepared_folder(conf.load.load(found.config)) / "dataset.json"
     try:
         prepared, present = _fingerprint(path), _fingerprint(found.dataset)
@@ -150,6 +148,21 @@ def _fingerprint(dataset: Path) -> str:
         raise
     except (OSError, *DAMAGED) as error:
         raise DataError(f"{dataset}: not readable ({reason(error)})", hint="restore it from a copy") from None
+
+
+def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
+    """The run that a person means, which has a corpus.
+
+    Raises:
+        DataError: it is simulated, and so has none.
+    """
+    found = find_run(name, runs_dir)
+    if is_simulated(found):
+        raise DataError(
+            f"run {found.run_id}: is simulated, so it has no corpus and has trained on nothing",
+            hint="name a run that was made without --dry-run: `hlatctl runs`",
+        )
+    return found
 
 
 def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:

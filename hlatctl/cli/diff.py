@@ -8,6 +8,9 @@ import typer
 
 from hlatctl.cli.common import Json, RunsDir, columns, find_run, print_json, say
 
+#: Stands for the value of a key that a configuration does not have.
+_MISSING = object()
+
 
 def diff(
     first: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")],
@@ -15,20 +18,25 @@ def diff(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Compare two runs' configurations, key by key."""
+    """Compare two runs' configurations, key by key.
+
+    A key that one of them does not have, such as a group of another suite, is shown as `-`, and as null in JSON.
+    """
     from conf.load import flatten, load
 
     runs = [find_run(name, runs_dir) for name in (first, second)]
     one, other = (flatten(load(run.config)) for run in runs)
-    changed = {key: [one[key], other[key]] for key in one if one[key] != other[key]}
+    keys = [key for key in {**one, **other} if one.get(key, _MISSING) != other.get(key, _MISSING)]
     if as_json:
-        print_json(changed)
-    elif changed:
-        rows = [[key, _text(values[0]), _text(values[1])] for key, values in changed.items()]
+        print_json({key: [one.get(key), other.get(key)] for key in keys})
+    elif keys:
+        rows = [[key, _text(one.get(key, _MISSING)), _text(other.get(key, _MISSING))] for key in keys]
         typer.echo(columns([["KEY", *(run.run_id for run in runs)], *rows]))
     else:
         say("the configurations are equal")
 
 
 def _text(value: object) -> str:
+    if value is _MISSING:
+        return "-"
     return "null" if value is None else str(value)

@@ -32,7 +32,7 @@ def drive(run: RunPaths) -> None:
         with observer_for(sys.stderr) as observer:
             pretrain.drive(run, observer)
     except HlatctlError as error:
-        error.hint = error.hint or f"`hlatctl resume {run.run_id}` goes on with the run"
+        error.hint = error.hint or f"`hlatctl resume {run.run_id}` continues the run"
         raise
     for line in end_lines(look(run)):
         say(line)

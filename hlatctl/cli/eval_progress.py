@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hlatctl.cli.progress import LiveObserver, PlainObserver
 from hlatctl.cli.summary import evaluation_line
+from hlatctl.run.simulated import leading
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -26,7 +27,7 @@ class LiveEvaluationObserver(LiveObserver):
             self._progress.update(self._task, total=None, description="getting ready")
             return
         done, total = milestone.progress.done, milestone.progress.total
-        self._progress.update(self._task, total=total or None, completed=done, description=evaluation_line(milestone))
+        self._progress.update(self._task, total=total or None, completed=done, description=_line(milestone, state))
 
 
 class PlainEvaluationObserver(PlainObserver):
@@ -39,11 +40,15 @@ class PlainEvaluationObserver(PlainObserver):
         milestone = _under_way(state)
         if milestone is None or milestone.progress is None or not milestone.progress.task:
             return
-        line, now_s = evaluation_line(milestone), time.monotonic()
+        line, now_s = _line(milestone, state), time.monotonic()
         is_time = milestone.progress.task != self._shown_task or now_s - self._shown_s >= _PLAIN_EVERY_S
         if is_time and line != self._shown_line:
             self._shown_task, self._shown_line, self._shown_s = milestone.progress.task, line, now_s
             self.message(line)
+
+
+def _line(milestone: MilestoneState, state: RunState) -> str:
+    return leading(evaluation_line(milestone), simulated=state.simulated)
 
 
 def _under_way(state: RunState) -> MilestoneState | None:

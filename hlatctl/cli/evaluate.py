@@ -15,12 +15,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlatctl.cli.common import Json, Overrides, RunsDir, columns, print_json, read_state, runs_folder, say, tokens_of
+from hlatctl.cli.common import (
+    Json,
+    Overrides,
+    RunsDir,
+    announce,
+    columns,
+    print_json,
+    read_state,
+    runs_folder,
+    say,
+    tokens_of,
+)
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import size
 
 #: The suite that holds all others, asked about where no other is named.
 _WHOLE_TABLE = "eval=hlat"
+_EVALUATE_HERE = "leave out experiment= and cluster=; eval=SUITE and eval.* say how a model is evaluated"
 _HEADER = ["DATASET", "SPLIT", "FILES", "ROWS", "SIZE", "SHA256", "TASKS"]
 
 #: The command that `hlatctl eval TARGET` means; never typed.
@@ -75,6 +87,7 @@ def evaluate(
         step, overrides = None, None
     else:
         run, step = found.run, found.step
+    announce(run)
     judge(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract)
 
 
@@ -103,9 +116,12 @@ def judge(
 def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) -> RunPaths:
     from conf.compose import compose
     from flows import evaluate as flow
+    from flows.stages.validate import refuse_simulation
 
     where = [f"runs_dir={runs_folder(runs_dir)}"] if runs_dir else []
-    return flow.create(compose([*(overrides or []), *where]), folder, argv=sys.argv)
+    config = compose([*(overrides or []), *where])
+    refuse_simulation(config, hint=_EVALUATE_HERE, done="evaluated")
+    return flow.create(config, folder, argv=sys.argv)
 
 
 @data.command("status")

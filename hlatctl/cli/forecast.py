@@ -11,6 +11,8 @@ import typer
 from hlatctl.cli.common import Json, Overrides, columns, print_json, say
 from hlatctl.run import files
 from hlatctl.run.errors import TrainingError
+from hlatctl.run.simulated import WARNING
+from hlatctl.units import counted
 
 _LAUNCHER = "cluster.launcher=mock"
 
@@ -35,7 +37,8 @@ def forecast(
     from hlatctl.report import forecast as report
 
     config = compose([*(overrides or []), _LAUNCHER])
-    courses = rehearsals.play_all(config, seeds, lambda variant: say(f"{seeds} courses: {variant}"))
+    say(WARNING)
+    courses = rehearsals.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'course')}: {variant}"))
     outlooks = {name: report.outlook(found) for name, found in courses.items()}
     if figure:
         files.write_text(figure, figures.draw_forecast(courses))
@@ -49,6 +52,6 @@ def forecast(
             typer.echo(columns([list(fact) for fact in report.facts(configured, time.time())]))
     if configured is None:
         raise TrainingError(
-            f"none of {seeds} courses was finished; the first: {courses[first][0].message}",
+            f"none of {counted(seeds, 'course')} was finished; the first: {courses[first][0].message}",
             hint="`hlatctl train --dry-run` with the same configuration shows how it went",
         )

@@ -22,6 +22,7 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     from hlatctl.report import ledger
     from hlatctl.run.fold import fold
     from hlatctl.run.journal import read_events
+    from hlatctl.run.simulated import noted
 
     found = find_run(run, runs_dir)
     events = read_events(found)
@@ -31,6 +32,10 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
         print_json({"run_id": found.run_id, "simulated": simulated, **dataclasses.asdict(account)})
         return
     header, rows = ledger.time_table(account)
-    name = found.run_id + ("  SIMULATED: nothing was trained" if simulated else "")
-    typer.echo(columns([["run", name], *([name, text] for name, text in ledger.facts(account))]) + "\n")
+    typer.echo(
+        columns(
+            [["run", noted(found.run_id, simulated=simulated)], *([name, text] for name, text in ledger.facts(account))]
+        )
+        + "\n"
+    )
     typer.echo(columns([[cell.upper() for cell in header], *rows]))

@@ -1,4 +1,4 @@
-"""`hlatctl logs`: the output of a run's processes, as it comes."""
+"""`hlatctl logs`: what a run reports and what its processes print, as it comes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, find_run, look
+from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say
+from hlatctl.cli.journal_lines import JournalLines
 from hlatctl.run.errors import HlatctlError
+from hlatctl.run.lease import head_pid
 from hlatctl.run.paths import RunPaths
 
 _POLL_S = 0.5
@@ -25,25 +27,37 @@ def logs(
     rank: Annotated[int | None, typer.Option(help="Only this training process.", min=0)] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Print the newest attempt's logs.
+    """Print what a run reports, and its newest attempt's output.
 
-    With -f, goes on over restarts until the run has ended.
+    First the newest journal entries: stages, every tenth step, checkpoints, evaluations, restarts. Then what the
+    processes printed. With -f, goes on over restarts until the run has ended.
     """
     found = find_run(run, runs_dir)
-    printer = _Printer(rank)
-    printer.print_new(_newest_folder(found))
-    if not follow and not printer.seen:
-        which = "logs" if rank is None else f"log of rank {rank}"
-        raise HlatctlError(
-            f"run {found.run_id}: no {which} yet in {_newest_folder(found)}",
-            hint=f"see `hlatctl status {found.run_id}`",
-        )
+    announce(found)
+    printer = _Printer(found, rank)
+    printer.print_new()
+    if not follow and not printer.printed:
+        _nothing(found, printer, rank)
     while follow:
-        ended = look(found).ended  # looked at first: what is written until then is still printed
-        printer.print_new(_newest_folder(found))
+        ended = head_pid(found) is None  # looked at first: what is written until then is still printed
+        printer.print_new()
         if ended:
             return
         time.sleep(_POLL_S)
+
+
+def _nothing(run: RunPaths, printer: _Printer, rank: int | None) -> None:
+    """Say that there is nothing to be printed.
+
+    Raises:
+        HlatctlError: not even an empty log.
+    """
+    which = "logs" if rank is None else f"log of rank {rank}"
+    if not printer.seen:
+        raise HlatctlError(
+            f"run {run.run_id}: no {which} yet in {_newest_folder(run)}", hint=f"see `hlatctl status {run.run_id}`"
+        )
+    say(f"rank {rank} has printed nothing" if rank is not None else "nothing has been printed")
 
 
 def _newest_folder(run: RunPaths) -> Path:
@@ -53,22 +67,35 @@ def _newest_folder(run: RunPaths) -> Path:
 
 
 class _Printer:
-    """Prints what is new in log files, each part under the name of its file where there are several."""
+    """Prints what is new in a run's journal and in its log files, each part under the name of where it stands."""
 
-    def __init__(self, rank: int | None) -> None:
+    def __init__(self, run: RunPaths, rank: int | None) -> None:
         self.seen: dict[Path, _Reader] = {}
-        self._rank = rank
-        self._shown: Path | None = None
+        self.printed = False
+        self._run, self._rank = run, rank
+        self._journal = JournalLines(run, rank)
+        self._shown, self._open_line = "", False
 
-    def print_new(self, folder: Path) -> None:
+    def print_new(self) -> None:
+        for line in self._journal.read_new():
+            self._print("journal", f"{line}\n")
+        self._print_logs(_newest_folder(self._run))
+
+    def _print(self, name: str, text: str) -> None:
+        if self._shown != name:
+            if self._open_line:
+                typer.echo()
+            typer.echo(f"==> {name} <==", err=True)
+            self._shown = name
+        typer.echo(text, nl=False)
+        self.printed, self._open_line = True, not text.endswith("\n")
+
+    def _print_logs(self, folder: Path) -> None:
         # A job's log holds what all its processes print; below it each has a file of its own.
         of_rank = (path for path in folder.rglob("*.log") if self._rank is not None and _is_of_rank(path, self._rank))
         for path in sorted(folder.glob("*.log") if self._rank is None else of_rank):
             for block in self._read_new(path):
-                if self._shown != path:
-                    typer.echo(f"==> {path.relative_to(folder.parent)} <==", err=True)
-                    self._shown = path
-                typer.echo(block, nl=False)
+                self._print(str(path.relative_to(folder.parent)), block)
 
     def _read_new(self, path: Path) -> Iterator[str]:
         reader = self.seen.setdefault(path, _Reader())

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HlatctlError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{error.word}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

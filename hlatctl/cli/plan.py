@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hlatctl.cli.common import Json, Overrides, columns, prepared_folder, print_json
+from hlatctl.run.simulated import MARK
+
+_SIMULATED = (
+    f"{MARK}: cluster.launcher=mock starts no jobs. `hlatctl train` with this configuration needs --dry-run;\n"
+    "the launch script below is that of one machine."
+)
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -44,6 +50,7 @@ def plan(
     if as_json:
         print_json(
             {
+                "simulated": flow.simulated,
                 "config": dataclasses.asdict(config),
                 "stages": [dataclasses.asdict(stage) for stage in flow.stages],
                 "launch_script": flow.launch_script,
@@ -72,7 +79,9 @@ def _prepared(config: Config) -> dict[str, Any]:
 def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[tuple[str, str]]:
     from conf.load import dump
 
+    only = [("simulation only", _SIMULATED)] if flow.simulated else []
     return [
+        *only,
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         ("launch script of the first training attempt", flow.launch_script),

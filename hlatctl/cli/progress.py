@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from hlatctl.cli.summary import running_stages, seconds_per_step
+from hlatctl.cli.summary import running_stages
 from hlatctl.run.journal import number
+from hlatctl.run.pace import seconds_per_step, training_left_s
+from hlatctl.run.simulated import leading
 from hlatctl.units import count, duration
 
 if TYPE_CHECKING:
@@ -89,6 +91,10 @@ class PlainObserver:
 
 def describe(state: RunState, config: Config) -> str:
     """Where a run stands, in one line."""
+    return leading(_where(state, config), simulated=state.simulated)
+
+
+def _where(state: RunState, config: Config) -> str:
     stages, last, attempt = running_stages(state), state.last_step, state.attempt
     if stages:
         return ", ".join(stages)
@@ -106,8 +112,8 @@ def _pace(state: RunState, config: Config) -> list[str]:
     pace_s = seconds_per_step(state)
     if not pace_s:
         return []
-    left_s = pace_s * (config.total_steps - state.step)
-    return [f"{count(config.tokens_per_step / pace_s)} tok/s", *([f"{duration(left_s)} left"] if left_s > 0 else [])]
+    left_s = training_left_s(state, config.total_steps)
+    return [f"{count(config.tokens_per_step / pace_s)} tok/s", *([f"{duration(left_s)} left"] if left_s else [])]
 
 
 def _milestones(state: RunState, config: Config) -> list[str]:

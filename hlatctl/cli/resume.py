@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hlatctl.cli.common import Detach, RunName, RunsDir, find_run, find_sweep
+from hlatctl.cli.common import Detach, RunName, RunsDir, announce, find_run, find_sweep
 from hlatctl.cli.driving import drive, drive_sweep
 from hlatctl.cli.train import start_head
 
@@ -20,6 +20,7 @@ def resume(
     """
     swept = find_sweep(run, runs_dir)
     found = swept or find_run(run, runs_dir)
+    announce(found)
     typer.echo(found.run_id)
     if detach:
         start_head(found)

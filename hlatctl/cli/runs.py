@@ -10,6 +10,7 @@ from hlatctl.cli.common import Json, RunsDir, RunView, columns, look, print_json
 from hlatctl.cli.summary import validation_loss
 from hlatctl.run.journal import number
 from hlatctl.run.runs import list_runs
+from hlatctl.run.simulated import marked
 from hlatctl.units import count, utc
 
 _HEADER = ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
@@ -41,7 +42,7 @@ def _row(view: RunView) -> list[str]:
     state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
     return [
         view.run.run_id,
-        view.status + (" (simulated)" if state.simulated else ""),
+        marked(view.status, simulated=state.simulated),
         f"{state.step}/{view.total_steps or '?'}",
         count(state.tokens),
         f"{number(last, 'loss'):.4f}" if last else "-",

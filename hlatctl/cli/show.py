@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, find_run, print_json, say
+from hlatctl.cli.common import Json, RunName, RunsDir, announce, find_run, print_json, say
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 
@@ -21,6 +21,7 @@ def show(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
     from conf.load import load
 
     found = find_run(run, runs_dir)
+    announce(found)
     provenance = _provenance(found)
     if as_json:
         import dataclasses

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from hlatctl.cli.common import RunView
 from hlatctl.run.journal import number
+from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
+from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, utc
-
-#: Steps over which speed is averaged.
-_SPEED_STEPS = 20
 
 
 def validation_loss(state: RunState) -> float | None:
@@ -23,13 +22,6 @@ def validation_loss(state: RunState) -> float | None:
     return None
 
 
-def seconds_per_step(state: RunState) -> float | None:
-    """Mean time of the newest steps; None if it is not known."""
-    newest = [number(state.steps[step], "step_s") for step in sorted(state.steps)[-_SPEED_STEPS:]]
-    mean_s = sum(newest) / len(newest) if newest else 0.0
-    return mean_s if mean_s > 0 else None
-
-
 def running_stages(state: RunState) -> list[str]:
     """Names of the stages that are under way."""
     return [stage.name for stage in state.stages.values() if stage.status == "running"]
@@ -38,7 +30,7 @@ def running_stages(state: RunState) -> list[str]:
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Name and text of every fact that is known of a run."""
     state = view.state
-    yield "run", view.run.run_id + ("  SIMULATED" if state.simulated else "")
+    yield "run", noted(view.run.run_id, simulated=state.simulated)
     yield "folder", str(view.run.root)
     yield "status", view.status + (f" (process {view.head_pid})" if view.head_pid else "")
     if view.problem:
@@ -77,10 +69,8 @@ def evaluation_line(milestone: MilestoneState) -> str:
     parts = [f"{progress.task} (task {progress.tasks.index(progress.task) + 1} of {len(progress.tasks)})"]
     if progress.total:
         parts.append(f"{progress.done:,} of {progress.total:,} requests")
-    answered = progress.done - (progress.done_before or 0)
-    took_s = progress.updated_unix_s - progress.task_started_unix_s
-    if answered > 0 and took_s > 0:
-        parts.append(f"{duration(took_s / answered * (progress.total - progress.done))} left of it")
+    if left_s := task_left_s(progress):
+        parts.append(f"{duration(left_s)} left of it")
     return " · ".join(parts)
 
 
@@ -97,8 +87,8 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
     pace_s = seconds_per_step(state)
     if pace_s and view.config:
         speed = f"{count(view.config.tokens_per_step / pace_s)} tokens/s"
-        left = f", {duration(pace_s * (total - state.step))} of training left" if total and total > state.step else ""
-        yield "speed", speed + left
+        left_s = training_left_s(state, total) if total else None
+        yield "speed", speed + (f", {duration(left_s)} of training left" if left_s else "")
     if state.checkpoints:
         yield "checkpoints", ", ".join(str(step) for step in state.checkpoints)
 
@@ -115,7 +105,7 @@ def end_lines(view: RunView) -> Iterator[str]:
     """What a person wants to know when a run has ended well."""
     state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
     yield ""
-    yield f"{view.run.run_id}: {view.status}" + ("  SIMULATED: nothing was trained" if state.simulated else "")
+    yield noted(f"{view.run.run_id}: {view.status}", simulated=state.simulated)
     if last:
         yield f"  loss        {number(last, 'loss'):.4f} after {state.step} steps, {count(state.tokens)} tokens"
     if validation is not None:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, RunsDir, find_run, find_sweep, say
+from hlatctl.cli.common import Detach, Overrides, RunsDir, announce, find_run, find_sweep, say
 from hlatctl.cli.driving import drive_sweep
 from hlatctl.cli.train import start_head
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import SweepPaths
+from hlatctl.run.simulated import WARNING
 
 if TYPE_CHECKING:
     from flows.sweep.cost import Plan
@@ -42,6 +43,8 @@ def sweep(
         return
     named = [f"runs_dir={runs_dir.expanduser().absolute()}"] if runs_dir else []
     prepared = create.prepare([*(overrides or []), *named], folder=Path.cwd(), simulated=dry_run)
+    if dry_run:
+        say(WARNING)
     say(prepared.plan.text())
     if not dry_run:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
@@ -56,6 +59,7 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
         run = find_run(name, runs_dir)
         raise ConfigError(f"--extend={name}: {run.run_id} is a run and no sweep")
     prepared = create.prepare_more(found, overrides)
+    announce(found)
     say(prepared.plan.text())
     if not prepared.simulated:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, say
+from hlatctl.cli.common import Detach, Overrides, announce, say
 from hlatctl.cli.driving import drive
 from hlatctl.run.paths import RunPaths, SweepPaths
 
 #: What --dry-run adds: every job is played by the scripted cluster, the stages and the journal are real.
 _DRY_RUN_OVERRIDE = "cluster.launcher=mock"
+_SIMULATE = "add --dry-run to simulate it, or see `hlatctl plan` with the same configuration"
 
 
 def train(
@@ -28,8 +29,12 @@ def train(
 
     config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
     from flows import pretrain
+    from flows.stages.validate import refuse_simulation
 
+    if not dry_run:
+        refuse_simulation(config, hint=_SIMULATE)
     run = pretrain.create(config, argv=sys.argv, run_id=run_id)
+    announce(run)
     typer.echo(run.run_id)
     sys.stdout.flush()
     if detach:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,7 +104,7 @@ def draw_forecast(variants: Mapping[str, Sequence[Course]]) -> str:
             days = sorted(course.wall_s / 86400 for course in courses if not course.message)
             if days:
                 axes.plot(days, [row] * len(days), "|", color=INK, markersize=14, alpha=0.6)
-                axes.plot(days[len(days) // 2], row, "o", color=MARK, markersize=5)
+                axes.plot(statistics.median(days), row, "o", color=MARK, markersize=5)
         axes.set_yticks(range(len(variants)), list(variants)[::-1])
         axes.set_xlabel("days from the run's creation to its end; a mark is a course, a dot their median")
 

@@ -37,7 +37,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The median of a figure over all courses, and what nine of ten lie between."""
+    """The median of a figure over all courses, and its 5th and 95th percentiles: rough ones if the courses are few."""
 
     low: float
     median: float
@@ -94,8 +94,10 @@ def rows(variants: Mapping[str, Outlook | None]) -> list[list[str]]:
 def facts(found: Outlook, now_unix_s: float) -> list[tuple[str, str]]:
     """When it would be finished, if it began now."""
     ends = [utc(now_unix_s + seconds) for seconds in (found.wall_s.median, found.wall_s.high)]
+    finished = found.courses - len(found.unfinished)
+    of = f"of {finished} finished courses" if finished > 1 else "of the one finished course"
     known = [
-        ("finished, if it began now", f"{ends[0]}; in 19 of 20 courses by {ends[1]}"),
+        ("finished, if it began now", f"{ends[0]} (median {of}); {ends[1]} (95th percentile)"),
         ("courses", str(found.courses)),
         *(("not finished", f"seed {seed}: {message}") for seed, message in list(found.unfinished.items())[:3]),
     ]

@@ -16,6 +16,7 @@ from hlatctl.report.ledger import Ledger
 from hlatctl.report.numbers import Attempt, Numbers, Stage
 from hlatctl.report.summary import contract_note, facts, score_table
 from hlatctl.run.scores import headlines
+from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.units import count, duration, utc
 
 _CAPTIONS = {
@@ -102,10 +103,7 @@ def _head(found: Numbers, time: Ledger) -> str:
 
 def heading(title: str, kicker: str, tiles: Iterable[tuple[str, str]], *, simulated: bool) -> str:
     """What a page begins with: a title, a line above it, and facts by name."""
-    banner = (
-        '<p class="banner"><strong>SIMULATED</strong> — nothing was trained; every number on this page is made up by '
-        "the mock cluster.</p>\n" if simulated else ""
-    )  # fmt: skip
+    banner = f'<p class="banner"><strong>{MARK}</strong> — {REPORT}</p>\n' if simulated else ""
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in tiles)
     return f'{banner}<p class="kicker">{escape(kicker)}</p>\n<h1>{escape(title)}</h1>\n<dl class="tiles">{shown}</dl>'
 

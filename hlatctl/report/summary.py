@@ -9,6 +9,7 @@ from hlatctl.report.ledger import Ledger, ledger
 from hlatctl.report.numbers import Milestone, Numbers, Score, comparable, numbers
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
+from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.units import count, duration
 
 #: Marks scores that can't be compared with the others of their row.
@@ -24,7 +25,7 @@ def render(found: Numbers, time: Ledger) -> str:
     """Numbers as Markdown."""
     parts = [f"# {found.run_id}\n"]
     if found.simulated:
-        parts.append("**SIMULATED**: nothing was trained; every number below is made up.\n")
+        parts.append(f"**{MARK}**: {REPORT}\n")
     parts.append(table(["", ""], [[name, value] for name, value in facts(found, time)]))
     if found.milestones:
         parts.append("## Scores\n")

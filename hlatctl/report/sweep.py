@@ -6,6 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from hlatctl.run.simulated import noted
 from hlatctl.run.sweep import SweepState, TrialState
 from hlatctl.units import count
 
@@ -96,7 +97,7 @@ def facts(state: SweepState) -> list[tuple[str, str]]:
     winner = best(state)
     ended = state.count("finished", "pruned", "diverged", "failed")
     known = [
-        ("sweep", state.sweep_id + ("  SIMULATED: nothing was trained" if state.simulated else "")),
+        ("sweep", noted(state.sweep_id, simulated=state.simulated)),
         ("status", state.status + (f": {state.message}" if state.message else "")),
         ("objective", f"{state.objective}, {'least' if state.direction == 'min' else 'most'} is best"),
         ("trials", f"{ended} of {state.trials_planned} ended"),

@@ -10,6 +10,7 @@ from hlatctl.report import page
 from hlatctl.report.summary import table as markdown_table
 from hlatctl.report.sweep import arms, facts, header, rows
 from hlatctl.report.sweep_figures import IMPORTANCES, LOSS, SETTINGS
+from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.run.sweep import SweepState
 from hlatctl.units import count, utc
 
@@ -58,7 +59,7 @@ def markdown(state: SweepState, importances: Mapping[str, float], winner: Winner
     """The same as Markdown, without figures."""
     parts = [f"# {state.sweep_id}\n"]
     if state.simulated:
-        parts.append("**SIMULATED**: nothing was trained; every number below is made up.\n")
+        parts.append(f"**{MARK}**: {REPORT}\n")
     parts += [markdown_table(["", ""], [list(fact) for fact in facts(state)[1:]]), "## Arms\n"]
     parts.append(markdown_table(header(state), rows(state)))
     if importances:

@@ -47,6 +47,8 @@ class HlatctlError(Exception):
     """
 
     exit_code = 1
+    #: What its text begins with where a person reads it.
+    word = "error"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -136,9 +138,10 @@ class CheckpointError(HlatctlError):
 
 
 class StoppedError(HlatctlError):
-    """Stopped on request; the run can be resumed."""
+    """Stopped on request; the run can be resumed. Nothing went wrong, and what a person reads says so."""
 
     exit_code = 23
+    word = "stopped"
 
 
 class CompileError(HlatctlError):
@@ -169,7 +172,7 @@ def run_main(main: Callable[[], int]) -> int:
         return main()
     except HlatctlError as error:
         if not os.environ.get(ERROR_TOLD_ENV):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"{error.word}: {error}", file=sys.stderr)
         target = os.environ.get(ERROR_FILE_ENV)
         if target:
             dump_error(error, Path(target))

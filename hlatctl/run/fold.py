@@ -9,6 +9,9 @@ from hlatctl.run.journal import TRAIN_WRITER, Event
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import AttemptState, EvaluationProgress, Judgement, MilestoneState, RunState, StageState
 
+#: Newest counts of an evaluation's answers that are kept, two seconds apart: what its pace is taken from.
+_COUNTS_KEPT = 30
+
 
 def fold(events: Iterable[Event]) -> RunState:
     """The state that a sequence of events, in order of time, describes. Unknown kinds are ignored."""
@@ -170,6 +173,7 @@ def _eval_task_started(state: RunState, event: Event) -> None:
     if progress:
         progress.task, progress.done, progress.total, progress.done_before = str(event["task"]), 0, 0, None
         progress.task_started_unix_s = progress.updated_unix_s = float(event["time_unix_s"])
+        progress.counted = []
 
 
 def _eval_progress(state: RunState, event: Event) -> None:
@@ -179,6 +183,15 @@ def _eval_progress(state: RunState, event: Event) -> None:
         progress.updated_unix_s = float(event["time_unix_s"])
         if progress.done_before is None:
             progress.done_before, progress.task_started_unix_s = progress.done, progress.updated_unix_s
+        _count(progress)
+
+
+def _count(progress: EvaluationProgress) -> None:
+    """Remember when so many requests were answered, of the newest counts only."""
+    if progress.counted and progress.done < progress.counted[-1][1]:
+        progress.counted = []  # a batch of which some were answered before is asked whole again
+    if progress.done > (progress.done_before or 0):
+        progress.counted = [*progress.counted[1 - _COUNTS_KEPT :], (progress.updated_unix_s, progress.done)]
 
 
 def _eval_finished(state: RunState, event: Event) -> None:

@@ -80,6 +80,7 @@ class EvaluationProgress:
         done, total: its requests that are answered, and all; 0 if nothing is known yet.
         task_started_unix_s, updated_unix_s: when the task began, and when ``done`` was counted.
         done_before: requests that an earlier try had answered.
+        counted: when so many were answered, newest last; the first is the first answer of this try.
     """
 
     tasks: list[str]
@@ -89,6 +90,7 @@ class EvaluationProgress:
     done_before: int | None = None
     task_started_unix_s: float = 0.0
     updated_unix_s: float = 0.0
+    counted: list[tuple[float, int]] = field(default_factory=list)
 
 
 @dataclass

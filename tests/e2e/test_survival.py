@@ -31,6 +31,8 @@ def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, head: subprocess.Pop
     output, _ = head.communicate(timeout=60)
     assert head.returncode == StoppedError.exit_code, output
     assert f"hlatctl resume {run_id}" in output
+    assert f"stopped: run {run_id}: stopped on request after writing a checkpoint\n" in output
+    assert "error:" not in output
     assert "Traceback" not in output
     stopped = cli.events(run_id, "train_stopped")[-1]
     assert stopped["reason"] == "stop"

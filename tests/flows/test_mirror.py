@@ -49,11 +49,13 @@ def runs_dir(tmp_path: Path, empty_database: Path) -> Path:
     return folder
 
 
-def make_run(runs_dir: Path, run_id: str = "one", of: dict[str, Any] | None = None, **tracking: Any) -> RunPaths:
+def make_run(
+    runs_dir: Path, run_id: str = "one", of: dict[str, Any] | None = None, *, simulated: bool = False, **tracking: Any
+) -> RunPaths:
     config = Config(runs_dir=str(runs_dir), tracking=TrackingConfig(poll_s=0.2, **tracking))
     run = runs.create_run(runs_dir, run_id, load.dump(config))
     with JournalWriter(run, FLOW_WRITER) as journal:
-        journal.append("run_created", run_id=run_id, simulated=False, **(of or {}))
+        journal.append("run_created", run_id=run_id, simulated=simulated, **(of or {}))
         journal.append("head_started", pid=1, host="here")
     return run
 
@@ -220,6 +222,13 @@ def test_a_run_that_someone_deleted_in_mlflow_is_copied_again(runs_dir: Path) ->
     mirror.connect(mirror.default_tracking_uri(runs_dir)).delete_run(deleted)
     mirror.sync(run)
     assert [run_uuid == deleted for run_uuid, *_ in rows(runs_dir)].count(False) == 3
+
+
+def test_the_name_of_a_simulated_run_says_so(runs_dir: Path) -> None:
+    run = make_run(runs_dir, simulated=True)
+    mirror.sync(run)
+    found = mlflow_run(runs_dir, run)
+    assert (found.info.run_name, found.data.tags["hlatctl.simulated"]) == ("one (SIMULATED)", "true")
 
 
 def test_two_runs_of_the_same_name_in_two_folders_stay_apart(runs_dir: Path, tmp_path: Path) -> None:

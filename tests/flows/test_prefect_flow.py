@@ -51,7 +51,7 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(mock_config: 
         (flow,) = database.execute("select name, state_name from flow_run").fetchall()
         tasks = database.execute("select name, state_name from task_run").fetchall()
         artifacts = {key for (key,) in database.execute("select key from artifact")}
-    assert flow == ("seen", "Completed")
+    assert flow == ("seen (SIMULATED)", "Completed")
     assert {name for name, _ in tasks} == {
         "validate", "provenance", "preflight", "data", "compile", "warm cache", "coverage", "train attempt 1",
         "train attempt 2",

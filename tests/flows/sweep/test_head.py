@@ -252,6 +252,15 @@ def test_a_trial_whose_process_is_gone_again_and_again_has_failed(
     assert state_of(sweep).status == "failed"
 
 
+def test_an_arm_of_a_real_sweep_is_never_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.sweep.trackers.PrefectView.begin", lambda self: None)
+    monkeypatch.setattr("flows.sweep.create.refuse_simulation", lambda config, hint: None)  # as for arms that are drawn
+    arguments = [*SMALL, f"runs_dir={tmp_path}", "cluster=mock", RATES]
+    sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
+    with pytest.raises(TrainingError, match=r"with: cluster\.launcher=mock: simulates jobs and starts none"):
+        drive(sweep, silent)
+
+
 def test_what_one_trial_prepares_another_waits_for(tmp_path: Path) -> None:
     def trial(number: int, *overrides: str) -> Trial:
         config = compose([*SMALL, "cluster=mock", f"runs_dir={tmp_path}", *overrides])

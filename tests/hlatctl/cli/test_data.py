@@ -11,7 +11,7 @@ import pytest
 
 import conf.load
 from conf.fingerprint import data_fingerprint
-from conf.schema import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig, TrainConfig
+from conf.schema import ClusterConfig, Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig, TrainConfig
 from flows.ask import ask_about
 from flows.context import cache_root
 from hlatctl.cli.main import main
@@ -149,3 +149,44 @@ def test_accept_names_the_corpus_as_it_is_now(
         assert new != before
     finally:
         corpus.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "argv", [["skip", "played", "--steps", "30"], ["at", "played", "--step", "3"], ["accept", "played"]]
+)
+def test_a_simulated_run_has_no_data_to_look_into(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path))
+    config = Config(runs_dir=os.fspath(tmp_path), cluster=ClusterConfig(launcher="mock"))
+    run = RunPaths(tmp_path / "played")
+    files.write_text(run.config, conf.load.dump(config))
+    (run.checkpoint(20) / "simulated.json").parent.mkdir(parents=True)
+    (run.checkpoint(20) / "simulated.json").write_text("{}")
+    write_manifest(run.checkpoint(20), step=20, tokens=1, world={})
+    assert main(["data", *argv]) == 11
+    assert capsys.readouterr().err == (
+        "error: run played: is simulated, so it has no corpus and has trained on nothing\n"
+        "hint: name a run that was made without --dry-run: `hlatctl runs`\n"
+    )
+
+
+def test_a_corpus_is_inspected_for_a_cluster_that_can_only_be_simulated(
+    run: RunPaths, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretended = tmp_path / ".cache" / "mock" / "data"
+    overrides = [f"data.path={corpus}", "data.on_corrupt=skip", *_KEYS, "cluster=mock", "--json"]
+    assert main(["data", "inspect", *overrides]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"][0]["rows"] == 120
+    assert not pretended.exists()
+
+
+def test_a_checkpoint_that_does_not_say_what_it_drew_is_named(
+    run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run.checkpoint(20)
+    folder.mkdir(parents=True)
+    (folder / "rank-00000.json").write_text("{}")
+    write_manifest(folder, step=20, tokens=1, world={})
+    assert main(["data", "skip", "the-run", "--steps", "30"]) == 22
+    assert f"error: {folder / 'rank-00000.json'}: can't be read (KeyError)" in capsys.readouterr().err

@@ -119,6 +119,19 @@ def test_what_is_no_target_is_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_is_not_evaluated_by_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text("{}")
+    argv = ["eval", str(tmp_path / "model"), "experiment=hlat_7b", "--runs-dir", str(tmp_path / "runs")]
+    assert main(argv) == 10
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "error: cluster.launcher=mock: simulates jobs and starts none, so nothing would be evaluated"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("argv", [["eval"], ["eval", "--help"], ["eval", "target", "--help"]])
 def test_the_help_is_about_the_target_and_names_the_other_command(
     argv: list[str], capsys: pytest.CaptureFixture[str]
@@ -138,7 +151,7 @@ def test_progress_names_task_requests_and_the_time_that_is_left() -> None:
     assert evaluation_line(_milestone()) == "beginning"
     assert evaluation_line(_milestone(task="piqa")) == "piqa (task 1 of 2)"
     known = {"task": "gsm8k", "done": 40, "total": 100, "done_before": 20, "task_started_unix_s": 5.0}
-    line = evaluation_line(_milestone(**known, updated_unix_s=15.0))
+    line = evaluation_line(_milestone(**known, counted=[(95.0, 20), (105.0, 40)]))
     assert line == "gsm8k (task 2 of 2) · 40 of 100 requests · 30 s left of it"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import typer
 
 from hlatctl.cli import logs as logs_command
+from hlatctl.cli.journal_lines import JournalLines
 from hlatctl.cli.main import main
+from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
@@ -38,11 +41,71 @@ def test_the_newest_attempts_log_is_printed(run: RunPaths, capsys: pytest.Captur
     write(run, 2, "train.log", "new ü\nwithout an end")
     assert main(["logs", "example"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == "new ü\nwithout an end"
-    assert captured.err == "==> attempt-0002/train.log <==\n"
+    assert captured.out.endswith(" UTC  evaluation at 833.3K tokens: finished: smoke_mmlu 0.250, "
+                                 "smoke_humaneval 0.000, validation_loss 4.310 (and 1 more)\n"
+                                 "new ü\nwithout an end")  # fmt: skip
+    assert captured.err == "==> journal <==\n==> attempt-0002/train.log <==\n"
+
+
+def test_a_healthy_run_whose_processes_print_nothing_tells_of_stages_steps_and_evaluations(
+    run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(run, 1, "train.log", "")
+    assert main(["logs", "example"]) == 0
+    lines = [line.split("UTC  ")[1] for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "stage data: started", "stage data: finished in 7.9 s", "stage warm_cache: skipped, no graphs were compiled",
+        "attempt 1: started", "checkpoint of step 100: written", "evaluation at 833.3K tokens: started",
+    ):  # fmt: skip
+        assert line in lines
+    steps = [line for line in lines if line.startswith("step ")]
+    assert [step.split(":")[0] for step in steps] == ["step 1", *(f"step {n}" for n in range(10, 131, 10))]
+    assert steps[1] == "step 10: loss 7.7885, gradient norm 0.999, lr 7.50e-04, 16.4K tokens/s, 0.5 s a step"
+
+
+def test_a_rank_is_asked_what_it_has_journalled(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "example", "--rank", "0"]) == 0
+    kinds = {line.split("UTC  ")[1].split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert kinds == {"attempt", "step", "checkpoint"}
+    write(run, 1, "node0-1.log", "")
+    assert main(["logs", "example", "--rank", "1"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "rank 1 has printed nothing\n")
+
+
+def test_of_a_long_journal_the_newest_part_is_read(
+    run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hlatctl.cli.journal_lines._RECENT_BYTES", 3000)
+    assert main(["logs", "example", "--rank", "0"]) == 0
+    lines = [line.split("UTC  ")[1].split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["step 121", "step 130", "checkpoint of step 100"]
+
+
+def test_an_evaluation_tells_each_tenth_of_a_task_once(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "run")
+    about = {"milestone_tokens": 1000, "contract": "c"}
+    with JournalWriter(run, eval_writer(1000)) as journal:
+        journal.append("eval_task_started", task="gsm8k", **about)
+        for done in range(0, 101, 2):
+            journal.append("eval_progress", task="gsm8k", done=done, total=100, **about)
+    lines = [line.split("UTC  ")[1] for line in JournalLines(run).read_new()]
+    assert lines[:3] == [
+        "evaluation at 1K tokens: gsm8k", "evaluation at 1K tokens: gsm8k, 0 of 100 requests",
+        "evaluation at 1K tokens: gsm8k, 10 of 100 requests",
+    ]  # fmt: skip
+    assert len(lines) == 12
+
+
+def test_a_simulated_run_says_so_first(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run("played", simulated=True)
+    run.config.write_text(run.config.read_text().replace("launcher: local", "launcher: mock"))
+    assert main(["logs", "played", "--runs-dir", os.fspath(run.root.parent)]) == 0
+    assert capsys.readouterr().err.startswith("SIMULATED: nothing is trained, and every number is made up\n")
 
 
 def test_a_run_without_logs_says_so(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run.journal)
     assert main(["logs", "example"]) == 1
     assert capsys.readouterr().err.startswith("error: run example: no logs yet in ")
 
@@ -65,9 +128,10 @@ def test_following_goes_on_over_a_restart_and_ends_with_the_run(
     shown = threading.Event()
     echo = typer.echo
 
-    def noting_echo(message: str, **how: Any) -> None:
+    def noting_echo(message: str = "", **how: Any) -> None:
         echo(message, **how)
-        shown.set()
+        if message == "first\n":
+            shown.set()
 
     with pytest.MonkeyPatch.context() as patch, hold_head(run):
         patch.setattr(typer, "echo", noting_echo)
@@ -80,14 +144,14 @@ def test_following_goes_on_over_a_restart_and_ends_with_the_run(
     follower.join(30)
     assert codes == [0]
     out = capsys.readouterr().out
-    assert out.startswith("first\n")
+    assert out.index("evaluation at") < out.index("first\n") < out.index("third\n")
     assert out.endswith("third\n")
 
 
 def test_a_character_that_is_written_in_two_parts_is_shown_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes("one\ntwo ü".encode()[:-1])
-    printer = logs_command._Printer(None)
+    printer = logs_command._Printer(RunPaths(tmp_path), None)
     assert "".join(printer._read_new(path)) == "one\ntwo "
     path.write_bytes("one\ntwo ü\n".encode())
     assert "".join(printer._read_new(path)) == "ü\n"

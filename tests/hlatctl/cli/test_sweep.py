@@ -10,6 +10,9 @@ import pytest
 
 from hlatctl.cli.main import main
 
+HARDWARE = [f"cluster.hardware.{name}=1e10" for name in (
+    "bf16_flops_per_s", "fp32_flops_per_s", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s",
+)] + ["cluster.hardware.compute_efficiency=1", "cluster.hardware.collective_efficiency=1"]  # fmt: skip
 SMALL = ["eval.enabled=false", "train.max_steps=4", "train.tokens=1M", "tracking=none", "recovery.backoff_s=0"]
 
 
@@ -20,7 +23,7 @@ def swept(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     captured = capsys.readouterr()
     assert captured.out == "rates\n", "stdout is data: the sweep's id"
     assert "2 trials (2 arms), 1 at once: 8 steps" in captured.err
-    assert "SIMULATED" in captured.err
+    assert captured.err.startswith("SIMULATED: nothing is trained, and every number is made up\n")
     return tmp_path
 
 
@@ -60,7 +63,7 @@ def test_unknown_or_great_cost_needs_a_yes(
         "error: sweep.confirm_above_usd=100: a sweep of unknown cost needs a yes, and there is nobody to ask",
         "hint: --yes goes on without asking",
     ]
-    assert main(["sweep", "experiment=hlat_7b", "eval.enabled=false", "seed=1,2"]) == 10
+    assert main([*priced, *HARDWARE, "cluster.price_usd_per_node_hour=1e9"]) == 10
     told = capsys.readouterr().err
     assert re.search(r"2 trials .*; at most .* of training, .* process-hours, as predicted, [\d,.]+ USD\n", told)
     assert re.search(r"error: sweep.confirm_above_usd=100: a sweep of [\d,.]+ USD needs a yes", told)
@@ -71,6 +74,7 @@ def test_unknown_or_great_cost_needs_a_yes(
     ("arguments", "message"),
     [
         (["seed=1"], "nothing is swept"),
+        (["cluster=local,mock"], "cluster.launcher=mock: simulates jobs and starts none, so nothing would be trained"),
         (["seed=1,2", "sweep.objective=validation_loss"], "no trial reports it, for eval.enabled=false"),
         (["optimizer.lr=1e-3,-1"], "optimizer.lr=-1.0: must be greater than 0 (in the arm optimizer.lr=-1)"),
         (["seed=1,2", "sweep.parallel=5000"], "sweep.parallel=5000: with 1 processes or threads each"),

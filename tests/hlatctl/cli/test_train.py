@@ -33,7 +33,7 @@ sys.exit(main())
 @pytest.fixture
 def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
-    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda *_: False)
     return tmp_path / "runs"
 
 
@@ -41,7 +41,8 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
     assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 0
     captured = capsys.readouterr()
     assert captured.out == "rehearsal\n"
-    assert "step 306/306" in captured.err
+    assert captured.err.splitlines()[0] == "SIMULATED: nothing is trained, and every number is made up"
+    assert "SIMULATED · step 306/306" in captured.err
     assert "rehearsal: finished  SIMULATED: nothing was trained" in captured.err
     assert os.fspath(runs_dir / "rehearsal" / "report" / "index.html") in captured.err
     view = look(RunPaths(runs_dir / "rehearsal"))
@@ -49,6 +50,36 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
     # An id is given once, and the run that has it is not touched.
     assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 12
     assert "hlatctl resume rehearsal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [["experiment=hlat_7b"], ["cluster=mock"], ["cluster.launcher=mock", "--detach"]])
+def test_nothing_is_simulated_that_was_not_asked_to_be(
+    asked: list[str], runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *asked]) == 10
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error, hint = captured.err.splitlines()
+    assert error.startswith("error: cluster.launcher=mock: simulates jobs and starts none, so nothing would be trained")
+    assert hint == "hint: add --dry-run to simulate it, or see `hlatctl plan` with the same configuration"
+    assert not runs_dir.exists()
+
+
+def test_whatever_goes_on_with_a_simulated_run_says_so_first(
+    make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--dry-run", "--run-id", "played", *OVERRIDES]) == 0
+    capsys.readouterr()
+    for argv in (["resume"], ["eval"], ["checkpoint", "ls"], ["checkpoint", "verify"], ["show"]):
+        assert main([*argv, "played"]) == 0
+        told = capsys.readouterr().err.splitlines()
+        assert told[0] == "SIMULATED: nothing is trained, and every number is made up", argv
+    for argv in (["runs"], ["status", "played"], ["goodput", "played"]):
+        assert main(argv) == 0
+        assert "SIMULATED" in capsys.readouterr().out, argv
+    make_run("real", until="killed")
+    assert main(["show", "real"]) == 0
+    assert "SIMULATED" not in capsys.readouterr().err
 
 
 def test_resuming_a_finished_run_tells_its_summary(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,9 +102,11 @@ def test_a_run_that_another_process_drives_is_left_alone(
     assert f"process {os.getpid()} drives it already\nhint: hlatctl status example\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [StoppedError("run x: stopped"), TrainingError("gave up")])
+@pytest.mark.parametrize(
+    ("error", "word"), [(StoppedError("run x: stopped"), "stopped"), (TrainingError("gave up"), "error")]
+)
 def test_a_run_that_ends_early_says_how_to_go_on(
-    error: StoppedError | TrainingError, make_run: MakeRun, runs_dir: Path, monkeypatch: pytest.MonkeyPatch,
+    error: StoppedError | TrainingError, word: str, make_run: MakeRun, runs_dir: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     make_run(until="killed")
@@ -84,7 +117,7 @@ def test_a_run_that_ends_early_says_how_to_go_on(
     monkeypatch.setattr("flows.pretrain.drive", drive)
     assert main(["resume", "example"]) == error.exit_code
     assert capsys.readouterr().err.endswith(
-        f"error: {error.message}\nhint: `hlatctl resume example` goes on with the run\n"
+        f"{word}: {error.message}\nhint: `hlatctl resume example` continues the run\n"
     )
 
 
@@ -104,7 +137,13 @@ def test_plan_tells_everything_and_makes_nothing(runs_dir: Path, capsys: pytest.
     assert [stage["name"] for stage in record["stages"]][-3:] == ["train", "evaluate", "report"]
     assert record["budget"]["parameters"] == 2_901_120
     assert record["launch_script"].startswith("#!/bin/sh\n")
+    assert record["simulated"] is False
     assert not runs_dir.exists()
+
+
+def test_plan_says_first_what_can_only_be_simulated(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "experiment=hlat_7b"]) == 0
+    assert capsys.readouterr().out.startswith("# simulation only\nSIMULATED: cluster.launcher=mock starts no jobs.")
 
 
 def test_a_detached_run_goes_on_after_its_command_has_returned(

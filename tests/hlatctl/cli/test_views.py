@@ -6,11 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import conf.load
+from conf.schema import EvalGroupConfig
 from hlatctl.cli.common import look
 from hlatctl.cli.main import main
 from hlatctl.run.journal import JournalWriter
@@ -43,7 +46,7 @@ def test_runs_lists_every_run(make_run: MakeRun, cli: Cli) -> None:
     assert rows[0] == ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
     assert {row[0]: row[1:4] for row in rows[1:]} == {
         "one": ["finished", "306/306", "2.51M"],
-        "two": ["interrupted (simulated)", "130/306", "1.06M"],
+        "two": ["interrupted (SIMULATED)", "130/306", "1.06M"],
     }
     records = {record["run_id"]: record for record in json.loads(cli("runs", "--json"))}
     assert records["one"]["validation_loss"] == 3.51
@@ -184,3 +187,18 @@ def test_diff_names_the_keys_that_differ(make_run: MakeRun, cli: Cli) -> None:
     assert [line.split() for line in cli("diff", "one", "two").splitlines()] == [
         ["KEY", "one", "two"], ["train.max_steps", "null", "9"], ["train.seq_len", "512", "256"],
     ]  # fmt: skip
+
+
+def test_diff_names_keys_that_only_one_of_the_runs_has(make_run: MakeRun, cli: Cli) -> None:
+    one, two = make_run("one"), make_run("two")
+    config = conf.load.load(two.config)
+    groups = {"mmlu": EvalGroupConfig(tasks=["mmlu_anatomy"]), "math": EvalGroupConfig(tasks=["gsm8k"])}
+    for run, names in ((one, ["mmlu"]), (two, ["math"])):
+        chosen = {name: groups[name] for name in names}
+        run.config.write_text(conf.load.dump(replace(config, eval=replace(config.eval, suite="x", groups=chosen))))
+    rows = [line.split() for line in cli("diff", "one", "two").splitlines()]
+    assert ["eval.groups.mmlu.tasks", "['mmlu_anatomy']", "-"] in rows
+    assert ["eval.groups.math.tasks", "-", "['gsm8k']"] in rows
+    forth, back = json.loads(cli("diff", "one", "two", "--json")), json.loads(cli("diff", "two", "one", "--json"))
+    assert forth["eval.groups.math.tasks"] == [None, ["gsm8k"]]
+    assert {key: values[::-1] for key, values in back.items()} == forth

@@ -31,6 +31,15 @@ def test_courses_that_were_not_finished_are_named_and_not_counted() -> None:
     assert forecast.outlook([course(3, 99, "gave up")]) is None
 
 
+def test_the_end_is_told_with_the_number_of_courses_that_it_comes_from() -> None:
+    for finished, said in ((1, "of the one finished course"), (2, "of 2 finished courses")):
+        found = forecast.outlook([*(course(seed, 10) for seed in range(finished)), course(9, 99, "gave up")])
+        assert found is not None
+        assert forecast.facts(found, 0.0)[0][1] == (
+            f"1970-01-11 00:00:00 UTC (median {said}); 1970-01-11 00:00:00 UTC (95th percentile)"
+        )
+
+
 def test_the_table_has_a_row_for_each_variant() -> None:
     rows = forecast.rows({"as configured": forecast.outlook([course(1, 10)]), "worse": None})
     assert rows[0] == [

@@ -1,0 +1,155 @@
+"""The journal as lines for people: what `hlatctl logs` shows of stages, steps, checkpoints and evaluations.
+
+Nothing is written for it: the lines come from the journal that is there anyway, one step in ten, the newest part first
+read. A run of 2 M steps would give 200,000 step lines, of which a reader who comes late gets those of the last MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hlatctl.run.journal import DAMAGED, Event, JournalTail, number, train_writer
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.scores import in_words
+from hlatctl.units import count, duration, utc
+
+#: Steps from one line to the next, as torchtitan's `log_freq`.
+EVERY_STEPS = 10
+#: Lines of an evaluation's task.
+_PARTS_OF_A_TASK = 10
+#: What is read of each journal file at first.
+_RECENT_BYTES = 1 << 20
+
+
+class JournalLines:
+    """What is new in a run's journal, as lines.
+
+    Args:
+        run: the run directory.
+        rank: only what this training process has journalled; none: everything.
+    """
+
+    def __init__(self, run: RunPaths, rank: int | None = None) -> None:
+        self._tail = JournalTail(run, _recent(run))
+        self._writer = None if rank is None else train_writer(rank)
+        self._shown_step: int | None = None
+        self._shown_part: tuple[str, int] = ("", 0)
+
+    def read_new(self) -> Iterator[str]:
+        """Lines of what has come since the last call, in order of time."""
+        for event in self._tail.read_new():
+            if self._writer not in (None, event["writer"]):
+                continue
+            try:
+                text = self._text(event)
+                line = f"{utc(event['time_unix_s'])}  {text}"
+            except DAMAGED:
+                continue  # an event without its fields; `hlatctl status` tells of it
+            if text:
+                yield line
+
+    def _text(self, event: Event) -> str:
+        kind = event["kind"]
+        if kind == "train_started":
+            self._shown_step = None
+        if (kind == "step" and not self._is_time(int(event["step"]))) or (
+            kind == "eval_progress" and not self._is_new_part(event)
+        ):
+            return ""
+        return _TEXTS[kind](event) if kind in _TEXTS else ""
+
+    def _is_time(self, step: int) -> bool:
+        """The first step that is seen of an attempt, and then one in so many."""
+        last = self._shown_step
+        if last is not None and step // EVERY_STEPS <= last // EVERY_STEPS:
+            return False
+        self._shown_step = step
+        return True
+
+    def _is_new_part(self, event: Event) -> bool:
+        part = str(event["task"]), _PARTS_OF_A_TASK * int(event["done"]) // max(1, int(event["total"]))
+        shown, self._shown_part = self._shown_part, part
+        return part != shown
+
+
+def _recent(run: RunPaths) -> dict[str, int]:
+    """Where to begin in each journal file, so that a long one is not read whole."""
+    offsets = {}
+    for path in run.journal.glob("*.jsonl"):
+        begin = path.stat().st_size - _RECENT_BYTES
+        if begin > 0:
+            with path.open("rb") as file:
+                file.seek(begin)
+                offsets[path.stem] = begin + len(file.readline())
+    return offsets
+
+
+def _step(event: Event) -> str:
+    return (
+        f"step {event['step']}: loss {number(event, 'loss'):.4f}, gradient norm {number(event, 'grad_norm'):.3f}, "
+        f"lr {number(event, 'lr'):.2e}, {count(number(event, 'tokens_per_s'))} tokens/s, "
+        f"{duration(number(event, 'step_s'))} a step"
+    )
+
+
+def _at(event: Event) -> str:
+    tokens = int(event["milestone_tokens"])
+    return f"evaluation at {count(tokens)} tokens" if tokens else "evaluation"
+
+
+def _message(event: Event) -> str:
+    return f"{event['kind']}: {event['message']}"
+
+
+def _attempt_ended(event: Event) -> str:
+    why = f"; {event['why']}" if event.get("why") else ""
+    return f"attempt {event['attempt']}: ended at step {event['step']} ({event['evidence']}){why}"
+
+
+def _nonfinite(event: Event) -> str:
+    return (
+        f"step {event['step']}: loss {event['loss']}, gradient norm {event['grad_norm']}, not finite: {event['action']}"
+    )
+
+
+def _spike(event: Event) -> str:
+    mean = number(event, "mean")
+    return f"step {event['step']}: gradient spike, norm {number(event, 'grad_norm'):.3f}, recent mean {mean:.3f}"
+
+
+def _run_finished(event: Event) -> str:
+    why = f" ({event['message']})" if event.get("message") else ""
+    return f"run {event['outcome']} at step {event['step']}{why}"
+
+
+_TEXTS: dict[str, Callable[[Event], str]] = {
+    "run_created": lambda e: f"run {e['run_id']}: created",
+    "head_started": lambda e: f"process {e['pid']} on {e['host']} drives the run",
+    "stage_started": lambda e: f"stage {e['stage']}: started",
+    "stage_finished": lambda e: f"stage {e['stage']}: finished in {duration(e['wall_s'])}",
+    "stage_skipped": lambda e: f"stage {e['stage']}: skipped, {e['why']}",
+    "stage_failed": lambda e: f"stage {e['stage']}: failed, {e['message']}",
+    "attempt_started": lambda e: f"attempt {e['attempt']}: started",
+    "attempt_attached": lambda e: f"attempt {e['attempt']}: is running, re-attached",
+    "attempt_ended": _attempt_ended,
+    "train_started": lambda e: f"attempt {e['attempt']}: training continues from step {e['resumed_from_step']}",
+    "step": _step,
+    "nonfinite": _nonfinite,
+    "gradient_spike": _spike,
+    "checkpoint_committed": lambda e: f"checkpoint of step {e['step']}: written",
+    "checkpoint_skipped": lambda e: f"checkpoint of step {e['step']}: skipped, {e['reason']}",
+    "checkpoint_rejected": lambda e: f"checkpoint of step {e['step']}: rejected, {e['reason']}",
+    "train_stopped": lambda e: f"attempt {e['attempt']}: training ended at step {e['step']} ({e['reason']})",
+    "eval_started": lambda e: f"{_at(e)}: started",
+    "eval_task_started": lambda e: f"{_at(e)}: {e['task']}",
+    "eval_progress": lambda e: f"{_at(e)}: {e['task']}, {e['done']:,} of {e['total']:,} requests",
+    "eval_task_finished": lambda e: f"{_at(e)}: {e['task']} finished: {in_words(e['scores'])}",
+    "eval_finished": lambda e: f"{_at(e)}: finished: {in_words(e['scores'])}",
+    "eval_failed": lambda e: f"{_at(e)}: failed, {e['message']}",
+    "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
+    "stop_requested": lambda e: f"stop requested by {e['by']}",
+    "run_finished": _run_finished,
+    **dict.fromkeys(
+        ("warning", "alarm", "straggler", "environment_collision", "tracking_lost", "eval_rejected"), _message
+    ),
+}

@@ -1,0 +1,49 @@
+"""How fast a run or an evaluation goes on now, from what was measured lately; None while too little is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+from hlatctl.run.journal import Event, number
+from hlatctl.run.state import EvaluationProgress, RunState
+
+#: Steps whose median time stands for that of the steps to come.
+_NEWEST_STEPS = 20
+#: Steps that an attempt begins with and that say nothing of the others: they compile, allocate and fill caches.
+_FIRST_STEPS = 2
+#: Fewer measurements are no pace.
+_LEAST = 2
+
+
+def seconds_per_step(state: RunState) -> float | None:
+    """Median time of the newest steps, without those that an attempt began with; looks at the newest steps only."""
+    began = {attempt.number: attempt.resumed_from_step or 0 for attempt in state.attempts}
+    newest = itertools.islice(reversed(state.steps.values()), _NEWEST_STEPS)
+    times_s = [number(event, "step_s") for event in newest if not _is_first(event, began)]
+    known_s = [time_s for time_s in times_s if math.isfinite(time_s) and time_s > 0]
+    return statistics.median(known_s) if len(known_s) >= _LEAST else None
+
+
+def training_left_s(state: RunState, total_steps: int) -> float | None:
+    """Time that the steps to come take at the present pace; None if that is not known or none is left."""
+    pace_s = seconds_per_step(state)
+    return pace_s * (total_steps - state.step) if pace_s and total_steps > state.step else None
+
+
+def task_left_s(progress: EvaluationProgress) -> float | None:
+    """Time that an evaluation's task takes to answer its other requests.
+
+    Counted from the first answer of this evaluator: what came before it is the model's start, or an earlier try's.
+    """
+    if not progress.total or len(progress.counted) < _LEAST:
+        return None
+    (since_s, since), (now_s, now) = progress.counted[0], progress.counted[-1]
+    if now <= since or now_s <= since_s:
+        return None
+    return (now_s - since_s) / (now - since) * (progress.total - now)
+
+
+def _is_first(event: Event, began: dict[int, int]) -> bool:
+    return int(event["step"]) <= began.get(int(event["attempt"]), 0) + _FIRST_STEPS
