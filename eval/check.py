@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 from conf.load import load
+from conf.schema import Config
 from eval import contract, model, plan, runners
 from eval.validation import held_out
 from hlatctl.run import contract as contracts
-from hlatctl.run.errors import run_main
+from hlatctl.run import files
+from hlatctl.run.errors import DataError, run_main
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.scratch import private_folder
 
@@ -27,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, help="whose contract would have to allow it")
     parser.add_argument("--new-contract", action="store_true", help="another one than the run has had would do")
-    parser.add_argument("--from-elsewhere", action="store_true", help="the model is no run's: no held-out text")
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder that is no run's: no held-out text")
     options = parser.parse_args(argv)
     config = load(options.config)
     runners.check(config.eval.runner)
@@ -40,11 +42,35 @@ def main(argv: list[str] | None = None) -> int:
             print(note, file=sys.stderr)
         if options.run_dir:
             run = RunPaths(options.run_dir.absolute())
-            text = held_out(run, config, from_elsewhere=options.from_elsewhere) if made.validation else None
-            present = contract.make(config, made, text, scratch)
+            present = _contract(run, config, made, scratch, options.model)
             folder_name = contracts.results_folder(present, contracts.check(run, present, new=options.new_contract))
             print(json.dumps({"contract": contracts.of_tasks(present), "folder": folder_name}))
     return 0
+
+
+def _contract(
+    run: RunPaths, config: Config, made: plan.Plan, scratch: Path, elsewhere: Path | None
+) -> contracts.Fields:
+    """The contract that the evaluator would come to; a run's own model is not exported yet."""
+    if elsewhere:
+        model.check_folder(elsewhere)
+    text = held_out(run, config, from_elsewhere=elsewhere is not None) if made.validation else None
+    folder = elsewhere or _tokenizer_folder(run)
+    return contract.make(config, made, text, scratch, folder=folder, from_elsewhere=elsewhere is not None)
+
+
+def _tokenizer_folder(run: RunPaths) -> Path:
+    """Where the exported models of a run have their tokenizer from."""
+    try:
+        found = Path(files.read_sealed_json(run.dataset)["tokenizer"]["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{run.dataset}: names no tokenizer ({error!r})") from None
+    if not found.is_dir():
+        raise DataError(
+            f"{run.dataset}: tokenizer.path={found}: no such folder",
+            hint="bring the folder back; another run with the same corpus and tokenizer prepares it again",
+        )
+    return found
 
 
 if __name__ == "__main__":

@@ -78,7 +78,6 @@ def _evaluate(this: Evaluation, journal: JournalWriter, try_number: int) -> Path
     path, subject = this.folder / RESULTS, this.subject
     record = read_kept(this, journal, path, None)
     if record is None or (record["skipped"] and can_run_code(this.config.eval)):
-        model.check_folder(subject.model_folder)
         tried: dict[str, Any] = {"try": try_number}
         journal.append("eval_started", step=subject.step, suite=this.config.eval.suite, tasks=_names(this), **tried,
                        **this.about)  # fmt: skip
@@ -93,6 +92,7 @@ def _evaluate(this: Evaluation, journal: JournalWriter, try_number: int) -> Path
 def _prepare(subject: Subject, config: Config, made: plan.Plan, scratch: Path) -> Evaluation:
     runners.check(config.eval.runner)
     contract.package_versions()  # before anything else imports them
+    model.check_folder(subject.model_folder)
     unsandboxed = code.without_sandbox(config.eval.code) if any(t.judge == "human_eval" for t in made.tasks) else None
     made = replace(made, notes=[*made.notes, *([unsandboxed] if unsandboxed else [])])
     text = validation.held_out(subject.run, config, from_elsewhere=subject.from_elsewhere) if made.validation else None
@@ -109,7 +109,8 @@ def _prepare(subject: Subject, config: Config, made: plan.Plan, scratch: Path) -
 
     return Evaluation(
         config=config, subject=subject, held_out=text, plan=replace(made, validation=text is not None),
-        contract=contract.make(config, made, text, scratch), loaded=loaded, lm=_once(lm), scratch=scratch,
+        contract=contract.make(config, made, text, scratch, folder=folder, from_elsewhere=subject.from_elsewhere),
+        loaded=loaded, lm=_once(lm), scratch=scratch,
     )  # fmt: skip
 
 

@@ -95,6 +95,16 @@ def _is_there(device: str) -> bool:
     return bool(torch.get_device_module(device).is_available())
 
 
+def device_name(device: str) -> str:
+    """The device that a model is loaded on if this one is asked for: ``cpu``, or ``cuda: NVIDIA H200``."""
+    if device == "cpu" or not _is_there(device):
+        return "cpu"
+    import torch
+
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return f"{device}: {name()}" if name else device
+
+
 def missing_package(name: str | None) -> DependencyError:
     """The error for a package that the evaluation needs and this environment lacks."""
     return DependencyError(f"the package {name} is not installed", hint="pip install 'hlatctl[eval]'")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.harness import quiet, wrap
-from eval.model import DTYPE, Loaded
+from eval.model import DTYPE, Loaded, device_name
 from hlatctl.run.errors import DependencyError
 
 
@@ -88,6 +88,16 @@ def versions(name: str) -> dict[str, str]:
     """Version of a runner's own package, by import name; none of `hf`, whose packages every evaluation names."""
     optional = _OPTIONAL.get(name)
     return {optional.package: metadata.version(optional.distribution)} if optional else {}
+
+
+def device(name: str, wanted: str) -> str:
+    """What a runner computes on, with the device's own name where it has one.
+
+    Args:
+        name: the runner.
+        wanted: ``backend.device``, which counts for `hf` only.
+    """
+    return device_name({"hf": wanted, "vllm": "cuda", "neuron": "neuron"}[name])
 
 
 def make(name: str, request: Request) -> Any:

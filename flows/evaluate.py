@@ -193,7 +193,8 @@ def _ask_contract(ctx: FlowContext, request: Request) -> tuple[Asked, str]:
     """
     if request.config.cluster.launcher == "mock":
         return Asked(contract=SIMULATED, new_contract=request.new_contract, model=request.model), ""
-    flags = [*(["--new-contract"] if request.new_contract else []), *(["--from-elsewhere"] if request.model else [])]
+    flags = ["--new-contract"] if request.new_contract else []
+    flags += ["--model", os.fspath(request.model.absolute())] if request.model else []
     answer = json.loads(
         ask_about("eval.check", request.config, "--run-dir", os.fspath(ctx.run.root), *flags, show_talk=True)
     )
@@ -214,9 +215,12 @@ def _is_done(ctx: FlowContext, milestone_tokens: int, folder: Path, asked: Asked
     if not told or record.get("contract") != asked.contract:
         return False
     try:
-        return record.get("weights") == weights_of(ctx, milestone_tokens, asked) and not record.get("skipped")
+        if record.get("weights") != weights_of(ctx, milestone_tokens, asked):
+            ctx.message(f"{title(milestone_tokens)}: the model's files have changed; its former results are replaced")
+            return False
     except CheckpointError:
         return True
+    return not record.get("skipped")
 
 
 def _conclude(ctx: FlowContext, request: Request, failed: list[int], found: list[Path]) -> None:

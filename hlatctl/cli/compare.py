@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, tokens_of
+from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, say, tokens_of
+from hlatctl.run import contract as contracts
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.paths import RunPaths
@@ -52,8 +53,9 @@ def compare(
 ) -> None:
     """Compare runs' scores, with HLAT's tables beside them.
 
-    The best value of a row is marked, and those that can't be told from it. Only scores that were measured under the
-    same contract are compared. `--baselines hlat` adds HLAT, LLaMA-1 and -2, OpenLLaMA-1 and -2 as published.
+    The best value of a row is marked, or those that can't be told from the best. Only scores that were measured under
+    the same contract are compared; published ones if shots and items are the same. `--baselines hlat` adds HLAT,
+    LLaMA-1 and -2, OpenLLaMA-1 and -2.
     """
     from hlatctl.report import baselines as published
     from hlatctl.report.compare import compare as compared
@@ -93,7 +95,18 @@ def _scores(run: RunPaths, tokens: int | None) -> RunScores:
 
     state = read_state(run)
     milestone = _milestone(run, state.milestones, tokens)
-    return run_scores(run.run_id, milestone, simulated=state.simulated, contract=_contract(run, milestone))
+    return run_scores(
+        run.run_id, milestone, simulated=state.simulated, contract=_contract(run, milestone), recorded=_recorded(run)
+    )
+
+
+def _recorded(run: RunPaths) -> list[contracts.Fields]:
+    """The contracts that the run has admitted; of a damaged record, none, so that what it said is unknown."""
+    try:
+        return contracts.recorded(run)
+    except EvaluationError as error:
+        say(f"warning: {error.message}")
+        return []
 
 
 def _milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:

@@ -2,13 +2,7 @@
 
 Where scores come from is the command's business, how the table looks ``compare_tables``'.
 
-Only what was measured alike is compared. In each row the leftmost run sets the contract; a score under another one, or
-under an unknown one, is shown and stays out of the comparison, and so does a simulated one. Published figures take
-part, and are marked as such.
-
-Two values tie if their difference is within ``Z_95`` standard errors of the difference: a two-sided z-test at 95 % for
-independent samples. Runs that answer the same items err alike, so for them the test errs to the side of a tie. A
-standard error that is not known counts as none: a tie is one whatever it is, but some go unseen.
+Which cells of a row can be compared, and which of them is best, is told by ``cells``.
 """
 
 from __future__ import annotations
@@ -16,22 +10,18 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from statistics import NormalDist
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hlatctl.report import baselines
 from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
+from hlatctl.report.cells import OTHER_CONTRACT, PUBLISHED, SIMULATED, Cell, judged, marked
+from hlatctl.report.conditions import Conditions, data_of, of_mean, of_score
 from hlatctl.report.numbers import finite_or_nan
+from hlatctl.run import contract as contracts
 from hlatctl.run.scores import HELD_OUT
 from hlatctl.run.state import MilestoneState
 
-#: Two-sided 95 %.
-Z_95 = NormalDist().inv_cdf(0.975)
-#: Standings of a cell in its row.
-BEST, TIE = "best", "tie"
-#: Remarks on a cell; all but the first keep it out of the comparison.
-PUBLISHED, OTHER_CONTRACT, NO_CONTRACT, SIMULATED = "published", "another_contract", "contract_unknown", "simulated"
 RUN, BASELINE = "run", "baseline"
 
 
@@ -44,17 +34,19 @@ class Measured:
     stderr: float | None
     n: int | None
     contract: str | None
+    conditions: Conditions
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunScores:
-    """The scores of one run's milestone, by name."""
+    """The scores of one run's milestone, by name; ``asked`` has the contracts of which there is a record."""
 
     run_id: str
     tokens: int
     step: int
     simulated: bool
     scores: dict[str, Measured]
+    asked: dict[str, contracts.Fields]
 
     @property
     def contracts(self) -> list[str]:
@@ -62,36 +54,29 @@ class RunScores:
         tasks = [score for name, score in self.scores.items() if not name.startswith(HELD_OUT)]
         return sorted({score.contract for score in tasks or self.scores.values() if score.contract})
 
+    @property
+    def limits(self) -> list[int | None]:
+        """Items a task that were asked for, by contract; None: all of them."""
+        return list(dict.fromkeys(self.asked[key].get("limit") for key in self.contracts if key in self.asked))
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One value in its row's unit.
-
-    Args:
-        stderr: standard error; of a mean over tasks that is taken here it is the mean of theirs, as the paper has it.
-        n: items that the value is taken over.
-        contract: of several scores, theirs joined by ``+``.
-        standing: ``best``, ``tie`` (can't be told from the best) or empty.
-        remark: why it is not, or not simply, comparable; empty if it is.
-    """
-
-    value: float
-    stderr: float | None
-    n: int | None
-    contract: str | None
-    standing: str = ""
-    remark: str = ""
+    @property
+    def data(self) -> list[str]:
+        """Hashes of the tasks' datasets, by contract."""
+        found = [data_of(self.asked[key]) for key in self.contracts if key in self.asked]
+        return list(dict.fromkeys(data for data in found if data))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One run, or one published model; ``source`` is where its figures were published."""
+    """One run, or one published model; ``source`` is where its figures were published, empty lists are unknown."""
 
     name: str
     kind: str
     tokens: int
     step: int | None
     contracts: list[str]
+    limits: list[int | None]
+    data: list[str]
     simulated: bool
     source: str | None
 
@@ -105,14 +90,17 @@ class Row(RowTitle):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The whole table; ``notes`` are those of the published figures."""
+    """The whole table; ``notes`` say in what contracts differ, and what the published figures' own notes say."""
 
     columns: list[Column]
     rows: list[Row]
     notes: list[str]
 
 
-def run_scores(run_id: str, milestone: MilestoneState, *, simulated: bool, contract: str | None) -> RunScores:
+def run_scores(
+    run_id: str, milestone: MilestoneState, *, simulated: bool, contract: str | None,
+    recorded: Sequence[contracts.Fields] = (),
+) -> RunScores:  # fmt: skip
     """A milestone's scores; what is damaged or no number is left out.
 
     Args:
@@ -120,15 +108,20 @@ def run_scores(run_id: str, milestone: MilestoneState, *, simulated: bool, contr
         milestone: an evaluated one.
         simulated: nothing was trained.
         contract: of scores that do not name their own.
+        recorded: the contracts that the run has admitted. Of one that is among them, only what has to be equal between
+            runs counts; any other is known by its hash alone.
     """
     found = {}
+    fields = {contracts.of_tasks(known): known for known in recorded}
+    fields |= {contracts.of_validation(known): known for known in recorded}
     for name, record in milestone.scores.items():
         value = finite_or_nan(record.get("value")) if isinstance(record, dict) else math.nan
         if not math.isnan(value):
-            found[str(name)] = _measured(record, value, contract)
+            found[str(name)] = _measured(str(name), record, value, contract, fields)
     return RunScores(
-        run_id=run_id, tokens=milestone.milestone_tokens, step=milestone.step, simulated=simulated, scores=found
-    )
+        run_id=run_id, tokens=milestone.milestone_tokens, step=milestone.step, simulated=simulated, scores=found,
+        asked={_key(known): contracts.across_runs(known) for known in recorded},
+    )  # fmt: skip
 
 
 def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Comparison:
@@ -136,25 +129,52 @@ def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Co
     models = published.models if published else ()
     columns = [
         Column(name=run.run_id, kind=RUN, tokens=run.tokens, step=run.step, contracts=run.contracts,
-               simulated=run.simulated, source=None)
+               limits=run.limits, data=run.data, simulated=run.simulated, source=None)
         for run in runs
     ]  # fmt: skip
     columns += [
-        Column(name=model.name, kind=BASELINE, tokens=model.tokens, step=None, contracts=[], simulated=False,
-               source=published.source if published else None)
+        Column(name=model.name, kind=BASELINE, tokens=model.tokens, step=None, contracts=[], limits=[], data=[],
+               simulated=False, source=published.source if published else None)
         for model in models
     ]  # fmt: skip
     layout = baselines.layout()
-    rows = [_row(spec, runs, models) for spec in (*layout.rows, *_others(layout, runs))]
-    return Comparison(columns=columns, rows=_shown(rows), notes=list(published.notes) if published else [])
+    rows = _shown([_row(spec, runs, models) for spec in (*layout.rows, *_others(layout, runs))])
+    notes = [*_differences(rows, runs), *(published.notes if published else ())]
+    return Comparison(columns=columns, rows=rows, notes=notes)
 
 
-def _measured(record: Mapping[str, Any], value: float, contract: str | None) -> Measured:
-    stderr, count, own = finite_or_nan(record.get("stderr")), record.get("n"), record.get("contract")
+def _measured(
+    name: str, record: Mapping[str, Any], value: float, contract: str | None, known: Mapping[str, contracts.Fields]
+) -> Measured:
+    stderr, count = finite_or_nan(record.get("stderr")), record.get("n")
+    own = str(record.get("contract") or contract or "")
+    fields = known.get(own)
     return Measured(
         metric=str(record.get("metric", "")), value=value, stderr=None if math.isnan(stderr) else stderr,
-        n=count if isinstance(count, int) else None, contract=str(own) if own else contract,
+        n=count if isinstance(count, int) else None, conditions=of_score(fields, name),
+        contract=_key(fields) if fields and own == contracts.of_tasks(fields) else own or None,
     )  # fmt: skip
+
+
+def _key(fields: contracts.Fields) -> str:
+    return contracts.digest(contracts.across_runs(fields))
+
+
+def _differences(rows: Sequence[Row], runs: Sequence[RunScores]) -> list[str]:
+    """For each run that was measured under another contract than the leftmost of a row, the first difference."""
+    asked = {key: fields for run in runs for key, fields in run.asked.items()}
+    found: dict[str, str] = {}
+    for row in rows:
+        own = next((cell for cell in row.cells if cell and cell.contract and not cell.remark), None)
+        for run, cell in zip(runs, row.cells, strict=False):
+            if not (own and cell and cell.remark == OTHER_CONTRACT and run.run_id not in found):
+                continue
+            before, now = asked.get(own.contract or ""), asked.get(cell.contract or "")
+            difference = contracts.first_difference(before, now) if before and now else None
+            if difference:
+                field, ours, theirs = difference
+                found[run.run_id] = f"{run.run_id} is under another contract: {field} is {theirs}, elsewhere {ours}"
+    return list(found.values())
 
 
 def _names(task: str, metric: str) -> tuple[str, str]:
@@ -189,7 +209,8 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
 
 
 def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> Row:
-    cells = _judged(spec.best, [*(_run_cell(spec, run) for run in runs), *(_model_cell(spec, m) for m in models)])
+    cells = [*(_run_cell(spec, run) for run in runs), *(_model_cell(spec, model) for model in models)]
+    cells = judged(spec.best, marked(cells))
     return Row(**{field.name: getattr(spec, field.name) for field in fields(RowTitle)}, cells=cells)
 
 
@@ -205,8 +226,9 @@ def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:
     whole = len(found)
     return Cell(
         value=scale * math.fsum(score.value for score in found) / whole,
-        stderr=scale * math.fsum(errors) / whole if len(errors) == whole else None,
+        stderr=scale * math.hypot(*errors) / whole if len(errors) == whole else None,
         n=sum(counts) if len(counts) == whole else None,
+        conditions=of_mean([score.conditions for score in found]),
         contract="+".join(dict.fromkeys(contracts)) if len(contracts) == whole else None,
         remark=SIMULATED if run.simulated else "",
     )
@@ -216,49 +238,8 @@ def _model_cell(spec: RowSpec, model: Model) -> Cell | None:
     if spec.id not in model.figures:
         return None
     value, stderr = model.figures[spec.id]
-    return Cell(value=value, stderr=stderr, n=None, contract=None, remark=PUBLISHED)
-
-
-def _judged(ideal: str | float, cells: list[Cell | None]) -> list[Cell | None]:
-    """The cells with their remarks and standings; fewer than two that can be compared have none."""
-    marked = _marked(cells)
-    compared = [cell for cell in marked if cell and _takes_part(cell)]
-    if len(compared) < 2 or ideal == baselines.UNKNOWN:
-        return marked
-    best = min(compared, key=lambda cell: _badness(cell, ideal))
-    return [
-        replace(cell, standing=_standing(cell, best, ideal)) if cell and _takes_part(cell) else cell for cell in marked
-    ]
-
-
-def _takes_part(cell: Cell) -> bool:
-    return cell.remark in ("", PUBLISHED)
-
-
-def _marked(cells: list[Cell | None]) -> list[Cell | None]:
-    measured = [cell.contract for cell in cells if cell and not cell.remark and cell.contract]
-    reference = measured[0] if measured else None
-
-    def mark(cell: Cell | None) -> Cell | None:
-        if cell is None or cell.remark or (cell.contract and cell.contract == reference):
-            return cell
-        return replace(cell, remark=OTHER_CONTRACT if cell.contract else NO_CONTRACT)
-
-    return [mark(cell) for cell in cells]
-
-
-def _standing(cell: Cell, best: Cell, ideal: str | float) -> str:
-    difference = _badness(cell, ideal) - _badness(best, ideal)
-    if difference == 0.0:
-        return BEST
-    return TIE if difference <= Z_95 * math.hypot(cell.stderr or 0.0, best.stderr or 0.0) else ""
-
-
-def _badness(cell: Cell, ideal: str | float) -> float:
-    """How far a value is from the best there could be, up to a constant."""
-    if isinstance(ideal, str):
-        return -cell.value if ideal == baselines.HIGHEST else cell.value
-    return abs(cell.value - ideal)
+    return Cell(value=value, stderr=stderr, n=model.items.get(spec.id), conditions=Conditions(shots=spec.shots),
+                contract=None, remark=PUBLISHED)  # fmt: skip
 
 
 def _shown(rows: list[Row]) -> list[Row]:

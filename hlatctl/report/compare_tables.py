@@ -12,24 +12,31 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from hlatctl.report import compare
-from hlatctl.report.baselines import PERCENT
-from hlatctl.report.compare import Cell, Column, Comparison, Row
+from hlatctl.report import cells, compare
+from hlatctl.report.baselines import PERCENT, PLAIN
+from hlatctl.report.cells import Cell
+from hlatctl.report.compare import Column, Comparison, Row
 from hlatctl.units import count
 
 _NOTHING = "–"
 _TIE = "≈"
-_MARKS = {compare.OTHER_CONTRACT: "†", compare.NO_CONTRACT: "‡", compare.SIMULATED: "§"}
+_ITEMS_UNKNOWN = "°"
+_MARKS = {
+    cells.OTHER_CONTRACT: "†", cells.NO_CONTRACT: "‡", cells.SIMULATED: "§", cells.PUBLISHED_OTHERWISE: "¶",
+}  # fmt: skip
 _MEANINGS = {
-    compare.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row: not compared",
-    compare.NO_CONTRACT: "nobody knows under which contract it was measured: not compared",
-    compare.SIMULATED: "SIMULATED: nothing was trained; not compared",
-}
+    cells.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row: not compared",
+    cells.NO_CONTRACT: "nobody knows under which contract it was measured: not compared",
+    cells.SIMULATED: "SIMULATED: nothing was trained; not compared",
+    cells.PUBLISHED_OTHERWISE:
+        "published for other shots or items than the leftmost run's, or the run's are unknown: not compared",
+}  # fmt: skip
 _ANSI = re.compile("\x1b\\[[0-9]*m")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$", "≈": r"$\approx$", "–": "--", "†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}",
+    "¶": r"\P{}", "°": r"$^\circ$",
 }  # fmt: skip
 
 
@@ -55,7 +62,7 @@ def text(found: Comparison, *, bold: bool = False) -> str:
     """Aligned plain text; ``bold`` for a terminal that shows it."""
     emphasis = "\x1b[1m{}\x1b[0m *" if bold else "{} *"
     style = _Style(str, lambda cell: emphasis.format(cell), "*", "  ", align=True)
-    header = ["", "SHOTS", "METRIC", *(column.name for column in found.columns)]
+    header = ["", "SHOTS", "N", "METRIC", *(column.name for column in found.columns)]
     lines = [header, *_body(found, style)]
     rows = [line for line in lines if isinstance(line, list)]
     widths = [max(len(_ANSI.sub("", row[index])) for row in rows) for index in range(len(header))]
@@ -66,7 +73,7 @@ def text(found: Comparison, *, bold: bool = False) -> str:
 def markdown(found: Comparison) -> str:
     """A Markdown table and a list of notes."""
     style = _Style(_escape_markdown, lambda cell: f"**{cell}**", "bold", "&nbsp;&nbsp;")
-    header = ["", "shots", "metric", *(style.escape(column.name) for column in found.columns)]
+    header = ["", "shots", "n", "metric", *(style.escape(column.name) for column in found.columns)]
     titled = [
         [f"*{line}*", *[""] * (len(header) - 1)] if isinstance(line, str) else line for line in _body(found, style)
     ]
@@ -77,7 +84,7 @@ def markdown(found: Comparison) -> str:
 def latex(found: Comparison) -> str:
     """A LaTeX table that needs the package booktabs."""
     style = _Style(_escape_latex, lambda cell: f"\\textbf{{{cell}}}", "bold", "\\quad ")
-    header = ["", "shots", "metric", *(style.escape(column.name) for column in found.columns)]
+    header = ["", "shots", "n", "metric", *(style.escape(column.name) for column in found.columns)]
     lines = [
         f"\\midrule\n\\multicolumn{{{len(header)}}}{{l}}{{\\textit{{{line}}}}} \\\\\n" if isinstance(line, str)
         else f"{' & '.join(line)} \\\\\n"
@@ -86,7 +93,7 @@ def latex(found: Comparison) -> str:
     notes = "".join(f"\n\\par {note}" for note in _notes(found, style))
     return (
         "% \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
-        f"\\begin{{tabular}}{{lrl{'r' * len(found.columns)}}}\n\\toprule\n{''.join(lines)}\\bottomrule\n"
+        f"\\begin{{tabular}}{{lrrl{'r' * len(found.columns)}}}\n\\toprule\n{''.join(lines)}\\bottomrule\n"
         f"\\end{{tabular}}\n{{\\footnotesize{notes}\n\\par}}\n\\end{{table}}\n"
     )
 
@@ -98,29 +105,59 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 def _body(found: Comparison, style: _Style) -> Iterator[str | list[str]]:
     """What stands below the header: a section's title as text, a row as its cells; all escaped."""
-    yield ["tokens", "", "", *(count(column.tokens) for column in found.columns)]
-    yield ["contract", "", "", *(_contract(column) for column in found.columns)]
+    yield ["tokens", "", "", "", *(count(column.tokens) for column in found.columns)]
+    for name, text in (("contract", _contract), ("limit", _limit), ("data", _data)):
+        yield [name, "", "", "", *(style.escape(text(column)) for column in found.columns)]
     for title, rows in groupby(found.rows, key=lambda row: (row.section, row.unit)):
         yield style.escape(title[0] + (", percent" if title[1] == PERCENT else ""))
         named = ""
         for row in rows:
             label = style.part + style.escape(row.part) if row.part else style.escape(row.group)
-            shots = "" if row.shots is None else str(row.shots)
-            cells = (_figure(row, cell, style) for cell in row.cells)
-            yield ["" if label == named else label, shots, style.escape(row.metric), *cells]
+            first = next((cell for cell in row.cells if cell), None)
+            figures = (_figure(row, cell, first, style) for cell in row.cells)
+            yield ["" if label == named else label, *_measured(row, first), style.escape(row.metric), *figures]
             named = label
 
 
-def _figure(row: Row, cell: Cell | None, style: _Style) -> str:
+def _measured(row: Row, cell: Cell | None) -> tuple[str, str]:
+    """Shots and items of a cell; a question mark where they are not known, empty where there are none."""
+    if cell is None:
+        return "", ""
+    without = row.shots is None and (row.unit == PLAIN or cell.conditions.whole is not None)
+    shots = "" if cell.conditions.shots is None and without else _known(cell.conditions.shots)
+    return shots, _known(cell.n)
+
+
+def _known(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _otherwise(row: Row, cell: Cell, first: Cell | None) -> str:
+    """How a cell was measured, where the row's shots and items are not its own."""
+    if first is None or cell is first:
+        return ""
+    (shots, items), own = _measured(row, first), _measured(row, cell)
+    told = [f"shots {own[0]}"] if own[0] != shots else []
+    told += [f"n {own[1]}"] if own[1] != items and cell.n is not None else []
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _figure(row: Row, cell: Cell | None, first: Cell | None, style: _Style) -> str:
     if cell is None:
         return style.escape(_NOTHING.rjust(6) if style.align else _NOTHING)
     digits = 2 if row.unit == PERCENT else 3
     value = f"{cell.value:{6 if style.align else 0}.{digits}f}"
     shown = style.escape(value if cell.stderr is None else f"{value} ± {cell.stderr:.{digits}f}")
-    if cell.standing == compare.BEST:
+    if cell.standing == cells.BEST:
         shown = style.best(shown)
-    mark = _TIE if cell.standing == compare.TIE else _MARKS.get(cell.remark, "")
-    return f"{shown} {style.escape(mark)}" if mark else shown
+    mark = _TIE if cell.standing == cells.TIE else _MARKS.get(cell.remark, "")
+    mark += _ITEMS_UNKNOWN if _items_unknown(cell) else ""
+    told = _otherwise(row, cell, first)
+    return shown + (f" {style.escape(mark)}" if mark else "") + style.escape(told)
+
+
+def _items_unknown(cell: Cell) -> bool:
+    return cell.n is None and cell.remark in (cells.PUBLISHED, cells.PUBLISHED_OTHERWISE)
 
 
 def _contract(column: Column) -> str:
@@ -131,24 +168,39 @@ def _contract(column: Column) -> str:
     return "several" if len(column.contracts) > 1 else "".join(column.contracts)[:8] or "unknown"
 
 
+def _limit(column: Column) -> str:
+    if column.kind == compare.BASELINE or not column.limits:
+        return "unknown"
+    return "several" if len(column.limits) > 1 else "none" if column.limits[0] is None else f"{column.limits[0]} items"
+
+
+def _data(column: Column) -> str:
+    return "several" if len(column.data) > 1 else "".join(column.data)[:8] or "unknown"
+
+
 def _notes(found: Comparison, style: _Style) -> list[str]:
-    cells = [cell for row in found.rows for cell in row.cells if cell]
+    all_cells = [cell for row in found.rows for cell in row.cells if cell]
     notes = []
-    if any(cell.standing for cell in cells):
+    if any(cell.standing for cell in all_cells):
         notes.append(
-            f"{style.best_is}: best of its row; ≈: can't be told from the best, the difference is within "
-            f"{compare.Z_95:.2f} of its standard errors (one that is not given counts as 0)"
+            f"{style.best_is}: best of its row, beyond the error of every other; ≈: the best value and those that "
+            f"can't be told from it: the difference is within {cells.Z_95:.2f} of its standard errors (one that is "
+            "not given counts as 0; between two that are not given, none is best)"
         )
+    if any(_items_unknown(cell) for cell in all_cells):
+        notes.append(f"{_ITEMS_UNKNOWN}: the number of items was not published")
+    if any(cell.remark == "" for cell in all_cells):
+        notes.append("shots and n are those of the leftmost value of a row, and of every other that names none")
     notes += [
-        f"{mark}: {_MEANINGS[remark]}" for remark, mark in _MARKS.items() if any(c.remark == remark for c in cells)
+        f"{mark}: {_MEANINGS[remark]}" for remark, mark in _MARKS.items() if any(c.remark == remark for c in all_cells)
     ]
     sources = dict.fromkeys(column.source for column in found.columns if column.source)
     notes += [f"published: {source}; measured elsewhere, under no contract of ours" for source in sources]
     return [style.escape(note) for note in [*notes, *found.notes]]
 
 
-def _aligned(cells: list[str], widths: list[int]) -> str:
-    padded = (cell + " " * (width - len(_ANSI.sub("", cell))) for cell, width in zip(cells, widths, strict=True))
+def _aligned(texts: list[str], widths: list[int]) -> str:
+    padded = (cell + " " * (width - len(_ANSI.sub("", cell))) for cell, width in zip(texts, widths, strict=True))
     return "  ".join(padded).rstrip() + "\n"
 
 

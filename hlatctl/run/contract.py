@@ -21,11 +21,12 @@ from hlatctl.run.reading import DAMAGED, why
 
 Fields = dict[str, Any]
 
-#: The part of a contract that belongs to a run: its held-out text.
-VALIDATION = "validation"
+#: The parts of a contract that belong to a run: its held-out text, and its model's files besides the weights.
+VALIDATION, MODEL = "validation", "model"
 _VERSION = 1
 _POLL_S = 0.05
 _ABSENT = object()
+_NOT_RECORDED = "not recorded"
 
 
 def digest(value: Any) -> str:
@@ -36,6 +37,11 @@ def digest(value: Any) -> str:
 def of_tasks(fields: Fields) -> str:
     """The hash that the scores of tasks carry: of all but the held-out text."""
     return digest({key: value for key, value in fields.items() if key != VALIDATION})
+
+
+def across_runs(fields: Fields) -> Fields:
+    """What must be equal for two runs' scores of tasks to be comparable: each model may have its own tokenizer."""
+    return {key: value for key, value in fields.items() if key not in (VALIDATION, MODEL)}
 
 
 def of_validation(fields: Fields) -> str:
@@ -108,7 +114,8 @@ def first_difference(before: Any, now: Any) -> tuple[str, str, str] | None:
 
 
 def _differences(before: Any, now: Any, name: str) -> Iterator[tuple[str, str, str]]:
-    if isinstance(before, dict) and isinstance(now, dict):
+    if isinstance(now, dict) and (isinstance(before, dict) or (before is _ABSENT and now)):
+        before = before if isinstance(before, dict) else {}  # of a part that was not recorded, name a field
         for key in dict.fromkeys([*before, *now]):
             yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), f"{name}.{key}" if name else key)
     elif before != now:
@@ -117,7 +124,7 @@ def _differences(before: Any, now: Any, name: str) -> Iterator[tuple[str, str, s
 
 def _text(value: Any) -> str:
     if value is _ABSENT or isinstance(value, dict):
-        return "absent" if value is _ABSENT else "there"
+        return _NOT_RECORDED if value is _ABSENT else "recorded"
     return value[:16] if isinstance(value, str) and len(value) == 64 else json.dumps(value)
 
 
@@ -135,10 +142,11 @@ def _refusal(run: RunPaths, known: list[Fields], present: Fields) -> EvaluationE
     difference = first_difference((alike or known)[0], present)
     assert difference is not None, "an equal contract is not refused"
     name, before, now = difference
+    apart = f"`hlatctl eval {run.run_id} --new-contract`, with the same OVERRIDES, keeps the scores of both apart"
     return EvaluationError(
         f"{run.contract}: {name} was {before} when this run was first evaluated and is {now} now; "
         "scores of both can't be compared",
-        hint=f"put it back; or `hlatctl eval {run.run_id} ... --new-contract` keeps both, apart from each other",
+        hint=apart if before == _NOT_RECORDED else f"put it back; or {apart}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ import torch
 from conf.compose import compose
 from eval import milestone, sandbox
 from eval.tasks import Subject
-from hlatctl.run import journal
+from hlatctl.run import contract, journal
 from hlatctl.run.errors import ConfigError, DataError, DependencyError, EvaluationError, load_error
 from hlatctl.run.fold import fold
 from hlatctl.run.paths import RunPaths
@@ -127,7 +128,9 @@ def test_a_second_call_changes_nothing(make_run: MakeRun, model_folder: Path, tm
     run = make_run(tasks=_QUICK)
     _evaluate(run, model_folder)
     before = _bytes(run.root)
-    _evaluate(run, tmp_path / "the exported model is gone")
+    unreadable = Path(shutil.copytree(model_folder, tmp_path / "unreadable"))
+    (unreadable / "model.safetensors").write_bytes(b"no weights: the model is not loaded again")
+    _evaluate(run, unreadable)
     assert _bytes(run.root) == before
 
 
@@ -218,10 +221,12 @@ def test_a_model_from_elsewhere_has_no_held_out_text(make_run: MakeRun, model_fo
     run = make_run()
     run.dataset.unlink()
     made_of = {"tasks": ["smoke_crows_pairs"], "limit": 2}
-    elsewhere = _evaluate(make_run(**made_of), model_folder, milestone_tokens=0, step=0, from_elsewhere=True)
+    _evaluate(make_run(**made_of), model_folder, milestone_tokens=0, step=0, from_elsewhere=True)
+    before = contract.recorded(run)
     shutil.rmtree(run.evals)
     with_text = _evaluate(make_run(tasks=_QUICK, limit=2), model_folder)
-    assert elsewhere["contract"] == with_text["contract"], "the scores of tasks can be compared"
+    own, theirs = contract.recorded(run)[0], before[0]
+    assert contract.across_runs(own) == contract.across_runs(theirs), "the scores of tasks can be compared"
     assert with_text["scores"]["validation_loss"]["contract"] not in ("", with_text["contract"])
     with pytest.raises(
         ConfigError, match=r"eval\.tasks: validation is a run's own held-out text, and this model is no"
@@ -249,6 +254,45 @@ def test_another_contract_is_refused_by_its_first_difference_or_kept_apart(
     assert [judged.contract for judged in state.milestones[1000].others] == [second["contract"]]
     _evaluate(make_run(tasks=_QUICK), model_folder, milestone_tokens=2000)
     _evaluate(make_run(tasks=_QUICK, limit=3), model_folder, milestone_tokens=2000)  # known by now, so not refused
+
+
+def test_a_tokenizer_that_has_changed_is_another_contract_and_leaves_the_results_alone(
+    make_run: MakeRun, model_folder: Path, tmp_path: Path
+) -> None:
+    run, changed = make_run(tasks=["smoke_crows_pairs"]), Path(shutil.copytree(model_folder, tmp_path / "model"))
+    first = _evaluate(run, changed, from_elsewhere=True)
+    settings = json.loads((changed / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (changed / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}), encoding="utf-8")
+    with pytest.raises(
+        EvaluationError, match=r"model\.tokenizer\.tokenizer_config\.json was \w{16} when .* and is \w{16} now"
+    ):
+        _evaluate(run, changed, from_elsewhere=True, weights="other")
+    second = _evaluate(run, changed, from_elsewhere=True, weights="other", new_contract=True)
+    kept = json.loads((run.eval(1000) / "results.json").read_text(encoding="utf-8"))
+    assert (kept, second["contract"] != first["contract"]) == (first, True)
+    own, other = contract.recorded(run)
+    assert contract.across_runs(own) == contract.across_runs(other), "models may have tokenizers of their own"
+
+
+def test_a_fork_of_the_harness_with_the_same_version_is_another_contract(
+    make_run: MakeRun, start_eval: StartEval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lm_eval
+
+    run = make_run(tasks=["smoke_crows_pairs"])
+    code, _, stderr = _finish(start_eval(run))
+    assert code == 0, stderr
+    before = _bytes(run.evals)
+    original = Path(str(lm_eval.__file__)).parent
+    ignored = shutil.ignore_patterns("*.yaml", "__pycache__")
+    fork = Path(shutil.copytree(original, tmp_path / "fork" / "lm_eval", ignore=ignored))
+    with (fork / "api" / "metrics.py").open("a", encoding="utf-8") as file:
+        file.write("\n\ndef mean(arr):\n    return 1.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(fork.parent))
+    code, _, stderr = _finish(start_eval(run))
+    assert code == EvaluationError.exit_code, stderr
+    assert re.search(r"contract\.json: source\.lm_eval was \w{16} when this run was first evaluated", stderr)
+    assert _bytes(run.evals) == before
 
 
 def test_another_step_is_measured_again_under_the_same_contract(make_run: MakeRun, model_folder: Path) -> None:

@@ -148,3 +148,19 @@ def test_a_model_from_elsewhere_gets_a_run_that_is_nothing_but_its_evaluation(
     assert (state.status, state.evaluates, state.milestones[0].status) == ("finished", str(folder), "evaluated")
     assert "seq_len: 77" in run.config.read_text(encoding="utf-8")
     assert (run.report / "summary.md").is_file()
+
+
+def test_a_model_from_elsewhere_whose_files_have_changed_is_evaluated_again_and_that_is_said(
+    mock_config: Config, tmp_path: Path, recorder: Recorder
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_position_embeddings": 77}', encoding="utf-8")
+    run = evaluate.create(mock_config, folder, argv=["hlatctl", "eval"])
+    config = replace(mock_config, train=replace(mock_config.train, seq_len=77))
+    _drive(run, config)
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    _drive(run, config, recorder)
+    said = "evaluation: the model's files have changed; its former results are replaced"
+    assert said in recorder.messages
+    assert sum(event["kind"] == "eval_finished" for event in read_events(run)) == 2

@@ -6,12 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from conf.load import dump
+from hlatctl.run import contract as contracts
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import Script, example_config
 
 Scores = dict[str, dict[str, Any]]
-CONTRACT, OTHER = "3f2a91c4" + "0" * 56, "90ab12ef" + "0" * 56
+#: Of the tasks; without a model's own files, so that the hash that scores carry is the one that is compared.
+_SHOTS = {"mmlu_abstract_algebra": 5, "leaderboard_bbh_navigate": 3, "nq_open": 5, "triviaqa": 5, "gsm8k": 8}
+_ITEMS = {
+    "mmlu_abstract_algebra": 14_042, "leaderboard_bbh_navigate": 5_761, "nq_open": 3_610, "triviaqa": 17_944,
+    "boolq": 3_270, "gsm8k": 1_319, "humaneval": 164, "crows_pairs_english": 1_508, "crows_pairs_english_age": 91,
+    "truthfulqa_mc1": 817, "truthfulqa_mc2": 817, "piqa": 1_000, "hellaswag": 1_000, "winogrande": 1_000,
+    "arc_easy": 1_000, "arc_challenge": 1_000, "openbookqa": 1_000, "sciq": 1_000, "word_error": 500,
+}  # fmt: skip
+FIELDS: contracts.Fields = {
+    "versions": {"lm_eval": "0.4.13"}, "limit": None,
+    "tasks": {name: {"shots": _SHOTS.get(name, 0), "items": items, "datasets": {"test": contracts.digest(name)}}
+              for name, items in _ITEMS.items()},
+    "figures": {"mmlu": {"tasks": ["mmlu_abstract_algebra"]}, "mmlu_stem": {"tasks": ["mmlu_abstract_algebra"]},
+                "leaderboard_bbh": {"tasks": ["leaderboard_bbh_navigate"]}},
+}  # fmt: skip
+OTHER_FIELDS: contracts.Fields = {**FIELDS, "versions": {"lm_eval": "0.4.12"}}
+CONTRACT, OTHER = contracts.of_tasks(FIELDS), contracts.of_tasks(OTHER_FIELDS)
+RECORDED = {CONTRACT: FIELDS, OTHER: OTHER_FIELDS}
 MILESTONES = {200_000_000_000: 47_684, 400_000_000_000: 95_368}
 
 
@@ -69,5 +87,7 @@ def scored_run(
         script.add(f"eval-{tokens}", "eval_finished", scores=mine, skipped={}, wall_s=1.0, **at)
         if contract:
             files.write_json(run.eval(tokens) / "results.json", {**at, "contract": contract, "scores": mine})
+    if contract in RECORDED and not simulated:
+        files.write_sealed_json(run.contract, {"v": 1, "contracts": [RECORDED[contract]]})
     script.add("flow", "milestone", milestone_tokens=600_000_000_000, tokens=600_000_000_000, step=143_052)
     return run

@@ -68,11 +68,18 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A published model: tokens that it was trained on; value and standard error, in percent, by row."""
+    """A published model.
+
+    Args:
+        tokens: that it was trained on.
+        figures: value and standard error, in percent, by row.
+        items: that a value was taken over, by row, as far as that is known.
+    """
 
     name: str
     tokens: int
     figures: dict[str, tuple[float, float | None]]
+    items: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +129,8 @@ def load(name: str) -> Baselines:
     return Baselines(
         name=name, source=data["source"], notes=tuple(data["notes"]),
         models=tuple(
-            Model(name=model, tokens=known["tokens"], figures=_figures(data["figures"], model))
+            Model(name=model, tokens=known["tokens"], figures=_figures(data["figures"], model),
+                  items={row: data["items"][row] for row in known.get("items", ())})
             for model, known in data["models"].items()
         ),
     )  # fmt: skip

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from hlatctl.cli.main import main
+from hlatctl.run import contract as contracts
 from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter
 from tests.hlatctl.conftest import MakeRun
-from tests.hlatctl.scored_runs import CONTRACT, OTHER, hlat_scores, score, scored_run
+from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, hlat_scores, score, scored_run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
 #: Set to write the golden files anew; look at the difference before it is committed.
@@ -79,7 +80,7 @@ def test_latex_is_balanced_and_every_row_has_every_column(compare: Compare) -> N
     assert (begun, ended) == (["table", "tabular"], ["tabular", "table"])
     (columns,) = re.findall(r"\\begin\{tabular}\{([lr]+)}", text)
     rows = [line for line in bare.splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
-    assert {row.count("&") for row in rows} == {len(columns) - 1} == {3 + 3 + 5 - 1}
+    assert {row.count("&") for row in rows} == {len(columns) - 1} == {4 + 3 + 5 - 1}
     assert r"base\_1" in text
     assert bare.isascii()
 
@@ -88,16 +89,46 @@ def test_json_has_a_stable_form(compare: Compare) -> None:
     record = json.loads(compare("base_1", "--baselines", "hlat", "--format", "json"))
     assert list(record) == ["v", "columns", "rows", "notes"]
     assert record["v"] == 1
-    columns = ["name", "kind", "tokens", "step", "contracts", "simulated", "source"]
+    columns = ["name", "kind", "tokens", "step", "contracts", "limits", "data", "simulated", "source"]
     rows = ["id", "section", "group", "part", "shots", "metric", "unit", "best", "cells"]
     assert all(list(column) == columns for column in record["columns"])
     assert all(list(row) == rows and len(row["cells"]) == 6 for row in record["rows"])
     cells = [cell for row in record["rows"] for cell in row["cells"] if cell]
-    assert all(list(cell) == ["value", "stderr", "n", "contract", "standing", "remark"] for cell in cells)
+    assert all(list(cell) == ["value", "stderr", "n", "conditions", "contract", "standing", "remark"] for cell in cells)
+    assert all(list(cell["conditions"]) == ["shots", "limit", "whole", "data"] for cell in cells)
     mine, hlat = next(row for row in record["rows"] if row["id"] == "mmlu")["cells"][:2]
     assert (mine["value"], mine["stderr"]) == pytest.approx((41.3, 0.41))
     assert (mine["n"], mine["contract"], mine["standing"], mine["remark"]) == (14_042, CONTRACT, "", "")
     assert (hlat["value"], hlat["stderr"], hlat["remark"]) == (41.318, 3.602, "published")
+
+
+@pytest.mark.parametrize("output", ["text", "markdown", "latex"])
+def test_every_format_shows_how_a_run_was_measured_and_marks_what_was_published_otherwise(
+    runs_dir: Path, compare: Compare, output: str
+) -> None:
+    changed = {**FIELDS["tasks"], "gsm8k": {**FIELDS["tasks"]["gsm8k"], "shots": 1}}
+    fields = {**FIELDS, "limit": 40, "tasks": changed}
+    run = scored_run(
+        runs_dir, "small-7", {"gsm8k": score("exact_match", 0.2, 0.06, 40)}, contract=contracts.of_tasks(fields)
+    )
+    files.write_sealed_json(run.contract, {"v": 1, "contracts": [fields]})
+    text = compare("small-7", "base_1", "--baselines", "hlat", "--format", output)
+    between, mark = {"text": (" +", "¶"), "markdown": (r" \| +", "¶"), "latex": (" & ", r"\\P\{\}")}[output]
+    row = between.join(["Math", "1", "40", "accuracy"])
+    assert re.search(rf"{row}.*20\.00 .* 6\.00.* 9\.40 .*\(shots 8, n 1319\).* {mark} \(shots 8, n 1319\)", text)
+    assert "40 items" in text
+    name = "base_1" if output == "text" else r"base\_1"
+    assert f"{name} is under another contract: limit is null, elsewhere 40" in text
+
+
+def test_a_damaged_record_of_contracts_leaves_unknown_what_it_said(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs_dir / "base_1" / "evals" / "contract.json").write_text("{", encoding="utf-8")
+    assert main(["compare", "base_1", "--runs-dir", os.fspath(runs_dir)]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"^limit +unknown$", shown.out, re.MULTILINE)
+    assert shown.err.startswith(f"warning: {runs_dir}/base_1/evals/contract.json: can't be read")
 
 
 def test_a_milestone_is_named_by_its_tokens(compare: Compare) -> None:
@@ -123,7 +154,7 @@ def test_a_run_of_the_smoke_suite_is_shown_too(
     make_run()
     assert main(["compare", "latest", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"^smoke_mmlu +acc +32\.50 ± 6\.84", text, re.MULTILINE)
+    assert re.search(r"^smoke_mmlu +\? +40 +acc +32\.50 ± 6\.84", text, re.MULTILINE)
     assert "nobody knows under which contract it was measured" in text
 
 
@@ -133,7 +164,7 @@ def test_the_contract_is_the_journal_s_before_that_of_the_results_file(runs_dir:
     with JournalWriter(run, "eval-400000000000") as journal:
         journal.append("eval_finished", milestone_tokens=400_000_000_000, step=95_368, scores=scores, contract=OTHER)
     (column,) = json.loads(compare("told-5", "--format", "json"))["columns"]
-    assert column["contracts"] == [CONTRACT, OTHER]
+    assert column["contracts"] == sorted([CONTRACT, OTHER])
 
 
 def test_a_results_file_that_holds_other_scores_says_nothing_of_the_contract(runs_dir: Path, compare: Compare) -> None:
@@ -143,16 +174,17 @@ def test_a_results_file_that_holds_other_scores_says_nothing_of_the_contract(run
     assert column["contracts"] == []
 
 
-def test_bold_is_for_terminals_that_want_it(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = compare("base_1", "longer-2")
+def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_run(runs_dir, "better-6", {"mmlu": score("acc", 0.9, 0.0041, 14_042)})
+    plain = compare("base_1", "better-6")
     assert "\x1b" not in plain
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    shown = compare("base_1", "longer-2")
+    shown = compare("base_1", "better-6")
     assert "\x1b[1m" in shown
     assert re.sub("\x1b\\[[0-9]*m", "", shown) == plain
     monkeypatch.setenv("NO_COLOR", "1")
-    assert compare("base_1", "longer-2") == plain
+    assert compare("base_1", "better-6") == plain
 
 
 @pytest.mark.parametrize(

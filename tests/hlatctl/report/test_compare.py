@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 
 from hlatctl.report import baselines, compare_tables
 from hlatctl.report.compare import Comparison, RunScores, compare, run_scores
+from hlatctl.run import contract as contracts
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.state import MilestoneState
-from tests.hlatctl.scored_runs import CONTRACT, OTHER, Scores, hlat_scores, score
+from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, RECORDED, Scores, hlat_scores, score
 
 
-def run(name: str, scores: Scores, contract: str | None = CONTRACT, simulated: bool = False) -> RunScores:
+def run(
+    name: str, scores: Scores, contract: str | None = CONTRACT, simulated: bool = False, **changes: Any
+) -> RunScores:
+    """A run; changes are of its contract."""
+    recorded = [{**FIELDS, **changes}] if changes else list(RECORDED.values())
     milestone = MilestoneState(200_000_000_000, 47_684, "evaluated", scores)
-    return run_scores(name, milestone, simulated=simulated, contract=contract)
+    own = contracts.of_tasks(recorded[0]) if changes else contract
+    return run_scores(name, milestone, simulated=simulated, contract=own, recorded=recorded)
 
 
 def mmlu(value: Any, stderr: float | None = 0.004, **more: Any) -> Scores:
@@ -31,26 +37,34 @@ def row(found: Comparison, row_id: str) -> list[tuple[float, str, str] | None]:
     return [(round(cell.value, 3), cell.standing, cell.remark) if cell else None for cell in cells]
 
 
-def test_the_best_is_marked_and_what_can_not_be_told_from_it() -> None:
+def test_the_best_is_marked_if_it_is_beyond_the_error_of_every_other() -> None:
     # 1.96 * sqrt(0.4^2 + 0.4^2) = 1.109 percent points
+    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4112)), run("c", mmlu(0.3997))])
+    assert row(found, "mmlu") == [(40.0, "", ""), (41.12, "best", ""), (39.97, "", "")]
+
+
+def test_a_value_within_the_error_of_another_is_not_best() -> None:
     found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4109)), run("c", mmlu(0.3997))])
-    assert row(found, "mmlu") == [(40.0, "tie", ""), (41.09, "best", ""), (39.97, "", "")]
+    assert row(found, "mmlu") == [(40.0, "tie", ""), (41.09, "tie", ""), (39.97, "", "")]
 
 
-def test_equal_values_are_all_best() -> None:
+def test_equal_values_are_tied() -> None:
     found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4, None)), run("c", mmlu(0.3, None))])
-    assert row(found, "mmlu") == [(40.0, "best", ""), (40.0, "best", ""), (30.0, "", "")]
+    assert row(found, "mmlu") == [(40.0, "tie", ""), (40.0, "tie", ""), (30.0, "", "")]
 
 
-@pytest.mark.parametrize(("errors", "standing"), [((0.004, None), "tie"), ((None, 0.004), "tie"), ((None, None), "")])
-def test_a_standard_error_that_is_not_known_counts_as_none(
-    errors: tuple[float | None, float | None], standing: str
-) -> None:
+@pytest.mark.parametrize("errors", [(0.004, None), (None, 0.004)])
+def test_a_standard_error_that_is_not_known_counts_as_none(errors: tuple[float | None, float | None]) -> None:
     # 1.96 * 0.4 = 0.784 percent points
     close = compare([run("a", mmlu(0.4, errors[0])), run("b", mmlu(0.4078, errors[1]))])
-    assert row(close, "mmlu") == [(40.0, standing, ""), (40.78, "best", "")]
+    assert row(close, "mmlu") == [(40.0, "tie", ""), (40.78, "tie", "")]
     apart = compare([run("a", mmlu(0.4, errors[0])), run("b", mmlu(0.4079, errors[1]))])
     assert row(apart, "mmlu") == [(40.0, "", ""), (40.79, "best", "")]
+
+
+def test_where_neither_standard_error_is_known_none_is_best() -> None:
+    found = compare([run("a", mmlu(0.4, None)), run("b", mmlu(0.9, None)), run("c", mmlu(0.3))])
+    assert row(found, "mmlu") == [(40.0, "", ""), (90.0, "", ""), (30.0, "", "")]
 
 
 def test_a_value_alone_in_its_row_is_not_best() -> None:
@@ -92,17 +106,75 @@ def test_a_mean_over_tasks_with_one_of_another_contract_is_of_another_contract()
 def test_published_figures_take_part_and_are_marked() -> None:
     found = compare([run("a", mmlu(0.47))], baselines.load("hlat"))
     assert row(found, "mmlu") == [
-        (47.0, "best", ""), (41.318, "tie", "published"), (35.1, "", "published"), (45.3, "", "published"),
+        (47.0, "tie", ""), (41.318, "tie", "published"), (35.1, "", "published"), (45.3, "", "published"),
         (30.552, "", "published"), (41.075, "tie", "published"),
     ]  # fmt: skip
     assert [column.source for column in found.columns] == [None, *["HLAT, arXiv 2404.10630v1, Tables 3 and 4"] * 5]
 
 
-def test_the_mean_over_tasks_and_its_error_are_taken_as_the_paper_takes_them() -> None:
+def _tasks(**changes: Any) -> dict[str, Any]:
+    """The tasks of a contract in which GSM8K was asked otherwise."""
+    return {**FIELDS["tasks"], "gsm8k": {**FIELDS["tasks"]["gsm8k"], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "n", "alike"),
+    [
+        ({"seed": 7}, 1_319, True),
+        ({"limit": 2_000}, 1_319, True),
+        ({"limit": 40}, 40, False),
+        ({"tasks": _tasks(shots=1)}, 1_319, False),
+        ({"tasks": _tasks(items=790)}, 790, False),
+        ({"tasks": {}}, 1_319, False),
+    ],
+)
+def test_published_figures_are_compared_only_with_what_was_measured_as_they_were(
+    changes: dict[str, Any], n: int, alike: bool
+) -> None:
+    found = compare([run("a", {"gsm8k": score("exact_match", 0.9, 0.01, n)}, **changes)], baselines.load("hlat"))
+    mine, *theirs = row(found, "gsm8k")
+    assert mine == (90.0, "best" if alike else "", "")
+    assert {cell and cell[2] for cell in theirs} == {"published" if alike else "published_otherwise"}
+
+
+def test_scores_of_which_no_contract_is_recorded_are_not_compared_with_published_ones() -> None:
+    found = compare([run("a", mmlu(0.9), "f" * 64), run("b", mmlu(0.1), "f" * 64)], baselines.load("hlat"))
+    mine, other, *theirs = row(found, "mmlu")
+    assert (mine, other) == ((90.0, "best", ""), (10.0, "", ""))
+    assert {cell and cell[2] for cell in theirs} == {"published_otherwise"}
+
+
+def test_a_cell_says_how_it_was_measured() -> None:
+    found = compare([run("a", {"gsm8k": score("exact_match", 0.9, 0.01, 40)}, limit=40)], baselines.load("hlat"))
+    (cells,) = (row.cells for row in found.rows if row.id == "gsm8k")
+    mine, hlat, llama = cells[:3]
+    assert mine is not None
+    assert hlat is not None
+    assert llama is not None
+    assert (mine.n, mine.conditions.shots, mine.conditions.limit, mine.conditions.whole) == (40, 8, 40, False)
+    assert mine.conditions.data is not None
+    assert [(cell.n, cell.conditions.shots, cell.conditions.whole) for cell in (hlat, llama)] == [
+        (1_319, 8, None), (None, 8, None)
+    ]  # fmt: skip
+    assert (found.columns[0].limits, len(found.columns[0].data)) == ([40], 1)
+    assert (found.columns[1].limits, found.columns[1].data) == ([], [])
+
+
+def test_runs_with_tokenizers_of_their_own_are_compared_and_on_other_code_they_are_not() -> None:
+    models = [{"tokenizer": {"tokenizer.json": digit * 64}} for digit in "ab"]
+    runs = [run(str(number), mmlu(0.4 + 0.1 * number), model=model) for number, model in enumerate(models)]
+    runs.append(run("fork", mmlu(0.9), model=models[0], source={"lm_eval": "c" * 64}))
+    found = compare(runs)
+    assert row(found, "mmlu") == [(40.0, "", ""), (50.0, "best", ""), (90.0, "", "another_contract")]
+    assert found.notes == ["fork is under another contract: source.lm_eval is cccccccccccccccc, elsewhere not recorded"]
+
+
+def test_the_error_of_a_mean_over_tasks_is_that_of_independent_ones() -> None:
     (row_,) = (row for row in compare([run("a", hlat_scores())]).rows if row.id == "world_knowledge")
     (cell,) = row_.cells
     assert cell is not None
-    assert (cell.value, cell.stderr) == pytest.approx((38.85, 0.53))
+    # sqrt(0.69^2 + 0.37^2) / 2
+    assert (cell.value, cell.stderr) == pytest.approx((38.85, 0.3915), abs=1e-4)
     assert cell.n == 21_554
 
 
@@ -153,8 +225,8 @@ def test_what_is_damaged_or_no_number_is_left_out() -> None:
 
 def test_text_of_a_run_is_never_markup() -> None:
     found = compare([run("a", {"x|*y*_$\\%": score("50%_{m}", 0.5, None, 1)})])
-    assert "| x\\|\\*y\\*\\_$\\\\% |  | 50%\\_{m} |" in compare_tables.markdown(found)
-    assert r"x|*y*\_\$\textbackslash{}\% &  & 50\%\_\{m\} & " in compare_tables.latex(found)
+    assert "| x\\|\\*y\\*\\_$\\\\% |  | 1 | 50%\\_{m} |" in compare_tables.markdown(found)
+    assert r"x|*y*\_\$\textbackslash{}\% &  & 1 & 50\%\_\{m\} & " in compare_tables.latex(found)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.none() | st.floats(0, 0.1)), min_size=2, max_size=5), st.floats(0, 1))
@@ -164,8 +236,11 @@ def test_the_best_is_never_below_another_and_outsiders_change_nothing(
     runs = [run(str(index), mmlu(*pair)) for index, pair in enumerate(values)]
     cells = [cell for cell in row(compare(runs), "mmlu") if cell]
     top = max(value for value, _, _ in cells)
+    standings = [standing for _, standing, _ in cells]
     assert all(value == top for value, standing, _ in cells if standing == "best")
-    assert "best" in [standing for _, standing, _ in cells]
+    assert standings.count("best") <= 1
+    assert not ("best" in standings and "tie" in standings)
+    assert standings.count("tie") != 1
     assert row(compare([*runs, run("other", mmlu(outsider), OTHER)]), "mmlu")[:-1] == cells
 
 

@@ -41,8 +41,9 @@ def test_the_first_contract_is_recorded_and_known_ever_after(run: RunPaths) -> N
         (_changed(limit=10), "limit was null when .* and is 10 now"),
         (_changed(tasks={"piqa": {"shots": 0, "prompts": "cd" * 32}}),
          "tasks.piqa.prompts was abababababababab when .* and is cdcdcdcdcdcdcdcd now"),
-        (_changed(tasks={}), "tasks.piqa was there when .* and is absent now"),
-        (_changed(code={"timeout_s": 3.0}), "code was absent when .* and is there now"),
+        (_changed(tasks={}), "tasks.piqa was recorded when .* and is not recorded now"),
+        (_changed(code={"timeout_s": 3.0}), "code.timeout_s was not recorded when .* and is 3.0 now"),
+        (_changed(environment={}), "environment was not recorded when .* and is recorded now"),
         (_changed(validation={"sha256": "2"}), 'validation.sha256 was "1" when .* and is "2" now'),
     ],
 )  # fmt: skip
@@ -53,7 +54,10 @@ def test_another_contract_is_refused_with_its_first_difference(
     for ask in (contract.admit, contract.check):
         with pytest.raises(EvaluationError, match=rf"contract\.json: {words}") as caught:
             ask(run, present)
-    assert caught.value.hint.endswith("`hlatctl eval run ... --new-contract` keeps both, apart from each other")
+    assert caught.value.hint.endswith(
+        "`hlatctl eval run --new-contract`, with the same OVERRIDES, keeps the scores of both apart"
+    )
+    assert caught.value.hint.startswith("put it back") == ("was not recorded" not in words)
     assert contract.recorded(run) == [_FIRST]
 
 

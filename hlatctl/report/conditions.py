@@ -1,0 +1,83 @@
+"""How a score was measured, from the contract that it names: shots, limit, datasets; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hlatctl.run.contract import VALIDATION, Fields, digest
+from hlatctl.run.scores import HELD_OUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How a score was measured; None is what is not known.
+
+    Args:
+        shots: solved examples before each question; None too where there are none, or where tasks differ.
+        limit: items a task that were asked for; None too if all of them were.
+        whole: every item of the datasets was asked for.
+        data: hash of the datasets.
+    """
+
+    shots: int | None = None
+    limit: int | None = None
+    whole: bool | None = None
+    data: str | None = None
+
+
+def of_score(fields: Fields | None, name: str) -> Conditions:
+    """The conditions of one score, by its name.
+
+    Args:
+        fields: the contract; None if there is no record of it.
+        name: as in results.json.
+    """
+    if fields is None:
+        return Conditions()
+    if name.startswith(HELD_OUT):
+        return Conditions(whole=True, data=fields.get(VALIDATION, {}).get("sha256"))
+    limit, tasks = fields.get("limit"), _tasks(fields, name)
+    known = [task for task in tasks.values() if isinstance(task.get("items"), int)]
+    whole = all(limit >= task["items"] for task in known) if limit is not None else True
+    return Conditions(
+        shots=_same([task.get("shots") for task in tasks.values()]), limit=limit,
+        whole=whole if tasks and len(known) == len(tasks) else None, data=_data(tasks),
+    )  # fmt: skip
+
+
+def of_mean(parts: Sequence[Conditions]) -> Conditions:
+    """The conditions of a mean over several scores."""
+    data = [part.data for part in parts]
+    whole = [part.whole for part in parts]
+    return Conditions(
+        shots=_same([part.shots for part in parts]), limit=_same([part.limit for part in parts]),
+        whole=None if None in whole else all(whole),
+        data=data[0] if len(data) == 1 else None if None in data else digest(data),
+    )  # fmt: skip
+
+
+def data_of(fields: Fields) -> str | None:
+    """The hash of all datasets of a contract's tasks; None if they were read from elsewhere than files."""
+    return _data(fields.get("tasks", {}))
+
+
+def _tasks(fields: Fields, name: str) -> dict[str, dict[str, Any]]:
+    """The tasks that a score is of: one, or those of a group; none if the contract does not say."""
+    tasks: dict[str, dict[str, Any]] = fields.get("tasks", {})
+    groups = {title: list(figure["tasks"]) for title, figure in fields.get("figures", {}).items()}
+    groups = {**groups, **{title: [title] for title in tasks}}
+    # A second metric stands under the task's name with the metric behind it: the longest name is the task's.
+    titles = [title for title in groups if name == title or name.startswith(f"{title}_")]
+    wanted = groups[max(titles, key=len)] if titles else []
+    return {title: tasks[title] for title in wanted if title in tasks}
+
+
+def _data(tasks: dict[str, dict[str, Any]]) -> str | None:
+    found = {title: task.get("datasets") for title, task in tasks.items()}
+    return digest(found) if found and all(found.values()) else None
+
+
+def _same(values: Sequence[int | None]) -> int | None:
+    return values[0] if len(set(values)) == 1 else None
