@@ -18,12 +18,14 @@ from pathlib import Path
 from flows.launch import processes
 from flows.launch.base import Handle, Job, Plan, Status, export_lines, quote
 from hlatctl.run import files
-from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError
+from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, StorageError
 
 _POLL_S = 0.05
 #: Of what shares training's cores: training waits for its slowest process, so it takes only what that leaves over.
 _BESIDE_TRAINING_NICE = 10
 _START_TIMEOUT_S = 10.0
+#: Length of the line with a process id or an exit code: the script writes it over one that is there.
+_CODE_CHARS = 15
 
 
 class LocalLauncher:
@@ -45,12 +47,20 @@ class LocalLauncher:
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: Plan) -> Handle:
-        """Start the script in a new session and wait until its process id is on disk."""
+        """Start the script in a new session and wait until its process id is on disk.
+
+        Raises:
+            StorageError: its files can't be written; nothing has been started.
+            LaunchError: the script did not start.
+        """
         job, handle = plan.job, self.handle(plan)
-        for stale in (_pid_file(handle), _exit_file(handle), job.error_file):
-            stale.unlink(missing_ok=True)
-        files.write_text(plan.script_path, plan.script)
-        job.log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            _prepare(plan, handle)
+        except OSError as error:
+            raise StorageError(
+                f"job {job.name}: {error.filename or job.launch_dir} can't be written ({error.strerror})",
+                hint="free space, or mend the storage, then `hlatctl resume`",
+            ) from None
         _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not _pid_file(handle).exists():
@@ -98,18 +108,30 @@ class LocalLauncher:
         return processes.oom_kills()
 
 
+def _prepare(plan: Plan, handle: Handle) -> None:
+    """Write all of a job's files, with room for its process id and exit code, which a full disk would not take."""
+    job = plan.job
+    for stale in (_pid_file(handle), _exit_file(handle), job.error_file):
+        stale.unlink(missing_ok=True)
+    files.write_text(plan.script_path, plan.script)
+    for file in (_pid_file(handle), _exit_file(handle)):
+        files.write_text(file.with_name(f"{file.name}.tmp"), " " * _CODE_CHARS + "\n")
+    job.log_dir.mkdir(parents=True, exist_ok=True)
+    job.log.touch()
+
+
 def _script(job: Job) -> str:
     env = {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
     pid, code = (quote((os.fspath(job.launch_dir / f"{job.name}.{kind}"),)) for kind in ("pid", "exit_code"))
     return f"""#!/bin/sh
 # Job {job.name}, written by hlatctl. May be run by hand to repeat it.
-printf '%s\\n' "$$" >{pid}.tmp && mv {pid}.tmp {pid}
+printf '%-{_CODE_CHARS}s\\n' "$$" 1<>{pid}.tmp && mv {pid}.tmp {pid}
 # A request to stop goes to the whole process group; this shell waits for the job to answer it.
 trap : TERM INT
 {_yielding(job)}{export_lines(env, job.unset)}
 {quote(_command(job))}
 code=$?
-printf '%s\\n' "$code" >{code}.tmp && mv {code}.tmp {code}
+printf '%-{_CODE_CHARS}s\\n' "$code" 1<>{code}.tmp && mv {code}.tmp {code}
 exit "$code"
 """
 
