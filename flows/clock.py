@@ -231,4 +231,5 @@ class VirtualClock:
             except BaseException as error:  # as an executor does: whoever asks for the result gets it
                 future.set_exception(error)
         self._beside_works = False
+        self.news("beside")  # whoever waits for the results
         self._advance(None)

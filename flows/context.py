@@ -20,7 +20,7 @@ from flows.launch.base import Handle, Job
 from flows.observer import Observer, SilentObserver
 from flows.rehearsal.world import World
 from flows.signals import Signals
-from hlatctl.run.errors import StorageError, StoppedError
+from hlatctl.run.errors import StoppedError, StorageError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file

@@ -218,7 +218,9 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             on_milestone(left_over)
         while (number := next_attempt(ctx)) is not None:
             decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, on_milestone))
-            if decision.action != "done":
+            if decision.action == "done":
+                ctx.clock.sleep(0)
+            else:
                 ctx.pause(decision.wait_s)
         announce_milestones(ctx, on_milestone)
         for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since
