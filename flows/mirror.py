@@ -188,7 +188,7 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
 
 
 def _journal(run: RunPaths, kind: str, **fields: Any) -> None:
-    """An event of the follower's own; where another follower still holds the file, that one has told. A full disk takes none."""
+    """An event of the follower's own; not if a full disk takes none, or another follower holds the file and has told."""
     with suppress(RunBusyError, StorageError), JournalWriter(run, MIRROR_WRITER) as journal:
         journal.append(kind, **fields)
 
