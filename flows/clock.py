@@ -18,6 +18,9 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+#: How often a wait of the machine's clock looks whether to go on.
+_LOOK_S = 0.2
+
 
 class HeadLostError(BaseException):
     """A rehearsal's head has died here, as of kill -9: nothing that could have handled it is left."""
@@ -34,6 +37,14 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Wait so long."""
+
+    def wait(self, seconds: float, look: Callable[[], object]) -> None:
+        """Wait so long, and look now and then for what ends the wait early, by raising.
+
+        Args:
+            seconds: the whole wait.
+            look: raises to end it.
+        """
 
     def wait_for_news(self, poll_s: float, of: str = "") -> None:
         """Wait until it is worth looking again: at least so long.
@@ -64,6 +75,13 @@ class RealClock:
     def sleep(self, seconds: float) -> None:
         """Wait so long."""
         time.sleep(seconds)
+
+    def wait(self, seconds: float, look: Callable[[], object]) -> None:
+        """Wait so long, or until the look raises."""
+        deadline_s = time.monotonic() + seconds
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+            look()
 
     def wait_for_news(self, poll_s: float, of: str = "") -> None:
         """Wait for the next look: processes and files tell nobody that they have changed."""
@@ -116,6 +134,11 @@ class VirtualClock:
         sleeper = _Sleeper()
         self._push(self._now_s + seconds, sleeper)
         self._pass_turn_on(sleeper)
+
+    def wait(self, seconds: float, look: Callable[[], object]) -> None:
+        """Let so much happen; it takes no time, so one look is enough."""
+        self.sleep(seconds)
+        look()
 
     def wait_for_news(self, poll_s: float, of: str = "") -> None:
         """Let happen what does until there is news, and ``poll_s`` in any case."""
@@ -208,4 +231,5 @@ class VirtualClock:
             except BaseException as error:  # as an executor does: whoever asks for the result gets it
                 future.set_exception(error)
         self._beside_works = False
+        self.news("beside")  # whoever waits for the results
         self._advance(None)

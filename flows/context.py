@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import conf.load
 from conf import environment
 from conf.schema import Config
-from flows import nodes
+from flows import endings, nodes
 from flows.clock import Clock, RealClock
 from flows.launch import launcher_for
 from flows.launch.base import Handle, Job
 from flows.observer import Observer, SilentObserver
 from flows.rehearsal.world import World
 from flows.signals import Signals
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StoppedError, StorageError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
 from hlatctl.run.state import RunState
+
+T = TypeVar("T")
+
+#: How often a wait looks for a request to stop, or for room on the disk.
+_POLL_S = 0.5
 
 
 class FlowContext:
@@ -66,24 +73,66 @@ class FlowContext:
             newest = self.state.attempt
             self._journal.attempt = attempt if attempt is not None else (newest.number if newest else 0)
             # Nobody goes on with a rehearsal after a power cut, and it must not wait for a disk.
-            self._journal.append(kind, durable=self.world is None, **fields)
+            self._tail.add(self._journal.append(kind, durable=self.world is None, **fields), self._journal.path.stem)
             self.refresh()
 
     def require_journal(self) -> None:
-        """Refuse to go on with what must not begin before the journal tells of it.
+        """Wait until the journal holds every event so far, where what follows relies on them.
 
         Raises:
-            StorageError: the disk has had no room for its newest events.
+            StoppedError: somebody has asked the run to stop.
         """
+        self.when_there_is_room(self._check_written)
+
+    def when_there_is_room(self, work: Callable[[], T]) -> T:
+        """Do what needs disk space; while the disk is full, wait and try again.
+
+        Raises:
+            StoppedError: somebody has asked the run to stop.
+            StorageError: it failed for another reason than a full disk.
+        """
+        told = False
+        while True:
+            try:
+                return work()
+            except StorageError as error:
+                if not endings.is_full(error.message):
+                    raise
+                if not told:
+                    self.message(f"waiting until there is room on the disk: {error.message}")
+                told = True
+            self.check_stop()
+            self.clock.wait_for_news(_POLL_S)
+
+    def look(self) -> RunState:
+        """Refresh; only the thread that drives the flow also shows it to the observer."""
+        return self.watch() if threading.current_thread() is threading.main_thread() else self.refresh()
+
+    def check_stop(self) -> None:
+        """Raise StoppedError if somebody has asked the run to stop, or this flow ends early."""
+        if (self.look().stop_requested and self.heeds_stop) or self.cancelled.is_set():
+            run_id = self.run.run_id
+            raise StoppedError(f"run {run_id}: stopped on request", hint=f"hlatctl resume {run_id}")
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long.
+
+        Raises:
+            StoppedError: somebody has asked the run to stop.
+        """
+        self.check_stop()
+        self.clock.wait(seconds, self.check_stop)
+
+    def _check_written(self) -> None:
+        self._journal.flush()
         if self._journal.unwritten:
-            raise StorageError(
-                f"{self._journal.path}: can't be written (the disk is full)",
-                hint=f"free space, then `hlatctl resume {self.run.run_id}`",
-            )
+            raise StorageError(f"{self._journal.path}: can't be written ({os.strerror(errno.ENOSPC)})")
 
     def refresh(self) -> RunState:
         """Fold what all writers have added to the journal."""
         with self._lock:
+            if self._journal.unwritten:
+                self._journal.flush()
             for event in self._tail.read_new():
                 apply(self.state, event)
             return self.state
@@ -149,12 +198,15 @@ class FlowContext:
         return set(nodes.rejected(nodes.read(self.ledger), self.clock.now_unix_s())).intersection(self.hosts)
 
     def hold_against(self, hosts: Iterable[str], kind: nodes.Kind, detail: str, *, attempt: int = 0) -> None:
-        """Enter what was seen of hosts into the node ledger."""
+        """Enter what was seen of hosts into the node ledger; the run goes on if the ledger can't be written."""
         now_unix_s, run_id = self.clock.now_unix_s(), self.run.run_id
-        nodes.record(self.ledger, [
-            nodes.Entry(time_unix_s=now_unix_s, host=host, kind=kind, run_id=run_id, attempt=attempt, detail=detail)
-            for host in hosts
-        ])  # fmt: skip
+        try:
+            nodes.record(self.ledger, [
+                nodes.Entry(time_unix_s=now_unix_s, host=host, kind=kind, run_id=run_id, attempt=attempt, detail=detail)
+                for host in hosts
+            ])  # fmt: skip
+        except StorageError as error:
+            self.message(f"nodes: {kind} not recorded; {error.message}")
 
     def job_beside_training(self, name: str, *argv: str) -> Job:
         """A single process that runs while training goes on and must not slow it."""

@@ -7,6 +7,7 @@ from flows.launch import launcher_for
 from flows.launch.base import Handle
 from flows.stages.train import STOP_GRACE_S
 from hlatctl.run import files
+from hlatctl.run.errors import StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import head_pid, wait_until_undriven
@@ -26,9 +27,17 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
 
     Returns:
         The state after that.
+
+    Raises:
+        StorageError: the request can't be written down.
     """
-    with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
-        journal.append("stop_requested", durable=True, by=by)
+    try:
+        with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
+            journal.append("stop_requested", durable=True, by=by)
+    except StorageError as error:
+        pid = head_pid(run)
+        error.hint = f"`kill -INT {pid}` asks the run's process to stop; or free space" if pid else error.hint
+        raise
     wait_until_undriven(run, wait_s)
     state = fold(read_events(run))
     if head_pid(run) is None:

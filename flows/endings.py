@@ -106,8 +106,20 @@ def classify(
     return Ending(cause=cause, evidence=evidence, exit_code=code)
 
 
+def is_full(message: str) -> bool:
+    """Whether an error's message is that of a full disk."""
+    return _NO_SPACE.search(message) is not None
+
+
+def cause_of_job(status: Status, log_tail: str, *, more_oom_kills: bool) -> Cause:
+    """Name the cause of the end of a job that left no error, other than a training attempt."""
+    if status.state == "lost":
+        return "lost"
+    return _from_log(log_tail, status.exit_code, out_of_memory_killer=more_oom_kills)[0]
+
+
 def _cause_of_error(error: HlatctlError, attempt: AttemptState) -> Cause:
-    if isinstance(error, StorageError) and _NO_SPACE.search(error.message):
+    if isinstance(error, StorageError) and is_full(error.message):
         return "disk_full"
     # What can't be read at the start is the person's; in the middle it was readable before.
     if isinstance(error, DataError) and (attempt.last_step or attempt.resumed_from_step):

@@ -195,8 +195,8 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
 
 
 def _journal(run: RunPaths, kind: str, **fields: Any) -> None:
-    """An event of the follower's own; where another follower still holds the file, that one has told."""
-    with suppress(RunBusyError), JournalWriter(run, MIRROR_WRITER) as journal:
+    """Append an event of the follower's own, unless the disk is full or another follower holds the file."""
+    with suppress(RunBusyError, StorageError), JournalWriter(run, MIRROR_WRITER) as journal:
         journal.append(kind, **fields)
 
 

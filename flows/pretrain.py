@@ -34,7 +34,7 @@ from flows.stages.report import write_report
 from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, validate
 from hlatctl.run import files, runs
-from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError
+from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError, storage_errors
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_head
 from hlatctl.run.paths import RunPaths
@@ -126,7 +126,7 @@ def drive(
         StoppedError: it was stopped on request and can be resumed.
         HlatctlError: what a person must mend.
     """
-    with files.created_like(run.root), hold_head(run):
+    with storage_errors(), files.created_like(run.root), hold_head(run):
         ctx = FlowContext(run, observer)
         if ctx.state.status == "finished":
             ctx.message(f"run {run.run_id} is finished")
@@ -154,7 +154,7 @@ def _drive_as_head(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] 
     """Drive a run as one head does; None at its end, or in a rehearsal the time until somebody resumes it."""
     run = ctx.run
     try:
-        with ctx.signals.kept():
+        with ctx.signals.kept(), storage_errors():
             _run(ctx, caller_of)
         _finish(ctx, "finished", "")
         return None
@@ -226,7 +226,10 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             on_milestone(left_over)
         while (number := next_attempt(ctx)) is not None:
             decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, on_milestone))
-            ctx.clock.sleep(decision.wait_s)
+            if decision.action == "done":
+                ctx.clock.sleep(0)
+            else:
+                ctx.pause(decision.wait_s)
         announce_milestones(ctx, on_milestone)
         for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since
             on_milestone(announced_by_others)
@@ -235,7 +238,10 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         while not all(future.done() for future in pending):
             ctx.watch()
             ctx.clock.wait_for_news(_POLL_S)
-        return [future.result() for future in pending]
+        statuses = [future.result() for future in pending]
+        if set(statuses) - {"evaluated", "failed"}:
+            ctx.check_stop()  # it has cut an evaluation short
+        return statuses
     except BaseException:
         # An evaluation that runs now is cut short; it is due again when the run is resumed.
         ctx.cancelled.set()

@@ -7,12 +7,13 @@ be ended. Nothing here reads a file, sleeps or starts anything. The cause is nam
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from conf.schema import RecoveryConfig
-from flows.endings import Cause, Ending
+from flows.endings import NODE_CAUSES, Cause, Ending
+from hlatctl.run.errors import LaunchError
 from hlatctl.run.state import AttemptState, RunState
 
 Action = Literal["done", "restart", "restart_without", "walk_back", "skip_data", "stop"]
@@ -157,6 +158,30 @@ def decide(
         max_checkpoint_step=case.earlier if row.action == "walk_back" else case.ceiling,
         skip_batch=case.batch if row.action == "skip_data" else None,
     )  # fmt: skip
+
+
+def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
+    """Choose what follows the end of a stage's job, by the limits and the back-off of training's attempts.
+
+    Only what may go well another time is done again: an end by a signal, a lost or hung job, a time-out of the
+    processes' exchange, and once too little memory.
+
+    Args:
+        ends: of the stage's jobs in this flow that left no error of their own, the newest last.
+        config: the policy's limits.
+    """
+    newest, limit = ends[-1], config.max_restarts_without_progress
+    alike = sum(end.cause == newest.cause for end in ends)
+    if newest.cause not in (*NODE_CAUSES, "out_of_memory"):
+        return Decision(action="stop", why="a restart can't fix this")
+    if not config.enabled:
+        return Decision(action="stop", why="nothing is restarted automatically (recovery.enabled=false)")
+    if newest.cause == "out_of_memory" and alike > 1:
+        return Decision(action="stop", why="out of memory again after a restart")
+    if len(ends) > limit:
+        return Decision(action="stop", why=f"{limit} restarts did not help "
+                                           f"(recovery.max_restarts_without_progress={limit})")  # fmt: skip
+    return Decision(action="restart", why="restarting", wait_s=_wait_s(len(ends), config))
 
 
 def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:

@@ -13,6 +13,7 @@ would make listens on all interfaces, and torchrun unpickles what it finds there
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -26,9 +27,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hlatctl.run import files, processes, scratch
+from hlatctl.run import processes, scratch
 
 NODE_RANK_ENV = "NODE_RANK"
+#: Of a record on the disk, filled up with spaces: more than host, boot and folder need.
+_RECORD_BYTES = 1024
 #: As a shell reports a command that it can't start (POSIX, "Exit Status for Commands").
 _NOT_STARTED = 127
 _POLL_S = 0.05
@@ -84,6 +87,8 @@ class Node:
             signal.signal(number, self._stop)
         signal.signal(signal.SIGQUIT, self._end)
         before = processes.oom_kills()
+        for kind in ("pid", "exit_code"):
+            self._reserved(kind).write_bytes(b" " * _RECORD_BYTES)
         with scratch.private_folder("job") as own:
             self._write("pid", {
                 **asdict(processes.identify(os.getpid()) or _unknown()), "token": self._token,
@@ -140,9 +145,16 @@ class Node:
                 return
             time.sleep(_POLL_S)
 
+    def _reserved(self, kind: str) -> Path:
+        """A record before it is renamed. It gets its room at the start: the disk may be full when the job ends."""
+        path = record(self._base, kind, self._rank)
+        return path.with_name(f"{path.name}.tmp")
+
     def _write(self, kind: str, value: dict[str, Any]) -> None:
         common = {"v": 1, "host": platform.node(), "time_unix_s": time.time()}
-        files.write_json(record(self._base, kind, self._rank), {**common, **value})
+        with self._reserved(kind).open("r+b") as file:
+            file.write(json.dumps({**common, **value}).encode().ljust(_RECORD_BYTES - 1) + b"\n")
+        self._reserved(kind).replace(record(self._base, kind, self._rank))
 
 
 def _unknown() -> processes.Identity:

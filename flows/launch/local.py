@@ -18,7 +18,7 @@ from pathlib import Path
 from flows.launch import records
 from flows.launch.base import Handle, Job, Plan, Status, export_lines, quote
 from hlatctl.run import files, processes
-from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError
+from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, StorageError
 
 _POLL_S = 0.05
 #: Of what shares training's cores: training waits for its slowest process, so it takes only what that leaves over.
@@ -50,13 +50,17 @@ class LocalLauncher:
         """Start the script in a new session and wait until its process is on record.
 
         Raises:
+            StorageError: its files can't be written; nothing has been started.
             LaunchError: it does not start.
         """
         job, handle = plan.job, self.handle(plan)
-        for stale in (*records.paths(handle), job.error_file):
-            stale.unlink(missing_ok=True)
-        files.write_text(plan.script_path, plan.script)
-        job.log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            _prepare(plan, handle)
+        except OSError as error:
+            raise StorageError(
+                f"job {job.name}: {error.filename or job.launch_dir} can't be written ({error.strerror})",
+                hint="free space, or mend the storage, then `hlatctl resume`",
+            ) from None
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while records.started(handle) is None:
@@ -111,6 +115,16 @@ class LocalLauncher:
     def oom_kills(self) -> int | None:
         """From the kernel of this machine."""
         return processes.oom_kills()
+
+
+def _prepare(plan: Plan, handle: Handle) -> None:
+    """Write the job's script and make place for its log; what an earlier job of this name has left is removed."""
+    job = plan.job
+    for stale in (*records.paths(handle), job.error_file):
+        stale.unlink(missing_ok=True)
+    files.write_text(plan.script_path, plan.script)
+    job.log_dir.mkdir(parents=True, exist_ok=True)
+    job.log.touch()
 
 
 def _script(job: Job) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flows import recovery
 from flows.context import FlowContext
-from hlatctl.run.errors import HlatctlError
+from hlatctl.run.errors import HlatctlError, LaunchError, storage_errors
 
 
 def run_stage(
@@ -21,7 +22,7 @@ def run_stage(
     *,
     done: Callable[[], str] = lambda: "",
 ) -> None:
-    """Do a stage's work once.
+    """Do a stage's work once; again, if its job ends in a way that a restart may help with (``recovery.*``).
 
     Args:
         name: of the stage.
@@ -38,15 +39,33 @@ def run_stage(
     ctx.event("stage_started", stage=name, fingerprint=fingerprint)
     ctx.watch()
     start = ctx.clock.monotonic_s()
-    try:
-        outputs = work()
-    except HlatctlError as error:
-        ctx.event(
-            "stage_failed", stage=name, fingerprint=fingerprint,
-            error=type(error).__name__, message=error.message, hint=error.hint,
-        )  # fmt: skip
-        raise
+    outputs = _do(ctx, name, fingerprint, work)
     wall_s = ctx.clock.monotonic_s() - start
     ctx.event("stage_finished", stage=name, fingerprint=fingerprint, wall_s=round(wall_s, 3), outputs=outputs)
     ctx.message(f"{name}: done in {wall_s:.1f} s")
     ctx.watch()
+
+
+def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Do the work until it is done, or has failed in a way that no restart helps with; journal each failure."""
+    ends: list[LaunchError] = []
+    while True:
+        try:
+            with storage_errors():
+                return work()
+        except HlatctlError as error:
+            decision = None
+            if isinstance(error, LaunchError) and error.cause:
+                ends.append(error)
+                decision = recovery.decide_job(ends, ctx.config.recovery)
+                error.message = f"{error.message}; {decision.why}"
+            restart = decision is not None and decision.action == "restart"
+            ctx.event(
+                "stage_failed", stage=name, fingerprint=fingerprint, error=type(error).__name__,
+                message=error.message, hint=error.hint, restart=restart,
+            )  # fmt: skip
+            if decision is None or not restart:
+                raise
+            ctx.message(f"{name}: {error.message}" + (f" in {decision.wait_s:g} s" if decision.wait_s else ""))
+        ctx.pause(decision.wait_s)
+        ctx.event("stage_started", stage=name, fingerprint=fingerprint)

@@ -31,7 +31,8 @@ def check_coverage(ctx: FlowContext) -> None:
             STAGE, "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--check-coverage",
             distributed=True, env=cache_env(ctx.config, local_cache(ctx.config)),
         )  # fmt: skip
-        run_job(ctx, job, timeout_s=ctx.config.recovery.start_timeout_s)
+        limit_s = ctx.config.recovery.start_timeout_s
+        run_job(ctx, job, timeout_s=limit_s, timeout_key="recovery.start_timeout_s")
         with reading(ctx.run.coverage):
             record = files.read_json(ctx.run.coverage)
             return {name: record[name] for name in ("hits", "misses")}

@@ -46,6 +46,9 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
 
     Returns:
         ``evaluated``, or ``failed``, or another status of the milestone if the run stops meanwhile.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: this process is asked to end.
     """
     tries = 1 + ctx.config.eval.max_retries
     for number in range(1, tries + 1):
@@ -53,7 +56,11 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
             _evaluate_once(ctx, milestone_tokens, number, asked)
             return "evaluated"
         except StoppedError:
+            _tell_cut_short(ctx, milestone_tokens)
             break
+        except (KeyboardInterrupt, SystemExit):
+            _tell_cut_short(ctx, milestone_tokens)
+            raise
         except HlatctlError as error:
             step = ctx.state.milestones[milestone_tokens].step
             final = number == tries
@@ -63,6 +70,14 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
             if final:
                 return "failed"
     return ctx.refresh().milestones[milestone_tokens].status
+
+
+def _tell_cut_short(ctx: FlowContext, milestone_tokens: int) -> None:
+    """Journal that an evaluation was cut short because the run, or this process, stops; it is due again."""
+    milestone = ctx.refresh().milestones[milestone_tokens]
+    if milestone.progress:
+        ctx.event("eval_stopped", milestone_tokens=milestone_tokens, step=milestone.step)
+        ctx.message(f"{title(milestone_tokens)}: cut short; it is evaluated after `hlatctl resume {ctx.run.run_id}`")
 
 
 def weights_of(ctx: FlowContext, milestone_tokens: int, asked: Asked | None = None) -> str:

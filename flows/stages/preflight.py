@@ -53,7 +53,7 @@ def _measure(ctx: FlowContext) -> None:
     shutil.rmtree(ctx.run.preflight_nodes, ignore_errors=True)
     job = ctx.job("preflight", "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
     try:
-        run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s)
+        run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s, timeout_key="preflight.timeout_s")
     finally:
         _enter(ctx)
 

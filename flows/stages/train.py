@@ -14,15 +14,14 @@ from collections.abc import Callable
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
 from flows import endings, nodes, recovery
-from flows.clock import Clock
 from flows.context import FlowContext, make_job
-from flows.jobs import log_tail
+from flows.jobs import ENDING_TAIL, log_tail
 from flows.launch.base import Handle, Job, Status
 from flows.stages.compile import cache_env, local_cache
 from flows.stages.preflight import preflight
 from hlatctl.run import files
 from hlatctl.run.errors import StoppedError, TrainingError, load_error
-from hlatctl.run.journal import read_events
+from hlatctl.run.journal import heartbeat, read_events, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
@@ -35,8 +34,6 @@ STOP_GRACE_S = 60.0
 _POLL_S = 0.5
 #: For stacks to reach the logs before the processes are ended.
 _STACKS_S = 2.0
-#: Enough for the exceptions of several processes above torchrun's own summary.
-_LOG_TAIL = {"lines": 400, "size_bytes": 128 * 1024}
 
 
 def next_attempt(ctx: FlowContext) -> int | None:
@@ -60,6 +57,8 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> rec
     """
     newest = ctx.state.attempt
     is_new = newest is None or newest.number != number
+    if is_new:
+        ctx.check_stop()
     if is_new and newest:
         _test_suspects(ctx)
     ceiling = (newest.next_max_checkpoint_step if is_new else newest.max_checkpoint_step) if newest else None
@@ -112,7 +111,7 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Hand
         oom_kills=ctx.launcher.oom_kills(), left_out_hosts=list(job.excluded_hosts),
     )  # fmt: skip
     ctx.require_journal()
-    ctx.launcher.submit(plan)
+    ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
     ctx.message(f"attempt {number}: started")
     return handle
 
@@ -126,7 +125,7 @@ def _attach(ctx: FlowContext, number: int) -> Handle:
 
 
 def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Status:
-    stopping, silence = False, _Silence(ctx.clock)
+    stopping, silence = False, _Silence(ctx)
     while True:
         try:
             status = ctx.launcher.status(handle)
@@ -154,16 +153,20 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
 
 
 class _Silence:
-    """How long an attempt has written nothing, by this process's clock: others' may differ, or be set."""
+    """How long an attempt has shown no life, by this process's clock: others' may differ, or be set.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._events, self._since_s = clock, -1, 0.0
+    Events are life, and so is the heartbeat of their file: a full disk takes no events.
+    """
+
+    def __init__(self, ctx: FlowContext) -> None:
+        self._run, self._clock = ctx.run, ctx.clock
+        self._life, self._since_s = (-1, 0), 0.0
 
     def length_s(self, attempt: AttemptState) -> float:
-        """Since the last event of its processes was seen, or since this began."""
-        now_s = self._clock.monotonic_s()
-        if attempt.train_events != self._events:
-            self._events, self._since_s = attempt.train_events, now_s
+        """Since the last sign of life of its processes was seen, or since this began."""
+        now_s, life = self._clock.monotonic_s(), (attempt.train_events, heartbeat(self._run, train_writer(0)))
+        if life != self._life:
+            self._life, self._since_s = life, now_s
         return now_s - self._since_s
 
 
@@ -179,7 +182,7 @@ def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
 def _conclude(ctx: FlowContext, job: Job, status: Status) -> recovery.Decision:
     state = ctx.refresh()
     attempt = state.attempts[-1]
-    error, tail = load_error(job.error_file), log_tail(job.log, **_LOG_TAIL)
+    error, tail = load_error(job.error_file), log_tail(job.log, **ENDING_TAIL)
     ending = endings.classify(
         status=status, attempt=attempt, train_stopped=state.train_stopped, error=error,
         log_tail=tail, stop_requested=state.stop_requested,
@@ -195,7 +198,8 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> recovery.Decision:
         signature=ending.signature, exit_code=ending.exit_code, step=attempt.last_step, decision=decision.action,
         why=decision.why, max_checkpoint_step=decision.max_checkpoint_step,
     )  # fmt: skip
-    ctx.require_journal()
+    if decision.action != "stop":
+        ctx.require_journal()
     ctx.message(_sentence(attempt, ending, decision))
     if decision.skip_batch is not None:
         ctx.event(AMENDED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)

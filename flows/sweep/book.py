@@ -60,12 +60,14 @@ class Book:
     def event(self, kind: str, *, durable: bool = True, **fields: Any) -> None:
         """Journal an event and fold it."""
         with self.lock:
-            self._journal.append(kind, durable=durable, **fields)
+            self._tail.add(self._journal.append(kind, durable=durable, **fields), FLOW_WRITER)
             self.refresh()
 
     def refresh(self) -> None:
         """Fold what others have written."""
         with self.lock:
+            if self._journal.unwritten:
+                self._journal.flush()
             for event in self._tail.read_new():
                 apply(self.state, event)
 

@@ -26,10 +26,12 @@ An error's text names the dotted field, its value and the rule; the hint is the 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 #: Environment variable that tells a launched process where to leave its error for the process that launched it.
@@ -114,9 +116,17 @@ class RunBusyError(HlatctlError):
 
 
 class LaunchError(HlatctlError):
-    """A job that could not be started, or was lost."""
+    """A job that could not be started, or was lost.
+
+    Args:
+        cause: how a job ended that left no error of its own, as ``flows.endings`` names it; empty if unknown.
+    """
 
     exit_code = 19
+
+    def __init__(self, message: str, *, hint: str = "", cause: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
 
 
 class TrainingError(HlatctlError):
@@ -156,6 +166,24 @@ class DamagedFileError(HlatctlError):
     exit_code = 25
 
 
+#: Failures of a file system that a person can act on: full, over its quota, read-only, broken, closed to us.
+_OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turn an ``OSError`` of a file system that is full, read-only or broken into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_STORAGE:
+            raise
+        raise StorageError(
+            f"{error.filename or 'a file'}: can't be written ({error.strerror})",
+            hint="free space, or mend the storage, then try again",
+        ) from None
+
+
 def error_types() -> dict[str, type[HlatctlError]]:
     """All errors of the tree by class name."""
     types: list[type[HlatctlError]] = [HlatctlError, *HlatctlError.__subclasses__()]
@@ -175,7 +203,8 @@ def run_main(main: Callable[[], int]) -> int:
             print(f"{error.word}: {error}", file=sys.stderr)
         target = os.environ.get(ERROR_FILE_ENV)
         if target:
-            dump_error(error, Path(target))
+            with suppress(OSError):  # a full disk; the exit code is left
+                dump_error(error, Path(target))
         return error.exit_code
 
 

@@ -57,8 +57,10 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = os.fspath(path)  # what fails in the middle of writing does not name the file
         raise
 
 

@@ -216,6 +216,13 @@ def _eval_failed(state: RunState, event: Event) -> None:
         milestone.message = str(event.get("message", ""))
 
 
+def _eval_stopped(state: RunState, event: Event) -> None:
+    milestone = _evaluated(state, event)
+    milestone.progress = None
+    if milestone.status != "evaluated":
+        milestone.status, milestone.message = "due", "cut short by a stop"
+
+
 def _run_finished(state: RunState, event: Event) -> None:
     state.status = event.get("outcome", "finished")
     state.message = event.get("message", "")
@@ -266,6 +273,7 @@ _HANDLERS = {
     "eval_progress": _eval_progress,
     "eval_finished": _eval_finished,
     "eval_failed": _eval_failed,
+    "eval_stopped": _eval_stopped,
     "eval_rejected": _warning,
     "gradient_spike": _gradient_spike,
     "gradient_spike_ended": _gradient_spike_ended,

@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,9 @@ def eval_writer(milestone_tokens: int) -> str:
 class JournalWriter:
     """Appends events to ``journal/<writer>.jsonl``; holds a lock on it until closed. Threads may share it.
 
-    What a full disk does not take is kept in memory, and written with the first event for which there is room.
+    Events that don't fit on a full disk are kept in memory, and written as soon as there is room: by the next event, by
+    :meth:`flush` or by :meth:`close`. Meanwhile each event still sets the file's time, which needs no room
+    (:func:`heartbeat`).
 
     Args:
         run: the run directory.
@@ -92,6 +95,7 @@ class JournalWriter:
         self._cut_torn_line()
         self._seq = _last_seq(self.path) + 1
         self._appending = threading.Lock()
+        self._full = False
         self.unwritten = b""
         """What the disk has had no room for."""
 
@@ -114,31 +118,55 @@ class JournalWriter:
             self._write(_with_crc(json.dumps(event, separators=(",", ":"), allow_nan=False).encode()) + b"\n")
             self._seq += 1
         if durable:  # beside the appends of other threads: a slow disk must not hold them up
-            os.fsync(self._file.fileno())
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise self._not_written(error) from None
         return event
+
+    def flush(self) -> None:
+        """Write the events that the disk has had no room for, if there is room now.
+
+        Raises:
+            StorageError: they can't be written for another reason.
+        """
+        with self._appending:
+            self._write(b"")
 
     def events(self) -> list[Event]:
         """What this file holds already; far less to read than a whole run's journal."""
         return list(_parse_lines(self.path.read_bytes(), self.path.stem, 0.0))
 
     def close(self) -> None:
-        """Release the file."""
+        """Write what is left, if there is room, and release the file."""
+        with suppress(StorageError):  # whoever appended has been told
+            self.flush()
         self._file.close()
 
     def __enter__(self) -> JournalWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.close()
+        if self._full and failure is None:  # whoever wrote these few events relies on them
+            raise self._not_written(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def _write(self, line: bytes) -> None:
         self.unwritten += line
         try:
             while self.unwritten:
                 self.unwritten = self.unwritten[self._file.write(self.unwritten) :]
+            self._full = False
         except OSError as error:
-            if error.errno not in _FULL or len(self.unwritten) > _MAX_UNWRITTEN_BYTES:
-                raise StorageError(f"{self.path}: can't be written ({error.strerror})") from None
+            self._full = error.errno in _FULL
+            if not self._full or len(self.unwritten) > _MAX_UNWRITTEN_BYTES:
+                raise self._not_written(error) from None
+            if line:
+                with suppress(OSError):
+                    os.utime(self._file.fileno())
+
+    def _not_written(self, error: OSError) -> StorageError:
+        return StorageError(f"{self.path}: can't be written ({error.strerror})", hint="free space, or mend the storage")
 
     def _cut_torn_line(self) -> None:
         self._file.seek(0)
@@ -146,6 +174,17 @@ class JournalWriter:
         if content and not content.endswith(b"\n"):
             self._file.truncate(content.rfind(b"\n") + 1)
         self._file.seek(0, os.SEEK_END)
+
+
+def heartbeat(run: RunPaths, writer: str) -> int:
+    """A number that changes with each event of a writer, even if a full disk does not take the event.
+
+    It is the time of the writer's file. Hosts' clocks differ, so compare it with an earlier one and with nothing else.
+    """
+    try:
+        return (run.journal / f"{writer}.jsonl").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 class JournalTail:
@@ -156,8 +195,17 @@ class JournalTail:
 
     def __init__(self, run: RunPaths, offsets: dict[str, int] | None = None) -> None:
         self._journal = run.journal
+        self._own: dict[str, list[Event]] = {}
         self.offsets: dict[str, int] = dict(offsets or {})
         self._reported: set[str] = set()
+
+    def add(self, event: Event, writer: str) -> None:
+        """Take an event that this process has written; from then on that writer's file is not read.
+
+        So a process knows its own events while a full disk does not take them.
+        """
+        line = json.dumps(event, allow_nan=False)
+        self._own.setdefault(writer, []).append({**json.loads(line), "writer": writer})
 
     def read_new(self) -> list[Event]:
         """Complete events that have appeared since the last call, in order of time.
@@ -166,7 +214,12 @@ class JournalTail:
             StorageError: a file of the journal can't be read.
         """
         events: list[tuple[tuple[float, str, int], Event]] = []
+        for writer, own in self._own.items():
+            events.extend(_in_order(own))
+            self._own[writer] = []
         for path in sorted(self._journal.glob("*.jsonl")):
+            if path.stem in self._own:
+                continue
             try:
                 events.extend(_in_order(self._new_of(path)))
             except OSError as error:

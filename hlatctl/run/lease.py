@@ -13,7 +13,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -109,7 +109,7 @@ _UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
 def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        file = path.open("ab+", buffering=0)
     except OSError as error:
         raise StorageError(f"{path}: can't be written ({error.strerror})") from None
     with file:
@@ -119,9 +119,9 @@ def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[No
                 break
             except BlockingIOError:
                 when_busy()
-        file.truncate(0)
-        file.write(text)
-        file.flush()
+        with suppress(OSError):  # a full disk: what the file says only informs, the lock counts
+            file.truncate(0)
+            file.write(text.encode())
         yield
 
 

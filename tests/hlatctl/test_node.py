@@ -150,3 +150,15 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_each_node_of_several_has_records_of_its_own(tmp_path: Path, start: Start) -> None:
     assert start("", NODE_RANK="3").wait(_WAIT_S) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.node-3.exit_code", "job.node-3.pid"]
+
+
+def test_the_record_of_the_end_has_its_room_before_the_job_begins(tmp_path: Path, start: Start) -> None:
+    go = tmp_path / "go"
+    node = start(f"import os, time\nwhile not os.path.exists({os.fspath(go)!r}): time.sleep(0.02)")
+    _wait_until((tmp_path / "job.pid").exists)
+    room = (tmp_path / "job.exit_code.tmp").stat()
+    go.touch()
+    assert node.wait(_WAIT_S) == 0
+    written = (tmp_path / "job.exit_code").stat()
+    assert room.st_size > 0
+    assert (written.st_ino, written.st_size) == (room.st_ino, room.st_size), "written where a full disk has room"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.fold import fold
-from hlatctl.run.journal import Event, JournalTail, JournalWriter, number, read_events
+from hlatctl.run.journal import Event, JournalTail, JournalWriter, heartbeat, number, read_events
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
@@ -90,6 +90,34 @@ def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(room: list
             journal.append("step", step=len(room))
             assert not journal.unwritten
         assert [event["step"] for event in read_events(run)] == list(range(len(room) + 1))
+
+
+def test_events_that_a_full_disk_does_not_take_are_still_a_heartbeat_and_known_to_their_writer(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    tail = JournalTail(run)
+    assert heartbeat(run, "flow") == 0
+    with JournalWriter(run, "flow") as journal:
+        journal._file.close()
+        disk = journal._file = _FullDisk(journal.path, "a+b")
+        os.utime(journal.path, ns=(0, 0))
+        tail.add(journal.append("step", step=1), "flow")
+        assert heartbeat(run, "flow") > 0
+        assert kinds(tail.read_new()) == ["step"]
+        disk.free_bytes = 10**6
+        journal.flush()
+        assert kinds(read_events(run)) == ["step"]
+        assert tail.read_new() == [], "once"
+
+
+def test_a_request_that_a_full_disk_does_not_take_is_an_error(tmp_path: Path) -> None:
+    def request() -> None:
+        with JournalWriter(RunPaths(tmp_path), "operator") as journal:
+            journal._file.close()
+            journal._file = _FullDisk(journal.path, "a+b")
+            journal.append("stop_requested")
+
+    with pytest.raises(StorageError, match=r"operator\.jsonl: can't be written \(No space left on device\)"):
+        request()
 
 
 def test_a_disk_that_fails_in_another_way_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,242 @@
+"""What the flow does on a full disk, when it is asked to stop while it waits, and when a stage's job is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema import Config
+from flows import control, pretrain
+from flows.clock import RealClock
+from flows.context import FlowContext
+from flows.launch.base import Job
+from flows.launch.local import LocalLauncher
+from flows.rehearsal.process import Script
+from flows.rehearsal.scripts import SCRIPTS, argument
+from flows.rehearsal.world import World
+from hlatctl.run import files
+from hlatctl.run.errors import LaunchError, StoppedError, StorageError
+from hlatctl.run.fold import fold
+from hlatctl.run.journal import OPERATOR_WRITER, Event, JournalWriter, read_events, train_writer
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import RunPaths
+from tests.flows.conftest import Recorder
+
+
+@pytest.fixture(autouse=True)
+def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+
+
+def of_kind(run: RunPaths, kind: str) -> list[Event]:
+    return [event for event in read_events(run) if event["kind"] == kind]
+
+
+def ask_to_stop(world: World) -> None:
+    with world.journal(OPERATOR_WRITER) as journal:
+        journal.append("stop_requested", by="test")
+
+
+def ends_with(code: int) -> Script:
+    yield 1.0
+    return code
+
+
+def no_room(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def first(script: Callable[[World, Job], Script], name: str) -> Callable[[World, Job], Script]:
+    """The script once, then the honest one of that name."""
+    honest, scripts = SCRIPTS[name], iter([script])
+    return lambda world, job: next(scripts, honest)(world, job)
+
+
+def test_training_whose_events_a_full_disk_does_not_take_is_not_taken_for_hung(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = SCRIPTS["train"]
+
+    def on_a_full_disk(world: World, job: Job) -> Script:
+        with world.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
+            journal.append("warning", message="the last event that there is room for")
+        for beat in range(1, 101):
+            yield 100.0
+            os.utime(journal.path, (beat, beat))
+            world.clock.news(job.name)
+        return (yield from honest(world, job))
+
+    monkeypatch.setitem(SCRIPTS, "train", first(on_a_full_disk, "train"))
+    run = pretrain.create(mock_config, argv=[])
+    assert pretrain.drive(run).status == "finished"
+    assert of_kind(run, "hang") == []
+
+
+def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    run = pretrain.create(mock_config, argv=[])
+    ctx = FlowContext(run, recorder)
+    assert ctx.world
+    path, full = ctx._journal.path, [True]
+    ctx._journal._file.close()
+    monkeypatch.setattr(ctx._journal, "_file", _Disk(path, full))
+    ctx.event("attempt_started", attempt=1, handle={})
+    assert ctx.state.attempt, "the flow knows what the disk does not take"
+    assert of_kind(run, "attempt_started") == []
+    ctx.world.clock.at(ctx.clock.now_unix_s() + 60.0, full.clear)
+    ctx.world.clock.at(ctx.clock.now_unix_s() + 61.0, lambda: ctx.world and ctx.world.clock.news("any"))
+    ctx.require_journal()
+    assert len(of_kind(run, "attempt_started")) == 1
+    assert [m for m in recorder.messages if m.startswith("waiting until there is room on the disk")]
+    ctx.close()
+
+
+class _Disk:
+    """A file on a disk that is full while the list is not empty."""
+
+    def __init__(self, path: Path, full: list[bool]) -> None:
+        self._file, self._full = path.open("ab", buffering=0), full
+
+    def write(self, data: bytes) -> int:
+        return no_room() if self._full else self._file.write(data)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_a_job_is_not_started_where_its_files_find_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(name="try", run_dir=tmp_path, argv=("-c", ""), launch_dir=tmp_path / "a", log_dir=tmp_path / "b")
+    launcher = LocalLauncher()
+    monkeypatch.setattr(files, "write_text", no_room)
+    monkeypatch.setattr("flows.launch.local._spawn_session", lambda *_: pytest.fail("started"))
+    with pytest.raises(StorageError, match=r"job try: .* can't be written \(No space left on device\)"):
+        launcher.submit(launcher.render(job))
+
+
+def test_a_stage_that_finds_no_room_is_an_error_with_a_hint(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pretrain.create(mock_config, argv=[])
+    monkeypatch.setattr("flows.stages.provenance.files.write_json", no_room)
+    with pytest.raises(StorageError, match="can't be written") as caught:
+        pretrain.drive(run)
+    assert "free space" in caught.value.hint
+    assert fold(read_events(run)).status == "failed"
+
+
+def test_a_stop_that_can_not_be_written_down_is_an_error_that_says_what_to_do(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pretrain.create(mock_config, argv=[])
+
+    class Full(JournalWriter):
+        def append(self, *arguments: Any, **fields: Any) -> Event:
+            self._file.close()
+            self._file = _Disk(self.path, [True])  # type: ignore[assignment]
+            return super().append(*arguments, **fields)
+
+    monkeypatch.setattr(control, "JournalWriter", Full)
+    with hold_head(run), pytest.raises(StorageError) as caught:
+        control.request_stop(run, by="test", wait_s=0)
+    assert f"kill -INT {os.getpid()}" in caught.value.hint
+
+
+def test_a_stop_during_the_back_off_starts_no_further_attempt(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(world: World, job: Job) -> Script:
+        yield 1.0
+        world.clock.at(world.clock.now_unix_s() + 100.0, lambda: ask_to_stop(world))
+        return 137
+
+    monkeypatch.setitem(SCRIPTS, "train", first(dies, "train"))
+    recovery = dataclasses.replace(mock_config.recovery, backoff_s=200.0)
+    run = pretrain.create(dataclasses.replace(mock_config, recovery=recovery), argv=[])
+    with pytest.raises(StoppedError, match="stopped on request"):
+        pretrain.drive(run)
+    assert len(of_kind(run, "attempt_started")) == 1
+    assert fold(read_events(run)).status == "stopped"
+    assert pretrain.drive(run).status == "finished"
+
+
+def test_a_wait_of_the_real_clock_ends_when_its_look_raises() -> None:
+    def look() -> None:
+        raise StoppedError("now")
+
+    with pytest.raises(StoppedError):
+        RealClock().wait(3600.0, look)
+
+
+def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, last = SCRIPTS["eval"], max(mock_config.milestones.values())
+
+    def asked_meanwhile(world: World, job: Job) -> Script:
+        if int(argument(job, "--milestone-tokens")) == last:
+            world.clock.at(world.clock.now_unix_s() + 1.0, lambda: ask_to_stop(world))
+            world.clock.at(world.clock.now_unix_s() + 2.0, lambda: world.clock.news(job.name))
+        return honest(world, job)
+
+    run = pretrain.create(mock_config, argv=[])
+    with monkeypatch.context() as patch:
+        patch.setitem(SCRIPTS, "eval", asked_meanwhile)
+        with pytest.raises(StoppedError):
+            pretrain.drive(run)
+    state = fold(read_events(run))
+    assert (state.status, state.step) == ("stopped", mock_config.total_steps)
+    assert (state.milestones[last].status, state.milestones[last].progress) == ("due", None)
+    assert [event["milestone_tokens"] for event in of_kind(run, "eval_stopped")] == [last]
+    state = pretrain.drive(run)
+    assert (state.status, state.milestones[last].status) == ("finished", "evaluated")
+
+
+@pytest.mark.parametrize("stage", ["preflight", "data", "compile", "warm"])
+def test_a_stage_whose_job_is_killed_is_done_again(
+    stage: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    monkeypatch.setitem(SCRIPTS, stage, first(lambda world, job: ends_with(137), stage))
+    run = pretrain.create(mock_config, argv=[])
+    assert pretrain.drive(run, recorder).status == "finished"
+    (failed,) = of_kind(run, "stage_failed")
+    assert (failed["stage"].split("_")[0], failed["restart"]) == (stage, True)
+    assert any("failed with exit code 137" in message and "; restarting" in message for message in recorder.messages)
+
+
+def test_stages_share_the_budget_of_restarts_and_their_errors_are_not_tried_again(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pretrain.create(mock_config, argv=[])
+    monkeypatch.setitem(SCRIPTS, "data", lambda world, job: ends_with(137))
+    with pytest.raises(LaunchError, match=r"3 restarts did not help \(recovery.max_restarts_without_progress=3\)"):
+        pretrain.drive(run)
+    assert [event["restart"] for event in of_kind(run, "stage_failed")] == [True] * 3 + [False]
+    monkeypatch.setitem(SCRIPTS, "data", lambda world, job: ends_with(1))
+    with pytest.raises(LaunchError, match="a restart can't fix this"):
+        pretrain.drive(run)
+    assert len(of_kind(run, "stage_failed")) == 5
+
+
+def test_a_preflight_that_takes_too_long_names_its_key(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(world: World, job: Job) -> Script:
+        world.clock.at(world.clock.now_unix_s() + 130.0, lambda: world.clock.news(job.name))
+        yield 1000.0
+        return 0
+
+    monkeypatch.setitem(SCRIPTS, "preflight", slow)
+    run = pretrain.create(mock_config, argv=[])
+    with pytest.raises(
+        LaunchError, match=r"preflight\.timeout_s=120: job preflight has not finished in that"
+    ) as caught:
+        pretrain.drive(run)
+    assert f"set that key in {run.config}" in caught.value.hint
