@@ -37,6 +37,7 @@ _HERE = Path(__file__).resolve().parent
 # No thread pools, which would eat the limit on processes; no chance in the order of sets, so that verdicts repeat.
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": FOLDER, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}  # fmt: skip
+_DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 #: What making a cell and watching its memory takes, in a user namespace that has no rights outside of itself.
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_PTRACE")
 #: In the namespace of a worker that root starts: root, and a user without rights whom the kernel holds to limits.
@@ -228,7 +229,10 @@ def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> 
         command += ["--cap-add", name]
     for name, value in _ENVIRONMENT.items():
         command += ["--setenv", name, value]
-    command += ["--proc", "/proc", "--dev", "/dev", "--dir", FOLDER]
+    # bubblewrap's own /dev has what holds memory that no process is charged for: /dev/zero mapped as shared, terminals.
+    command += ["--proc", "/proc", "--tmpfs", "/dev", "--dir", FOLDER]
+    for name in _DEVICES:
+        command += ["--dev-bind", name, name]
     system = _system_paths()
     if not any(Path(path).is_relative_to("/tmp") for path in system):
         command += ["--symlink", FOLDER, "/tmp"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from eval.cell import FOLDER, seccomp
 
 #: Uid and gid of a program where there are two to choose from; the kernel holds every user but root to RLIMIT_NPROC.
 NOBODY = 65534
-_CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 24, 38, 22, 2
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -30,11 +30,12 @@ class Limits:
 
     Args:
         cpu_s: processor time of each process.
-        memory_bytes: address space of each process; and memory of all processes together, polled.
+        memory_bytes: address space of each process; and memory of all processes together, with sockets, polled.
         tmp_bytes: files in its folder, which lies in memory and counts apart.
         file_bytes: size of one file.
         open_files: of each process.
         processes: processes and threads at once.
+        signals: waiting signals and timers at once.
         hidden: files of the system that it must not see.
     """
 
@@ -44,11 +45,39 @@ class Limits:
     file_bytes: int = 32 << 20
     open_files: int = 128
     processes: int = 32
+    signals: int = 128
     hidden: tuple[str, ...] = ()
 
 
 class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def begin_own_processes() -> bool:
+    """Go on in a process that may make process namespaces with no sandbox around; false if the kernel forbids that.
+
+    The calling process ends, and the one that returns from here is the first in a namespace of this user.
+    """
+    # Tried in another process first: who fails half-way is no user at all any more.
+    trial = os.fork()
+    if not trial:
+        with suppress(OSError):
+            _unshare_processes()
+            os._exit(0)
+        os._exit(1)
+    if os.waitpid(trial, 0)[1] != 0:
+        return False
+    _unshare_processes()
+    if os.fork():
+        os._exit(0)
+    return True
+
+
+def _unshare_processes() -> None:
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", _CLONE_NEWUSER | _CLONE_NEWPID)
+    for name, content in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        Path("/proc/self", name).write_text(content, encoding="ascii")
 
 
 def fork_with_own_processes(own: int) -> int:
@@ -73,6 +102,9 @@ def enter(limits: Limits, *, namespaces: bool) -> None:
     Raises:
         OSError: a wall could not be built.
     """
+    # A signal to its process group (`kill(0, n)`) must not reach those that judge it: process groups and sessions know
+    # no namespace.
+    os.setsid()
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if namespaces:
         user = NOBODY if _has_user(NOBODY) else None
@@ -82,6 +114,7 @@ def enter(limits: Limits, *, namespaces: bool) -> None:
         drop_rights(user)
     else:
         _set_limits(limits)
+        drop_rights()
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     code = seccomp.program()
     _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(code) // 8, code)), 0, 0)
@@ -98,38 +131,6 @@ def drop_rights(user: int | None = None) -> None:
         os.setresuid(user, user, user)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
-
-
-def memory_is_above(limit_bytes: int, besides: set[int]) -> bool:
-    """Whether all processes that can be seen here, but for some, hold more memory together.
-
-    Memory that they share counts once; that is slow to find, so it is only asked where the simple sum is above.
-    """
-    names = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) not in besides]
-    resident = {name: _resident_bytes(name) for name in names}
-    if sum(resident.values()) <= limit_bytes:
-        return False
-    return sum(_share_bytes(name, size) for name, size in resident.items()) > limit_bytes
-
-
-def _resident_bytes(process: str) -> int:
-    try:
-        fields = Path("/proc", process, "statm").read_text(encoding="ascii").split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0  # it has ended since
-    return int(fields[1]) * os.sysconf("SC_PAGESIZE")
-
-
-def _share_bytes(process: str, resident_bytes: int) -> int:
-    """A process's memory, with what it shares divided by how many share it."""
-    try:
-        text = Path("/proc", process, "smaps_rollup").read_text(encoding="ascii")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0  # it has ended since
-    except PermissionError:
-        return resident_bytes  # a security module may keep it to itself; then all of it counts
-    share = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
-    return int(share[1]) << 10 if share else 0
 
 
 def _mount(limits: Limits) -> None:
@@ -152,7 +153,8 @@ def _set_limits(limits: Limits) -> None:
     values = {
         resource.RLIMIT_CPU: limits.cpu_s, resource.RLIMIT_AS: limits.memory_bytes,
         resource.RLIMIT_FSIZE: limits.file_bytes, resource.RLIMIT_NOFILE: limits.open_files,
-        resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_SIGPENDING: limits.signals,
+        resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0,
     }  # fmt: skip
     for name, value in values.items():
         ceiling = resource.getrlimit(name)[1]

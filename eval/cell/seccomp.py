@@ -2,7 +2,9 @@
 
 Limits and namespaces hold a program already. The filter takes away the ways around them: a namespace of its own would
 give rights (and file systems in memory without a limit), memory behind a file descriptor or a System V key is in no
-process's size, and some address families (vsock) know no network namespace. Numbers of system calls are Linux's own
+process's size, and some address families (vsock) know no network namespace. Pages of shared memory without a file stay
+when a process lets go of them (``madvise``), and so do pages that were spliced into a pipe: no process's size has them
+either. Numbers of system calls are Linux's own
 (arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h for aarch64).
 """
 
@@ -13,6 +15,7 @@ import functools
 import platform
 import socket
 import struct
+from dataclasses import dataclass
 
 #: By processor: the kernel's AUDIT_ARCH, then the numbers of what is refused; None where it has none.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -26,20 +29,62 @@ DENIED = {
     "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "open_tree": (428, 428), "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
-    "quotactl": (179, 60), "reboot": (169, 142), "request_key": (249, 218), "semget": (64, 190), "setns": (308, 268),
-    "shmat": (30, 196), "shmget": (29, 194), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116),
-    "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
+    "quotactl": (179, 60), "reboot": (169, 142), "request_key": (249, 218), "semget": (64, 190), "sendfile": (40, 71),
+    "setns": (308, 268), "shmat": (30, 196), "shmget": (29, 194), "splice": (275, 76), "swapoff": (168, 225),
+    "swapon": (167, 224), "syslog": (103, 116), "tee": (276, 77), "umount2": (166, 39), "unshare": (272, 97),
+    "userfaultfd": (323, 282), "vmsplice": (278, 75),
 }  # fmt: skip
 #: These are looked at more closely.
-CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
+CLONE, CLONE3, SOCKET, SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
+MMAP, SETSOCKOPT, FCNTL = (9, 222), (54, 208), (72, 25)
 #: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 _NEW_NAMESPACE = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
+#: A lock of a range of a file is memory of the kernel, and nothing limits their number: F_SETLK, F_SETLKW, F_OFD_*.
+_LOCKING = (6, 7, 37, 38)
+_F_SETPIPE_SZ = 1031
 #: Calls of the x32 interface have this bit, and other numbers.
 _X32 = 0x40000000
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
-# Offsets in the kernel's seccomp_data.
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+# Offsets in the kernel's seccomp_data; an argument has 8 bytes, the lower half comes first.
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A call that is refused by its arguments: where all conditions hold.
+
+    Args:
+        call: its numbers.
+        conditions: index of an argument, how it is compared with what, and whether that must be so.
+    """
+
+    call: tuple[int, int]
+    conditions: tuple[tuple[int, int, int, bool], ...]
+    error: int = errno.EPERM
+
+    def lines(self, column: int) -> list[tuple[int, int, int, int]]:
+        """Its instructions, which begin and, if it does not refuse, end with the call's number as the loaded value."""
+        found = [_refuse(self.error)]
+        for argument, test, value, wanted in reversed(self.conditions):
+            past = len(found)
+            jumps = (0, past) if wanted else (past, 0)
+            found = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument), (test, *jumps, value), *found]
+        reload = (_LOAD, 0, 0, _NUMBER_AT)
+        return [(_IF_EQUAL, 0, len(found) + 1, self.call[column]), *found, reload]
+
+
+_RULES = (
+    _Rule(CLONE, ((0, _IF_ANY_BIT, _NEW_NAMESPACE, True),)),
+    _Rule(SOCKET, ((0, _IF_EQUAL, int(socket.AF_UNIX), False),), errno.EAFNOSUPPORT),
+    _Rule(SOCKETPAIR, ((0, _IF_EQUAL, int(socket.AF_UNIX), False),), errno.EAFNOSUPPORT),
+    _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_SHARED, True), (3, _IF_ANY_BIT, _MAP_ANONYMOUS, True))),
+    _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_HUGETLB, True),)),
+    # The size of a new one's buffer is what `eval.cell.memory` counts for each socket.
+    _Rule(SETSOCKOPT, ((1, _IF_EQUAL, int(socket.SOL_SOCKET), True), (2, _IF_EQUAL, int(socket.SO_SNDBUF), True))),
+    *(_Rule(FCNTL, ((1, _IF_EQUAL, command, True),)) for command in (_F_SETPIPE_SZ, *_LOCKING)),
+)
 
 
 @functools.cache
@@ -59,10 +104,8 @@ def program(machine: str = "") -> bytes:
         lines += [(_IF_EQUAL, 0, 1, numbers[column]), _refuse(errno.EPERM)]
     # The C library then falls back to clone, whose flags can be read here.
     lines += [(_IF_EQUAL, 0, 1, CLONE3[column]), _refuse(errno.ENOSYS)]
-    lines += [(_IF_EQUAL, 0, 4, CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT), (_IF_ANY_BIT, 0, 1, _NEW_NAMESPACE)]
-    lines += [_refuse(errno.EPERM), _return(_ALLOW)]
-    lines += [(_IF_EQUAL, 0, 4, SOCKET[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
-    lines += [(_IF_EQUAL, 1, 0, int(socket.AF_UNIX)), _refuse(errno.EAFNOSUPPORT), _return(_ALLOW)]
+    for rule in _RULES:
+        lines += rule.lines(column)
     return b"".join(struct.pack("=HBBI", *line) for line in [*lines, _return(_ALLOW)])
 
 

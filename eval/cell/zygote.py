@@ -15,6 +15,7 @@ import traceback
 from contextlib import suppress
 
 from eval.cell import confine, program, seccomp, values
+from eval.cell.memory import Meter
 
 #: How often the memory of a running program is looked at.
 POLL_S = 0.02
@@ -52,31 +53,31 @@ def start(limits: confine.Limits, *, namespaces: bool) -> socket.socket:
 
 
 def _make_cells(orders: socket.socket, limits: confine.Limits, namespaces: bool) -> None:
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
+    # Without a sandbox around it, a cell gets at least its own processes, where the kernel lets this user have them.
+    apart = namespaces or confine.begin_own_processes()
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if apart else -1
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             return
-        child = confine.fork_with_own_processes(own) if namespaces else os.fork()
+        meter = Meter() if namespaces else None
+        child = confine.fork_with_own_processes(own) if apart else os.fork()
         if not child:
             _be_a_cell(descriptors[0], limits, namespaces)
         os.close(descriptors[0])
-        values.send(orders, ["ended", _watch(child, orders, limits, namespaces)])
+        values.send(orders, ["ended", _watch(child, orders, limits, meter)])
 
 
-def _watch(child: int, orders: socket.socket, limits: confine.Limits, namespaces: bool) -> str:
+def _watch(child: int, orders: socket.socket, limits: confine.Limits, meter: Meter | None) -> str:
     """Wait until the examiner wants the cell ended, or it holds too much memory; end it and say how it ended."""
-    # Process 1 is bubblewrap's; the examiner is the parent.
-    besides = {1, os.getpid(), os.getppid()}
     over = False
     while not select.select([orders], [], [], POLL_S)[0]:
-        if namespaces and not over and confine.memory_is_above(limits.memory_bytes, besides):
+        if meter and not over and meter.is_above(limits.memory_bytes):
             over = True
             os.kill(child, signal.SIGKILL)
     orders.recv(1)
-    if not namespaces:
-        with suppress(ProcessLookupError):  # it has ended by itself
-            os.killpg(child, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has ended by itself, or its group is not made yet
+        os.killpg(child, signal.SIGKILL)
     os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if over:
@@ -91,8 +92,6 @@ def _be_a_cell(descriptor: int, limits: confine.Limits, namespaces: bool) -> Non
         connection = socket.socket(fileno=descriptor)
         _close_all_but(descriptor)
         _point_at_null(0, 1, 2)
-        if not namespaces:
-            os.setsid()
         try:
             confine.enter(limits, namespaces=namespaces)
         except OSError as error:

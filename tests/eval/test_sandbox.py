@@ -118,6 +118,48 @@ def test_memory_is_limited_over_all_processes(worker: sandbox.Worker) -> None:
 
 
 @needs_sandbox
+def test_memory_that_processes_share_and_let_go_of_is_limited_too(worker: sandbox.Worker) -> None:
+    # The pages of a shared mapping stay when a process drops them; each process alone is below the limit.
+    hold = (
+        "import mmap, posix, time\nfor i in range(8):\n    if posix.fork() == 0:\n"
+        "        kept = mmap.mmap({}192 << 20)\n"
+        "        for at in range(0, 192 << 20, 1 << 20):\n            kept[at:at + (1 << 20)] = b'x' * (1 << 20)\n"
+        "            kept.madvise(mmap.MADV_DONTNEED)\n        time.sleep(600)\nreturn 1"
+    )
+    assert "Operation not permitted" in _result(worker, "import mmap\nmmap.mmap(-1, 1 << 20)\nreturn 1")
+    assert "Operation not permitted" in _result(worker, hold.format("-1, "))
+    assert "No such file" in _result(worker, hold.format("posix.open('/dev/zero', posix.O_RDWR), "))
+    private = "import mmap\nmmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+    from_a_file = "with open('x', 'w+b') as file:\n    file.truncate(4096)\n    mmap.mmap(file.fileno(), 4096)\n"
+    assert _result(worker, f"{private}{from_a_file}return 1") == "passed"
+
+
+@needs_sandbox
+def test_what_lies_in_sockets_counts_as_memory(worker: sandbox.Worker) -> None:
+    body = (
+        "import posix, socket, time\nfor i in range(24):\n    if posix.fork() == 0:\n        kept = []\n        try:\n"
+        "            while True:\n                kept += socket.socketpair()\n"
+        "                kept[-1].setblocking(False)\n                try:\n"
+        "                    while True: kept[-1].send(bytes(1 << 16))\n                except BlockingIOError: pass\n"
+        "        except OSError: pass\n        time.sleep(600)\ntime.sleep(600)"
+    )
+    assert _result(worker, body) == f"failed: the program took more than {512 << 20} bytes of memory before its tests"
+    larger = "import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)\nreturn 1"
+    assert "Operation not permitted" in _result(worker, larger)
+
+
+@needs_sandbox
+def test_event_loops_threads_and_copied_files_work(worker: sandbox.Worker) -> None:
+    body = (
+        "import asyncio, concurrent.futures, shutil\nasync def g(): return open('b').read()\n"
+        "with concurrent.futures.ThreadPoolExecutor(4) as pool: assert list(pool.map(abs, [-1, 2])) == [1, 2]\n"
+        "with open('a', 'w') as file: file.write('1')\n"
+        "shutil.copyfile('a', 'b')\nreturn int(asyncio.run(g()))"
+    )
+    assert _result(worker, body) == "passed"
+
+
+@needs_sandbox
 @pytest.mark.parametrize(
     "call",
     ["__import__('os').memfd_create('x')", "libc(shmget=(0, 1 << 30, 0o1666))", "libc(unshare=(0x10000000,))",
@@ -215,6 +257,66 @@ def test_its_parent_can_not_be_killed(worker: sandbox.Worker) -> None:
     )
     assert _result(worker, body) == "passed"
     assert _result(worker, "return 1") == "passed"
+
+
+#: Signals the whole process group, ends all else that it may signal, and goes on.
+_SIGNALS = (
+    "import posix, signal\nfor number in (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1):\n"
+    "    signal.signal(number, lambda *_: 0)\n    posix.kill(0, number)\n"
+    "for pid in {others}:\n    try: posix.kill(pid, signal.SIGKILL)\n    except OSError: pass\nreturn 1"
+)
+
+
+def _signals_reach_no_judge(sandboxed: bool) -> None:
+    with sandbox.worker(_PATIENT, sandboxed=sandboxed) as worker:
+        others = sorted({worker.process.pid, *_below(worker.process.pid)})
+        assert _result(worker, _SIGNALS.format(others=f"(posix.getppid(), *{others})")) == "passed"
+        # The first process of a namespace can't stop itself.
+        assert _result(worker, "import posix\nposix.kill(0, 19)\nreturn 1") == "passed"
+        assert _result(worker, "return 1") == "passed"
+
+
+def _below(pid: int) -> set[int]:
+    """The processes that a process has started, and theirs."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return {int(child) for child in children}.union(*(_below(int(child)) for child in children))
+
+
+@needs_sandbox
+def test_a_signal_to_its_process_group_reaches_no_judge() -> None:
+    _signals_reach_no_judge(sandboxed=True)
+
+
+def test_without_a_sandbox_a_program_can_signal_no_judge_where_users_may_have_namespaces() -> None:
+    if subprocess.run(["unshare", "--user", "--pid", "--fork", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace can be made here")
+    _signals_reach_no_judge(sandboxed=False)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("answer", "test"),
+    [
+        ("__import__('decimal').Decimal('1e99999999')", "int(f()) == 1"),
+        ("range(10 ** 15)", "sum(f()) == 1"),
+        (None, "f() == 1"),
+    ],
+)
+def test_comparing_an_answer_takes_no_longer_than_the_program_may(
+    hasty: sandbox.Worker, answer: str | None, test: str
+) -> None:
+    """Each comparison is one operation of the interpreter, which no signal handler written in Python can interrupt."""
+    # A fraction of two numbers of 26 Mbit, sent past what would take this program itself as long.
+    send = (
+        "import gc, json, socket, struct\nown = next(x for x in gc.get_objects() if isinstance(x, socket.socket))\n"
+        "top, bottom = ('0x' + word * (26_000_000 // 64) for word in ('9e3779b97f4a7c15', 'bf58476d1ce4e5b9'))\n"
+        "text = json.dumps(['return', ['fraction', top, bottom]]).encode()\n"
+        "own.sendall(struct.pack('!I', len(text)) + text)\nwhile True: pass"
+    )
+    started = time.monotonic()
+    assert _result(hasty, f"return {answer}" if answer else send, test) == "timed out"
+    assert time.monotonic() - started < sandbox._GRACE_S  # the worker itself was never given up
+    assert _result(hasty, "return 1") == "passed"
 
 
 @needs_sandbox

@@ -1,0 +1,41 @@
+"""Memory of a cell's processes as the kernel tells it, whatever the processes do to be told less of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eval.cell import memory
+
+_STATUS = "Name:\tpython3\nNSpid:\t{ids}\nVmPeak:\t 9999 kB\nVmRSS:\t    100 kB\nVmSwap:\t    20 kB\n"
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the files of /proc hold; those that are not here are of processes that have ended."""
+    told: dict[str, str] = {}
+    monkeypatch.setattr(memory, "_read", lambda path: told.get(str(path), ""))
+    return told
+
+
+def test_what_was_swapped_out_is_still_held(kernel: dict[str, str]) -> None:
+    kernel["/proc/7/status"] = _STATUS.format(ids="7\t1")
+    kernel["/proc/7/smaps_rollup"] = "Rss:  100 kB\nPss:   50 kB\nPss_Anon:   40 kB\nSwap:  20 kB\nSwapPss:  10 kB\n"
+    assert memory._bytes_held("7") == 120 << 10
+    assert memory._bytes_of_its_own("7", 120 << 10) == 60 << 10
+
+
+def test_only_processes_of_the_cell_count(kernel: dict[str, str]) -> None:
+    kernel["/proc/7/status"] = _STATUS.format(ids="7")
+    assert memory._bytes_held("7") == 0
+    assert memory._bytes_held("8") == 0
+    assert memory._bytes_of_its_own("8", 1) == 0
+
+
+def test_a_process_that_shows_no_details_counts_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> str:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(memory, "_read", refuse)
+    assert memory._bytes_of_its_own("7", 120 << 10) == 120 << 10
