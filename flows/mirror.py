@@ -188,7 +188,7 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
 
 
 def _journal(run: RunPaths, kind: str, **fields: Any) -> None:
-    """An event of the follower's own; not if a full disk takes none, or another follower holds the file and has told."""
+    """An event of the follower's own, unless the disk is full or another follower holds the file and has told."""
     with suppress(RunBusyError, StorageError), JournalWriter(run, MIRROR_WRITER) as journal:
         journal.append(kind, **fields)
 

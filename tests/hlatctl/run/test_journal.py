@@ -108,13 +108,14 @@ def test_events_that_a_full_disk_does_not_take_are_still_a_heartbeat_and_known_t
 
 
 def test_a_request_that_a_full_disk_does_not_take_is_an_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(StorageError, match=r"operator\.jsonl: can't be written \(No space left on device\)"),
-        JournalWriter(RunPaths(tmp_path), "operator") as journal,
-    ):
-        journal._file.close()
-        journal._file = _FullDisk(journal.path, "a+b")
-        journal.append("stop_requested")
+    def ask() -> None:
+        with JournalWriter(RunPaths(tmp_path), "operator") as journal:
+            journal._file.close()
+            journal._file = _FullDisk(journal.path, "a+b")
+            journal.append("stop_requested")
+
+    with pytest.raises(StorageError, match=r"operator\.jsonl: can't be written \(No space left on device\)"):
+        ask()
 
 
 def test_a_disk_that_fails_in_another_way_is_an_error(tmp_path: Path) -> None:
