@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from trainer.new_folder import partial_folder
 
-
-def _fill_and_die(target: Path) -> None:
-    with partial_folder(target) as partial:
-        (partial / "half").write_text("of it")
-        os.kill(os.getpid(), signal.SIGKILL)
+#: Fills a folder for the target that it is given, and is killed.
+_DIES = """
+import os, sys
+from pathlib import Path
+from trainer.new_folder import partial_folder
+with partial_folder(Path(sys.argv[1])) as partial:
+    (partial / "half").write_text("of it")
+    os.kill(os.getpid(), 9)
+"""
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_for_the_same_target(tmp_path: Path) -> None:
     target = tmp_path / "abc"
-    process = multiprocessing.get_context("spawn").Process(target=_fill_and_die, args=(target,))
-    process.start()
-    process.join()
+    subprocess.run([sys.executable, "-c", _DIES, os.fspath(target)], check=False)
     (left_over,) = tmp_path.iterdir()
     (tmp_path / ".other.1.partial").mkdir()
     with partial_folder(target) as partial:
