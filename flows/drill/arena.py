@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -57,16 +57,16 @@ class Arena:
         self._driven = False
         self._struck_step = 0
 
-    def start(self, *, inside: Sequence[str] = ()) -> None:
+    def start(self) -> None:
         """Start the run and wait for its first step."""
         started_unix_s = time.time()
-        self.drive(inside=inside)
+        self.drive()
         step = self.event("the first step", 0, lambda event: event["kind"] == "step", _FIRST_START_S)
         self.cold_start_s = step["time_unix_s"] - started_unix_s
 
-    def drive(self, *, inside: Sequence[str] = ()) -> None:
+    def drive(self) -> None:
         """Start a head process."""
-        detached.start_head(self.run, inside=[*_YIELDING, *inside])
+        detached.start_head(self.run, inside=_YIELDING)
         self._driven = True
 
     def revive(self) -> None:

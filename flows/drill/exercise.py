@@ -25,6 +25,8 @@ from hlatctl.run.paths import RunPaths
 DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
 #: Checkpoints that a small disk holds beyond those that are kept.
 _SMALL_DISK_SPARE = 3
+#: For its journal and its logs.
+_SMALL_DISK_REST_BYTES = 16 << 20
 
 
 @dataclasses.dataclass
@@ -111,11 +113,11 @@ def _on_a_small_disk(
     config: Config, argv: list[str], fault: str, drilled: Arena, journal: JournalWriter, servers: Servers,
     say: Callable[[str], None],
 ) -> _Trial:  # fmt: skip
-    """A run of its own whose checkpoints lie on a disk that holds a few more than it keeps."""
+    """A run of its own whose directory lies on a disk that holds a few more checkpoints than it keeps."""
     sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
-    size_bytes = max(sizes) * (config.checkpoint.keep + _SMALL_DISK_SPARE)
+    size_bytes = max(sizes) * (config.checkpoint.keep + _SMALL_DISK_SPARE) + _SMALL_DISK_REST_BYTES
     arena = Arena(pretrain.create(config, argv=argv, run_id=SMALL_DISK), journal)
-    with _running(arena, inside=small_disk.command(arena.run.checkpoints, size_bytes)):
+    with small_disk.under(arena.run.root, size_bytes), _running(arena):
         return _try(arena, fault, servers, say)
 
 
@@ -131,9 +133,9 @@ def _undisturbed(
 
 
 @contextmanager
-def _running(arena: Arena, *, inside: Sequence[str] = ()) -> Iterator[None]:
+def _running(arena: Arena) -> Iterator[None]:
     try:
-        arena.start(inside=inside)
+        arena.start()
         yield
     finally:
         arena.stop()

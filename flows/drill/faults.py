@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from flows.drill import small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried
 from flows.drill.tracking import Servers
 from hlatctl.run import files
-from hlatctl.run.journal import Event
+from hlatctl.run.journal import Event, heartbeat, train_writer
 from hlatctl.run.lease import head_pid
 from hlatctl.run.manifest import MANIFEST, steps_in
 from hlatctl.run.processes import Identity, send
@@ -61,7 +62,7 @@ class Fault:
         title: for people.
         meet: does it to a run that is under way, and sees the run through it.
         skip: why it can't be done with a configuration; empty if it can.
-        small_disk: it needs a run of its own whose checkpoints lie on a small disk.
+        small_disk: it needs a run of its own whose directory lies on a small disk.
     """
 
     title: str
@@ -174,22 +175,41 @@ def kill_head(arena: Arena, _: Servers) -> Seen:
 
 
 def fill_disk(arena: Arena, _: Servers) -> Seen:
-    """The disk of the checkpoints fills up to the last byte, until a save is left out for it."""
-    attempt, kept = arena.attempt.number, set(arena.state.checkpoints)
-    ballast = small_disk.seen_from_outside(head_pid(arena.run), arena.run.checkpoints) / "ballast"
+    """The run's disk fills up to the last byte, for longer than a hang may last and until a save was due."""
+    attempt, newest, ballast = arena.attempt.number, max(arena.state.checkpoints), arena.run.root / "ballast"
     struck_s, mark = arena.strike("fill_disk", lambda: small_disk.fill(ballast))
-    alarm = arena.event("an alarm", mark, lambda e: e["kind"] == "alarm" and e["what"] == "disk_full")
-    lost = sorted(kept - set(arena.state.checkpoints))
-    if lost:
-        raise NotRecovered(f"the full disk cost the checkpoints of steps {lost}")
-    ballast.unlink()
+    try:
+        arena.wait("training on a full disk", _outlives(arena, ballast, struck_s))
+        if newest not in steps_in(arena.run.checkpoints):
+            raise NotRecovered(f"the full disk cost the checkpoint of step {newest}")
+    finally:
+        ballast.unlink()
     freed = len(arena.events)
+    alarm = arena.event("an alarm", mark, lambda e: e["kind"] == "alarm" and e["what"] == "disk_full")
     saved = arena.event("a checkpoint after that", freed, _kind("checkpoint_committed"))
     _still(arena, attempt)
+    steps = {event["step"] for event in arena.events[mark:] if event["kind"] == "step"}
+    missing = sorted(set(range(min(steps), max(steps) + 1)) - steps)
+    if missing:
+        raise NotRecovered(f"the full disk cost the events of steps {missing}")
     return Seen(
         detected_as=_name(alarm), detected_s=alarm["time_unix_s"] - struck_s,
         recovered_s=saved["time_unix_s"] - struck_s,
     )  # fmt: skip
+
+
+def _outlives(arena: Arena, ballast: Path, struck_s: float) -> Callable[[], bool]:
+    """Whether training has lived on a full disk for longer than a hang may last, and through a save."""
+    median_s = statistics.median(float(event["step_s"]) for event in arena.state.steps.values())
+    recovery, beats = arena.config.recovery, set[int]()
+    limit_s = max(recovery.hang_floor_s, recovery.hang_factor * median_s)
+
+    def lives() -> bool:
+        small_disk.fill(ballast)  # old checkpoints may have been deleted
+        beats.add(heartbeat(arena.run, train_writer(0)))
+        return len(beats) > 2 * arena.config.checkpoint.every_steps and time.time() - struck_s > limit_s
+
+    return lives
 
 
 def _restarted(

@@ -1,12 +1,15 @@
-"""A disk small enough to be filled: a tmpfs of bubblewrap's, which only the processes started inside see."""
+"""A disk small enough to be filled: a tmpfs of bubblewrap's, which every process of this user can use."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from flows.launch import processes
 
 _BLOCK = bytes(1 << 20)
 
@@ -20,18 +23,42 @@ def why_unavailable() -> str:
     return "" if tried.returncode == 0 else "bubblewrap does not work here (sysctl user.max_user_namespaces)"
 
 
-def command(folder: Path, size_bytes: int) -> list[str]:
-    """Words that run the words after them where a folder is such a disk, and everything else is as it was."""
-    return ["bwrap", "--dev-bind", "/", "/", "--size", str(size_bytes), "--tmpfs", str(folder), "--"]
+@contextmanager
+def under(folder: Path, size_bytes: int) -> Iterator[None]:
+    """Put a folder, with all that it holds, on a disk of its own; afterwards it is a plain folder again.
 
-
-def seen_from_outside(pid: int | None, folder: Path) -> Path:
-    """The folder as a process sees it that runs inside."""
-    return Path(f"/proc/{pid}/root") / folder.relative_to("/")
+    Bubblewrap mounts the disk for a process that only keeps it. Others reach it through that process's root in /proc,
+    which is where the folder's path leads meanwhile.
+    """
+    mount = folder.with_name(f".{folder.name}.disk")
+    mount.mkdir()
+    words = ["bwrap", "--dev-bind", "/", "/", "--die-with-parent", "--size", str(size_bytes), "--tmpfs", str(mount)]
+    with subprocess.Popen([*words, "--", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdin
+        assert keeper.stdout
+        keeper.stdin.write(b"\n")
+        keeper.stdin.flush()
+        keeper.stdout.readline()  # it answers: the disk is there
+        pid = (processes.descendants(keeper.pid) or [keeper.pid])[-1]
+        on_disk = Path(f"/proc/{pid}/root") / mount.relative_to("/") / folder.name
+        _replace(folder, on_disk)
+        try:
+            yield
+        finally:
+            folder.unlink()
+            shutil.copytree(on_disk, folder)
+            keeper.stdin.close()  # its end is the disk's
+    mount.rmdir()
 
 
 def fill(ballast: Path) -> None:
-    """Write a file until its disk has not a byte left."""
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+    """Add to a file until its disk has not a byte left."""
+    with ballast.open("ab", buffering=0) as file, suppress(OSError):
         while file.write(_BLOCK):
             pass
+
+
+def _replace(folder: Path, on_disk: Path) -> None:
+    shutil.copytree(folder, on_disk)
+    shutil.rmtree(folder)
+    folder.symlink_to(on_disk)

@@ -55,9 +55,10 @@ def compile_graphs(ctx: FlowContext) -> None:
     """Fill the shared cache by a short graph-extraction run of the trainer."""
     key, shared = graph_key(ctx.config), shared_cache(ctx.config)
 
+    partial = shared.with_name(f".{key}.{ctx.run.run_id}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a head that was killed
+
     def work() -> dict[str, Any]:
-        partial = shared.with_name(f".{key}.{ctx.run.run_id}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         job = ctx.job(
             "compile", "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only",

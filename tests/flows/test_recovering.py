@@ -90,8 +90,13 @@ def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
     ctx.event("attempt_started", attempt=1, handle={})
     assert ctx.state.attempt, "the flow knows what the disk does not take"
     assert of_kind(run, "attempt_started") == []
-    ctx.world.clock.at(ctx.clock.now_unix_s() + 60.0, full.clear)
-    ctx.world.clock.at(ctx.clock.now_unix_s() + 61.0, lambda: ctx.world and ctx.world.clock.news("any"))
+    world, now_unix_s = ctx.world, ctx.clock.now_unix_s()
+
+    def free() -> None:
+        full.clear()
+        world.clock.news("any")
+
+    world.clock.at(now_unix_s + 60.0, free)
     ctx.require_journal()
     assert len(of_kind(run, "attempt_started")) == 1
     assert [m for m in recorder.messages if m.startswith("waiting until there is room on the disk")]
@@ -235,8 +240,6 @@ def test_a_preflight_that_takes_too_long_names_its_key(mock_config: Config, monk
 
     monkeypatch.setitem(SCRIPTS, "preflight", slow)
     run = pretrain.create(mock_config, argv=[])
-    with pytest.raises(
-        LaunchError, match=r"preflight\.timeout_s=120: job preflight has not finished in that"
-    ) as caught:
+    with pytest.raises(LaunchError, match=r"preflight\.timeout_s=120: job preflight has not") as caught:
         pretrain.drive(run)
     assert f"set that key in {run.config}" in caught.value.hint

@@ -24,6 +24,7 @@ from trainer.data.corpus import Corpus, check, check_vocabulary, read
 from trainer.data.documents import Documents
 from trainer.data.encoder import make_encoder
 from trainer.data.split import COLUMN, Document, Split
+from trainer.new_folder import partial_folder
 
 DATASET = "dataset.json"
 #: Messages about damage that is skipped which ``dataset.json`` keeps; all of it is counted.
@@ -45,17 +46,14 @@ def prepare(config: Config, target: Path) -> None:
     if (target / DATASET).is_file():
         return
     corpora = check(config)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True)
-        _write(config, corpora, partial, target)
-        _publish(partial, target)
+        with partial_folder(target) as partial:
+            _write(config, corpora, partial, target)
+            _publish(partial, target)
     except OSError as error:
         raise StorageError(
             f"{target}: can't be written ({error.strerror})", hint="free space, or choose another runs_dir"
         ) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -> None:
