@@ -470,7 +470,7 @@ class Config:
     runs_dir: str = "runs"
     """Folder that holds the run directories (absolute once composed)."""
     runs_mode: str = "0700"
-    """Who may enter the folders that a run creates, as chmod takes it; 0750 lets the group read them, 0770 write too."""
+    """Of the folders that a run creates, as chmod takes it; 0750 lets the group read them, 0770 write too."""
     seed: int = 1234
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
