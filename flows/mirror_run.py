@@ -20,6 +20,7 @@ from hlatctl.run.journal import Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide
 from hlatctl.run.simulated import marked
+from hlatctl.units import duration
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -53,6 +54,8 @@ class Cursor:
         offsets: bytes copied by journal file stem.
         last_step: last optimizer step copied; earlier steps are never copied again.
         artifacts: ``[bytes, mtime_ns]`` of each file uploaded.
+        created_unix_s: by the journal.
+        shift_s: from the journal's times to real ones; the journal of a simulated run begins at a moment of its own.
     """
 
     tracking_uri: str
@@ -60,6 +63,8 @@ class Cursor:
     offsets: dict[str, int] = field(default_factory=dict)
     last_step: int = 0
     artifacts: dict[str, list[int]] = field(default_factory=dict)
+    created_unix_s: float = 0.0
+    shift_s: float = 0.0
 
     @classmethod
     def read(cls, path: Path, tracking_uri: str) -> Cursor:
@@ -71,9 +76,9 @@ class Cursor:
         return cursor if cursor.tracking_uri == tracking_uri else cls(tracking_uri)
 
 
-def step_rows(event: Event) -> list[Row]:
-    """The rows of one ``step`` event, by step and, for the loss, by tokens too."""
-    time_ms = int(event["time_unix_s"] * 1000)
+def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
+    """The rows of one ``step`` event, by step and, for the loss, by tokens too; see ``Cursor`` for the shift."""
+    time_ms = int((event["time_unix_s"] + shift_s) * 1000)
     rows = [
         (f"train/{name}", float(event[name]), time_ms, int(event["step"])) for name in _STEP_FIELDS if name in event
     ]
@@ -82,16 +87,17 @@ def step_rows(event: Event) -> list[Row]:
     return rows
 
 
-def eval_rows(event: Event, own_contract: str = "") -> list[Row]:
+def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> list[Row]:
     """The rows of one ``eval_finished`` event, by step and by milestone tokens.
 
     Args:
         event: the event.
         own_contract: of the run; what was measured under another one gets metrics of its own.
+        shift_s: see ``Cursor``.
     """
     contract = str(event.get("contract", ""))
     other = f"_contract_{contract[:8]}" if own_contract and contract != own_contract else ""
-    time_ms = int(event["time_unix_s"] * 1000)
+    time_ms = int((event["time_unix_s"] + shift_s) * 1000)
     rows: list[Row] = []
     for task, score in event.get("scores", {}).items():
         name, value = re.sub(r"[^\w./ -]", "_", task), float(score["value"])
@@ -155,6 +161,9 @@ class MirrorRun:
         created = next((event for event in events if event["kind"] == "run_created"), None)
         if created is None:
             return False
+        self._cursor.created_unix_s = float(created["time_unix_s"])
+        if "real_time_unix_s" in created:
+            self._cursor.shift_s = float(created["real_time_unix_s"]) - self._cursor.created_unix_s
         experiment_id = self._experiment_id()
         identity = {RUN_ID_TAG: self._run.run_id, CREATED_TAG: repr(created["time_unix_s"])}
         wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
@@ -166,9 +175,8 @@ class MirrorRun:
             tags = identity | {"hlatctl.simulated": str(bool(created.get("simulated", False))).lower()}
             tags |= trial_tags(self._client, experiment_id, self._run.root.parent, created)
             name = marked(self._run.run_id, simulated=bool(created.get("simulated", False)))
-            new = self._client.create_run(
-                experiment_id, int(created["time_unix_s"] * 1000), tags | self._provenance_tags(), name
-            )
+            start_ms = int((created["time_unix_s"] + self._cursor.shift_s) * 1000)
+            new = self._client.create_run(experiment_id, start_ms, tags | self._provenance_tags(), name)
             self._cursor.mlflow_run_id = new.info.run_id
         self._log_params()
         return True
@@ -208,8 +216,8 @@ class MirrorRun:
         steps = list(self._new_steps(events))
         evals = [event for event in events if event["kind"] == "eval_finished"]
         own = contract.own(self._run) if evals else ""
-        groups = [[Metric(*row) for row in step_rows(event)] for event in steps]
-        groups += [[Metric(*row)] for event in evals for row in eval_rows(event, own)]
+        groups = [[Metric(*row) for row in step_rows(event, self._cursor.shift_s)] for event in steps]
+        groups += [[Metric(*row)] for event in evals for row in eval_rows(event, own, self._cursor.shift_s)]
         for batch in _batches(groups, _MAX_METRICS_PER_BATCH):
             self._log_metrics(batch)
         return len(events) - all_steps + len(steps)
@@ -244,7 +252,11 @@ class MirrorRun:
             return
         outcome = str(newest.get("outcome", ""))
         self._client.set_tag(run_id, "hlatctl.outcome", outcome)
-        end_ms = int(newest["time_unix_s"] * 1000)
+        if "real_time_unix_s" in newest:
+            played_s = newest["time_unix_s"] - self._cursor.created_unix_s
+            self._client.set_tag(run_id, "hlatctl.simulated_duration", duration(played_s))
+        end_unix_s = newest["real_time_unix_s" if "real_time_unix_s" in newest else "time_unix_s"]
+        end_ms = int(end_unix_s * 1000)
         self._client.set_terminated(run_id, status=_STATUS.get(outcome, "FAILED"), end_time=end_ms)
 
     def _upload_artifacts(self) -> bool:

@@ -22,7 +22,8 @@ from hlatctl.run.redact import hide
 
 _API_URL = "PREFECT_API_URL"
 _API_AUTH = "PREFECT_API_AUTH_STRING"
-_START_TIMEOUT_S = 120.0
+#: A busy machine takes minutes to import Prefect.
+_START_TIMEOUT_S = 300.0
 _TELL_EVERY_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 
@@ -49,8 +50,13 @@ _own_server: subprocess.Popen[bytes] | None = None
 
 def settings(runs_dir: Path) -> dict[str, str]:
     """Prefect's settings for a runs folder, as environment variables; the user's own come first."""
-    home = {"PREFECT_HOME": str(runs_dir.absolute() / ".prefect")}
-    return {name: os.environ.get(name, value) for name, value in (_DEFAULTS | home).items()}
+    values = _DEFAULTS | {"PREFECT_HOME": str(home(runs_dir))}
+    return {name: os.environ.get(name, value) for name, value in values.items()}
+
+
+def home(runs_dir: Path) -> Path:
+    """Where Prefect keeps the database of a runs folder, if the user has set no other place."""
+    return runs_dir.absolute() / ".prefect"
 
 
 def configure(runs_dir: Path, say: Callable[[str], None] | None = None) -> None:
@@ -114,6 +120,11 @@ def stop() -> None:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
+
+
+def is_prefects(error: BaseException) -> bool:
+    """It comes from Prefect or from the connection to it, and not from a stage."""
+    return type(error).__module__.split(".")[0] in ("prefect", "httpx", "httpcore", "anyio", "sqlalchemy", "websockets")
 
 
 def _use_settings(runs_dir: Path) -> None:

@@ -13,18 +13,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from conf.schema import Config
-from flows import prefect_env
+from flows import prefect_env, prefect_stale
 from flows.clock import Clock
 from flows.context import FlowContext
-from hlatctl.run.errors import HlatctlError
+from flows.prefect_stale import LOCK
+from hlatctl.run.errors import HlatctlError, StoppedError
 from hlatctl.run.journal import read_events
 from hlatctl.run.simulated import marked
 from hlatctl.run.state import RunState
 
 Pipeline = Callable[[FlowContext, Any], None]
+_T = TypeVar("_T")
 _PROGRESS_EVERY_S = 10.0
 #: Names the task run of a sweep's flow run that stands for this process's run.
 PARENT_ENV = "HLATCTL_PREFECT_PARENT"
@@ -41,13 +43,50 @@ class PrefectCaller:
         from prefect import task
         from prefect.cache_policies import NO_CACHE
 
+        def run() -> Any:
+            with stop:
+                return stage()
+            return stop.state()
+
+        stop = _Stop()
+        run.__name__ = name.replace(" ", "_")
         # What is done is the journal's to say: Prefect neither caches, nor keeps results, nor retries.
-        return task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(_named(name, stage))()
+        run_task = task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(run)
+        return stop.raised_after(run_task)
 
     def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
         """Queue the stage for the one worker thread, as a task of the same flow run."""
         context = contextvars.copy_context()
         return self._clock.beside(partial(context.run, self.call, name, stage))
+
+
+class _Stop:
+    """Keeps a requested stop from Prefect, which would call it a failure, and raises it again after Prefect."""
+
+    def __init__(self) -> None:
+        self._error: StoppedError | KeyboardInterrupt | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        if isinstance(error, StoppedError | KeyboardInterrupt):
+            self._error = error
+        return self._error is not None
+
+    def state(self) -> Any:
+        """What Prefect is to say of it."""
+        from prefect.states import Cancelled
+
+        return Cancelled(message=str(self._error) or "interrupted")
+
+    def raised_after(self, call: Callable[[], _T]) -> _T:
+        """What a call of a flow or a task returns; if that was stopped, its error."""
+        try:
+            return call()
+        finally:
+            if self._error is not None:
+                raise self._error
 
 
 class _Progress:
@@ -81,7 +120,7 @@ class _Progress:
         try:
             work()
         except Exception as error:
-            if not is_prefects(error):
+            if not prefect_env.is_prefects(error):
                 raise
             self._lost = True
             _tell_lost(self._ctx, f"Prefect does not answer any more ({type(error).__name__}); the run goes on")
@@ -107,24 +146,28 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = "pretrai
     """
     try:
         prefect_env.configure(Path(ctx.config.runs_dir), ctx.message)
-        flow = _make_flow(ctx, pipeline, name)
-        _call(flow, {"run_id": ctx.run.run_id, "experiment": ctx.config.experiment_name})
+        lock = ctx.run.head_lock if name == "pretrain" else ctx.run.evaluator_lock
+        prefect_stale.mark_crashed(Path(ctx.config.runs_dir), ctx.message, lock)
+        stop = _Stop()
+        flow = _make_flow(ctx, pipeline, name, stop)
+        parameters = {"run_id": ctx.run.run_id, "experiment": ctx.config.experiment_name, LOCK: os.fspath(lock)}
+        stop.raised_after(partial(_call, flow, parameters))
     except HlatctlError:
         raise
     except Exception as error:
-        if not is_prefects(error):
+        if not prefect_env.is_prefects(error):
             raise
         _tell_lost(ctx, f"Prefect failed ({type(error).__name__}: {error}); going on without it")
         return False
     except BaseException as error:
         # Prefect turns SIGTERM into an exception of its own; without Prefect it just ends this process.
-        if is_prefects(error):
+        if prefect_env.is_prefects(error):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     return True
 
 
-def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str) -> Any:
+def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> Any:
     from prefect import flow, get_run_logger
     from prefect.artifacts import create_markdown_artifact
 
@@ -136,13 +179,15 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str) -> Any:
         persist_result=False,
         validate_parameters=False,
     )
-    def run_flow(run_id: str, experiment: str) -> None:
+    def run_flow(run_id: str, experiment: str, lock: str) -> Any:
         ctx.message_sinks.append(get_run_logger().info)
         watcher, progress = ctx.observer, _Progress(ctx)
         ctx.observer = progress
         try:
-            with ctx.signals.kept():  # once more: Prefect has put its own handler of SIGTERM in place
+            with stop, ctx.signals.kept():  # once more: Prefect has put its own handler of SIGTERM in place
                 pipeline(ctx, PrefectCaller(ctx.clock))
+                return None
+            return stop.state()
         finally:
             ctx.observer = watcher
             ctx.message_sinks.clear()
@@ -172,16 +217,3 @@ def _call(flow: Any, parameters: dict[str, str]) -> None:
 def _tell_lost(ctx: FlowContext, message: str) -> None:
     ctx.event("tracking_lost", what="prefect", message=message)
     ctx.message(message)
-
-
-def _named(name: str, stage: Callable[[], Any]) -> Callable[[], Any]:
-    def call() -> Any:
-        return stage()
-
-    call.__name__ = name.replace(" ", "_")
-    return call
-
-
-def is_prefects(error: BaseException) -> bool:
-    """It comes from Prefect or from the connection to it, and not from a stage."""
-    return type(error).__module__.split(".")[0] in ("prefect", "httpx", "httpcore", "anyio", "sqlalchemy", "websockets")

@@ -97,15 +97,13 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
     run_id = run_id or runs.new_run_id(config.experiment_name)
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8))
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
+    argv = [hide(word) for word in argv]
     with files.created_like(run.root), JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
         place = {"sweep": of.sweep, "trial": of.trial} if of else {}
+        # The journal of a rehearsal begins at a moment of its own, which is the same for all.
+        played = {"real_time_unix_s": time.time()} if is_mock(config) else {}
         journal.append(
-            "run_created",
-            durable=True,
-            run_id=run_id,
-            simulated=is_mock(config),
-            argv=[hide(word) for word in argv],
-            **place,
+            "run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place, **played
         )
     return run
 
@@ -261,7 +259,8 @@ def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) ->
 
 def _finish(ctx: FlowContext, outcome: str, message: str) -> None:
     state = ctx.refresh()
-    ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message)
+    played: dict[str, Any] = {"real_time_unix_s": time.time()} if ctx.world else {}
+    ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message, **played)
     ctx.watch()
 
 

@@ -103,6 +103,8 @@ def serve(
             return
         urls = {one.server.name: one.server.url for one in up}
         stack.enter_context(ui_record.announced(runs_dir, UiRecord(auth=auth, **urls)))
+        if "prefect" in urls:
+            stack.enter_context(_looking_for_dead_flows(runs_dir))
         on_ready({one.server.name: one.server.url + one.server.page for one in up}, auth)
         while not stopped.wait(_LOOK_S):
             _check_alive(up)
@@ -172,6 +174,21 @@ def _running(servers: list[Server], logs: Path) -> Iterator[list[_Started]]:
         yield started
     finally:
         _stop_all([one.process for one in started])
+
+
+@contextmanager
+def _looking_for_dead_flows(runs_dir: Path) -> Iterator[None]:
+    """Beside the servers, for importing Prefect takes seconds."""
+    with (ui_record.ui_dir(runs_dir) / "stale.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flows.prefect_stale", os.fspath(runs_dir)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        _stop_all([process])
 
 
 def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:

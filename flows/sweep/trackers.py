@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
-from flows import prefect_env
-from flows.prefect_flow import PARENT_ENV, is_prefects
+from flows import prefect_env, prefect_stale
+from flows.prefect_env import is_prefects
+from flows.prefect_flow import PARENT_ENV
+from flows.prefect_stale import LOCK
 from hlatctl.run.paths import SweepPaths
 
 
@@ -80,7 +82,11 @@ class PrefectView:
 
         client = get_client(sync_client=True)
         client.__enter__()
-        made = client.create_flow_run(flow(name="sweep")(sweep), name=self._sweep.run_id, state=Running())
+        prefect_stale.mark_crashed(self._sweep.root.parent, self._say, self._sweep.head_lock)
+        made = client.create_flow_run(
+            flow(name="sweep")(sweep), name=self._sweep.run_id, state=Running(),
+            parameters={LOCK: os.fspath(self._sweep.head_lock)},
+        )  # fmt: skip
         self._client, self._flow_run_id = client, made.id
 
     def _task(self, number: int, run_id: str) -> Any:

@@ -1,4 +1,4 @@
-"""`hlatctl sync`: copy to MLflow what of a journal is not there yet."""
+"""`hlatctl sync`: copy to MLflow what of a journal is not there yet, and tell Prefect which flow runs have died."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def sync(
 ) -> None:
     """Bring MLflow up to date with the journals.
 
-    Of one run, or of all.
+    Of one run, or of all. Flow runs in Prefect whose process has died become Crashed.
     """
-    from flows import mirror
+    from flows import mirror, prefect_stale
 
     found = [find_run(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
     for one in found:
         typer.echo(f"{one.run_id}\t{mirror.sync(one)}")
     if not found:
         say(f"there is no run in {runs_folder(runs_dir)}")
+    prefect_stale.bring_up_to_date(runs_folder(runs_dir), say)

@@ -65,6 +65,11 @@ def head_pid(run: RunPaths) -> int | None:
     return None if text is None else int(text) if _PID.fullmatch(text) else 0
 
 
+def is_held(path: Path) -> bool:
+    """Whether a live process holds the lock that a file stands for."""
+    return _read_if_held(path) is not None
+
+
 def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
     """Wait until no process drives a run, or a sweep, any more; at most so long."""
     deadline = time.monotonic() + wait_s

@@ -19,7 +19,7 @@ import pytest
 
 from conf import load
 from conf.schema import Config, TrackingConfig
-from flows import mirror, mirror_run, mirror_sweep, servers
+from flows import mirror, mirror_run, mirror_sweep
 from hlatctl.run import files, runs
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
@@ -319,6 +319,24 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+#: MLflow's half of `hlatctl ui`, with its password.
+SERVE = """
+import subprocess, sys, time
+from pathlib import Path
+from flows import local_server, servers, ui_record
+from flows.ui_record import UiRecord
+
+runs_dir, auth = Path(sys.argv[1]), local_server.new_auth()
+with servers._bound("mlflow", int(sys.argv[2])) as listener, ui_record.only_ui(runs_dir):
+    server = servers._mlflow(runs_dir, listener, auth)
+    with servers._running([server], ui_record.ui_dir(runs_dir)) as started:
+        while not servers._is_up(server):
+            time.sleep(0.1)
+        with ui_record.announced(runs_dir, UiRecord(auth=auth, mlflow=server.url)):
+            started[0].process.wait()
+"""
+
+
 def wait_for(what: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not what():
@@ -383,8 +401,7 @@ def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
         follower = start("-m", "flows.mirror", str(run.root))
         assert follower.stderr
         assert f"tracking.mlflow_uri=http://127.0.0.1:{free_port}" in follower.stderr.readline()
-        server = servers.mlflow_server(runs_dir, free_port)
-        start("-m", *server.argv, env=server.env)
+        start("-c", SERVE, str(runs_dir), str(free_port))
         train(run, 51, 60)
         finish(run)
         assert follower.wait(90) == 0
@@ -399,3 +416,26 @@ def test_scores_under_another_contract_are_metrics_of_their_own() -> None:
     assert [row[0] for row in mirror_run.eval_rows(event, "a" * 64)] == [
         "eval_contract_bbbbbbbb/piqa", "by_tokens/eval_contract_bbbbbbbb_piqa",
     ]  # fmt: skip
+
+
+def test_a_simulated_run_is_dated_when_it_was_simulated_and_says_how_long_it_would_take(runs_dir: Path) -> None:
+    day_s, began_s = 86400.0, 1_700_000_000.0
+    run = runs.create_run(runs_dir, "played", load.dump(Config(runs_dir=str(runs_dir))))
+    now_s = [0.0]
+    with JournalWriter(run, FLOW_WRITER, now_unix_s=lambda: now_s[0]) as journal:
+        journal.append("run_created", run_id="played", simulated=True, real_time_unix_s=began_s)
+        journal.append("head_started", pid=1, host="here")
+        now_s[0] = day_s
+        with JournalWriter(run, train_writer(0), 1, now_unix_s=lambda: now_s[0]) as steps_journal:
+            steps_journal.append("step", step=1, tokens=100, loss=2.0)
+        mirror.sync(run)  # the shift is kept from one copy to the next
+        now_s[0] = 3 * day_s
+        journal.append("run_finished", outcome="finished", step=1, tokens=100, message="", real_time_unix_s=began_s + 9)
+    mirror.sync(run)
+    found = mlflow_run(runs_dir, run)
+    assert (found.info.start_time, found.info.end_time) == (began_s * 1000, (began_s + 9) * 1000)
+    assert found.data.tags["hlatctl.simulated"] == "true"
+    assert found.data.tags["hlatctl.simulated_duration"] == "3 d 0 h"
+    client = mirror.connect(mirror.default_tracking_uri(runs_dir))
+    (metric,) = client.get_metric_history(found.info.run_id, "train/loss")
+    assert metric.timestamp == (began_s + day_s) * 1000
