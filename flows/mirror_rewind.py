@@ -1,8 +1,8 @@
 """Steps that are done again, as MLflow shows them: only the values that count, where its store lets us remove rows.
 
 When an attempt starts from step k, later steps of earlier attempts are superseded. MLflow's interface can add values
-but can't remove them. So they are removed from its database, where that is an SQLite file. On a tracking server both values
-of such a step stay. The later one has the later time, and MLflow takes it for the latest.
+but can't remove them. So they are removed from its database, where that is an SQLite file. On a tracking server both
+values of such a step stay. The later one has the later time, and MLflow takes it for the latest.
 """
 
 from __future__ import annotations
