@@ -16,6 +16,7 @@ from eval.judge import Program, judge, without_sandbox
 from eval.model import missing_package
 from eval.scores import Score, Scores
 from eval.suites import Task
+from hlatctl.run.reading import parse_json, read_bytes, reading
 
 __all__ = ["PASS_AT", "SAMPLING", "Program", "generate", "judge", "pass_at_k", "read_jsonl", "without_sandbox",
            "write_jsonl"]  # fmt: skip
@@ -62,7 +63,9 @@ def pass_at_k(task_name: str, judged: list[Program]) -> Scores:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The records of a JSON Lines file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    with reading(path, hint="replace the file; `hlatctl eval data mirror --to DIR` fetches datasets"):
+        lines = read_bytes(path).splitlines()
+        return [dict(parse_json(line, any_number=True)) for line in lines if line.strip()]
 
 
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> None:

@@ -7,8 +7,7 @@ run needs.
 Why nothing is logged twice: ``mirror.json`` holds how far each journal file has been copied. It is written after MLflow
 has committed, so a copier that is killed in between sends the same rows again, and MLflow drops rows that are equal in
 key, step, time and value. Each batch also carries the last step in the tag ``hlatctl.last_step``, which replaces a lost
-``mirror.json``. Steps that a restarted training does again are not logged again: the first value of a step stays (on
-CPU both are equal bit for bit).
+``mirror.json``. Steps that a restarted training does again are superseded in MLflow too (``flows.mirror_rewind``).
 """
 
 from __future__ import annotations
@@ -81,8 +80,9 @@ def copy_new(run: RunPaths, config: Config) -> int:
     """``sync`` for whoever holds the lock already."""
     uri = config.tracking.mlflow_uri or default_tracking_uri(run.root.parent)
     with as_storage_error(uri):
-        artifacts = artifacts_dir(run.root.parent).as_uri() if uri.startswith(_SQLITE) else None
-        return MirrorRun(run, config, connect(uri, run.root.parent), uri, artifacts).copy_new()
+        database = Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+        artifacts = artifacts_dir(run.root.parent).as_uri() if database else None
+        return MirrorRun(run, config, connect(uri, run.root.parent), uri, artifacts, database).copy_new()
 
 
 def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:

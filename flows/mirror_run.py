@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 from conf.load import flatten
 from conf.schema import Config
 from flows.mirror_parent import trial_tags
+from flows.mirror_rewind import BY_STEP, BY_TOKENS, new_steps, remove
 from hlatctl.run import contract, files
 from hlatctl.run.journal import Event, JournalTail
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
 from hlatctl.run.simulated import marked
 from hlatctl.units import duration
@@ -52,7 +54,8 @@ class Cursor:
         tracking_uri: where to; another address starts over.
         mlflow_run_id: the run's id there.
         offsets: bytes copied by journal file stem.
-        last_step: last optimizer step copied; earlier steps are never copied again.
+        last_step: last optimizer step copied; earlier steps are not copied again, unless training goes back.
+        attempt: the newest that has started.
         artifacts: ``[bytes, mtime_ns]`` of each file uploaded.
         created_unix_s: by the journal.
         shift_s: from the journal's times to real ones; the journal of a simulated run begins at a moment of its own.
@@ -62,6 +65,7 @@ class Cursor:
     mlflow_run_id: str = ""
     offsets: dict[str, int] = field(default_factory=dict)
     last_step: int = 0
+    attempt: int = 0
     artifacts: dict[str, list[int]] = field(default_factory=dict)
     created_unix_s: float = 0.0
     shift_s: float = 0.0
@@ -71,7 +75,10 @@ class Cursor:
         """What the last copy left behind; a new one if that is missing, damaged, or of another address."""
         try:
             cursor = cls(**files.read_json(path))
-        except (OSError, ValueError, TypeError):
+            cursor.offsets = {str(name): int(offset) for name, offset in cursor.offsets.items()}
+            cursor.last_step, cursor.attempt = int(cursor.last_step), int(cursor.attempt)
+            cursor.artifacts = dict(cursor.artifacts)
+        except (OSError, *DAMAGED):
             return cls(tracking_uri)
         return cursor if cursor.tracking_uri == tracking_uri else cls(tracking_uri)
 
@@ -80,10 +87,10 @@ def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
     """The rows of one ``step`` event, by step and, for the loss, by tokens too; see ``Cursor`` for the shift."""
     time_ms = int((event["time_unix_s"] + shift_s) * 1000)
     rows = [
-        (f"train/{name}", float(event[name]), time_ms, int(event["step"])) for name in _STEP_FIELDS if name in event
+        (f"{BY_STEP}{name}", float(event[name]), time_ms, int(event["step"])) for name in _STEP_FIELDS if name in event
     ]
     if "loss" in event and "tokens" in event:
-        rows.append(("by_tokens/train_loss", float(event["loss"]), time_ms, int(event["tokens"])))
+        rows.append((f"{BY_TOKENS}loss", float(event["loss"]), time_ms, int(event["tokens"])))
     return rows
 
 
@@ -115,12 +122,14 @@ class MirrorRun:
         client: MLflow.
         uri: its address.
         artifact_location: where a new experiment keeps artifacts; None leaves it to the server.
+        database: its SQLite file; None if it is on a server.
     """
 
     def __init__(
-        self, run: RunPaths, config: Config, client: MlflowClient, uri: str, artifact_location: str | None
-    ) -> None:
-        self._run, self._config, self._client = run, config, client
+        self, run: RunPaths, config: Config, client: MlflowClient, uri: str, artifact_location: str | None,
+        database: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._run, self._config, self._client, self._database = run, config, client, database
         self._artifact_location = artifact_location
         self._cursor = Cursor.read(run.mirror, hide(uri))
 
@@ -213,7 +222,7 @@ class MirrorRun:
         from mlflow.entities import Metric
 
         all_steps = sum(1 for event in events if event["kind"] == "step")
-        steps = list(self._new_steps(events))
+        steps = self._new_steps(events)
         evals = [event for event in events if event["kind"] == "eval_finished"]
         own = contract.own(self._run) if evals else ""
         groups = [[Metric(*row) for row in step_rows(event, self._cursor.shift_s)] for event in steps]
@@ -222,17 +231,22 @@ class MirrorRun:
             self._log_metrics(batch)
         return len(events) - all_steps + len(steps)
 
-    def _new_steps(self, events: list[Event]) -> Iterator[Event]:
-        last_step = self._cursor.last_step
-        for event in events:
-            if event["kind"] == "step" and int(event["step"]) > last_step:
-                last_step = int(event["step"])
-                yield event
+    def _new_steps(self, events: list[Event]) -> list[Event]:
+        """The steps to copy, once MLflow has gone back to where the newest attempt started."""
+        cursor = self._cursor
+        steps, rewind, cursor.attempt = new_steps(
+            events, last_step=cursor.last_step, attempt=cursor.attempt, tokens_per_step=self._config.tokens_per_step
+        )
+        if rewind:
+            cursor.last_step = rewind.step
+            if self._database:
+                remove(self._database, cursor.mlflow_run_id, rewind)
+        return steps
 
     def _log_metrics(self, batch: list[Metric]) -> None:
         from mlflow.entities import RunTag
 
-        steps = [metric.step for metric in batch if metric.key.startswith("train/")]
+        steps = [metric.step for metric in batch if metric.key.startswith(BY_STEP)]
         self._cursor.last_step = max(steps, default=self._cursor.last_step)
         tag = RunTag(LAST_STEP_TAG, str(self._cursor.last_step))
         self._client.log_batch(self._cursor.mlflow_run_id, metrics=batch, tags=[tag])

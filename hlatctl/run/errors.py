@@ -222,5 +222,5 @@ def load_error(path: Path) -> HlatctlError | None:
         record = json.loads(path.read_text(encoding="utf-8"))
         error_type = error_types()[record["type"]]
         return error_type(str(record["message"]), hint=str(record["hint"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

