@@ -115,7 +115,7 @@ def first_difference(before: Any, now: Any) -> tuple[str, str, str] | None:
 def _differences(before: Any, now: Any, name: str) -> Iterator[tuple[str, str, str]]:
     if isinstance(now, dict) and (isinstance(before, dict) or (before is _ABSENT and now)):
         before = before if isinstance(before, dict) else {}  # of a part that was not recorded, name a field
-        for key in dict.fromkeys([*before, *now]):
+        for key in dict.fromkeys([*now, *before]):  # what an older release did not record comes before what it hashed
             yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), f"{name}.{key}" if name else key)
     elif before != now:
         yield name, _text(before), _text(now)
