@@ -80,6 +80,10 @@ def test_a_contract_of_an_older_release_is_refused_by_what_it_did_not_record_and
     with pytest.raises(EvaluationError, match=r"source\.lm_eval was not recorded when .* and is abababababababab now"):
         contract.admit(run, later)
     assert [contract.admit(run, later, new=True), contract.admit(run, later), contract.admit(run, _FIRST)] == [1, 1, 0]
+    with pytest.raises(
+        EvaluationError, match=r"source\.lm_eval was abababababababab when .* and is cdcdcdcdcdcdcdcd now"
+    ):
+        contract.admit(run, {**later, "source": {"lm_eval": "cd" * 32}})
 
 
 def test_a_refusal_compares_with_the_contract_of_the_same_tasks(run: RunPaths) -> None:
