@@ -116,7 +116,7 @@ def first_difference(before: Any, now: Any) -> tuple[str, str, str] | None:
 def _differences(before: Any, now: Any, name: str) -> Iterator[tuple[str, str, str]]:
     if isinstance(now, dict) and (isinstance(before, dict) or (before is _ABSENT and now)):
         before = before if isinstance(before, dict) else {}  # of a part that was not recorded, name a field
-        for key in dict.fromkeys([*before, *now]):
+        for key in dict.fromkeys([*now, *before]):  # what an older release did not record comes before what it hashed
             yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), f"{name}.{key}" if name else key)
     elif before != now:
         yield name, _text(before), _text(now)
@@ -137,14 +137,15 @@ def _place(run: RunPaths, known: list[Fields], present: Fields, *, new: bool) ->
 
 
 def _refusal(run: RunPaths, known: list[Fields], present: Fields) -> EvaluationError:
-    # Of several, the one with the same tasks is what a person means to repeat.
+    # Of several, a person means to repeat the one with the same tasks, and of these the most similar one.
     alike = [fields for fields in known if set(fields.get("tasks", ())) == set(present.get("tasks", ()))]
-    difference = first_difference((alike or known)[0], present)
+    nearest = min(alike or known, key=lambda fields: sum(1 for _ in _differences(fields, present, "")))
+    difference = first_difference(nearest, present)
     assert difference is not None, "an equal contract is not refused"
     name, before, now = difference
     apart = f"`hlatctl eval {run.run_id} --new-contract`, with the same OVERRIDES, keeps the scores of both apart"
     return EvaluationError(
-        f"{run.contract}: {name} was {before} when this run was first evaluated and is {now} now; "
+        f"{run.contract}: {name} was {before} when this run was evaluated before and is {now} now; "
         "scores of both can't be compared",
         hint=apart if before == _NOT_RECORDED else f"put it back; or {apart}",
     )

@@ -241,7 +241,7 @@ def test_another_contract_is_refused_by_its_first_difference_or_kept_apart(
     changed = make_run(tasks=_QUICK, limit=3)
     before = _bytes(changed.root)
     with pytest.raises(
-        EvaluationError, match=r"contract\.json: limit was 2 when this run was first evaluated and is 3"
+        EvaluationError, match=r"contract\.json: limit was 2 when this run was evaluated before and is 3"
     ):
         _evaluate(changed, model_folder, milestone_tokens=2000)
     assert _bytes(changed.root) == before
@@ -291,7 +291,7 @@ def test_a_fork_of_the_harness_with_the_same_version_is_another_contract(
     monkeypatch.setenv("PYTHONPATH", str(fork.parent))
     code, _, stderr = _finish(start_eval(run))
     assert code == EvaluationError.exit_code, stderr
-    assert re.search(r"contract\.json: source\.lm_eval was \w{16} when this run was first evaluated", stderr)
+    assert re.search(r"contract\.json: source\.lm_eval was \w{16} when this run was evaluated before", stderr)
     assert _bytes(run.evals) == before
 
 

@@ -64,3 +64,13 @@ def test_a_missing_package_names_the_extra(model_folder: Path, monkeypatch: pyte
     with pytest.raises(DependencyError) as caught:
         model.load(model_folder, seq_len=8, device="cpu")
     assert str(caught.value) == "the package transformers is not installed\nhint: pip install 'hlatctl[eval]'"
+
+
+def test_the_device_is_the_one_that_is_used_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [model.device_name("cpu"), model.device_name("cuda")] == ["cpu", "cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert model.device_name("cuda") == "cuda: NVIDIA H200"

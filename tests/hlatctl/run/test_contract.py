@@ -72,6 +72,20 @@ def test_another_contract_is_admitted_when_it_is_asked_for_and_then_known(run: R
     assert contract.results_folder(other, 1) == f"contract-{contract.digest(other)[:12]}"
 
 
+def test_a_contract_of_an_older_release_is_refused_by_what_it_did_not_record_and_admitted_when_asked_for(
+    run: RunPaths,
+) -> None:
+    later = {"versions": {"lm_eval": "0.4.13"}, "source": {"lm_eval": "ab" * 32}, **_changed(limit=10)}
+    contract.admit(run, _FIRST)
+    with pytest.raises(EvaluationError, match=r"source\.lm_eval was not recorded when .* and is abababababababab now"):
+        contract.admit(run, later)
+    assert [contract.admit(run, later, new=True), contract.admit(run, later), contract.admit(run, _FIRST)] == [1, 1, 0]
+    with pytest.raises(
+        EvaluationError, match=r"source\.lm_eval was abababababababab when .* and is cdcdcdcdcdcdcdcd now"
+    ):
+        contract.admit(run, {**later, "source": {"lm_eval": "cd" * 32}})
+
+
 def test_a_refusal_compares_with_the_contract_of_the_same_tasks(run: RunPaths) -> None:
     contract.admit(run, _FIRST)
     contract.admit(run, _changed(tasks={"boolq": {"shots": 0}}), new=True)

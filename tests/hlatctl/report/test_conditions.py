@@ -1,0 +1,56 @@
+"""How a score was measured, as its contract says, and what is unknown where that does not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hlatctl.report.conditions import Conditions, of_mean, of_score
+
+
+def _task(shots: int, items: int, **more: Any) -> dict[str, Any]:
+    return {"shots": shots, "items": items, "datasets": {"test": "ab" * 32}, **more}
+
+
+_FIELDS: dict[str, Any] = {
+    "limit": 40,
+    "tasks": {"piqa": _task(0, 30), "mmlu_a": _task(5, 100), "mmlu_b": _task(5, 20), "bbh_a": _task(3, 9)},
+    "figures": {"mmlu": {"tasks": ["mmlu_a", "mmlu_b"]}, "all": {"tasks": ["piqa", "mmlu_b"]}},
+    "validation": {"sha256": "cd" * 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shots", "whole"),
+    [("piqa", 0, True), ("piqa_acc_norm", 0, True), ("mmlu_a", 5, False), ("mmlu", 5, False), ("all", None, True)],
+)
+def test_a_score_is_measured_as_its_task_or_the_tasks_of_its_group(name: str, shots: int | None, whole: bool) -> None:
+    found = of_score(_FIELDS, name)
+    assert (found.shots, found.limit, found.whole, found.data is not None) == (shots, 40, whole, True)
+
+
+def test_without_a_limit_all_items_were_asked_for() -> None:
+    assert of_score({**_FIELDS, "limit": None}, "mmlu").whole is True
+
+
+@pytest.mark.parametrize("fields", [None, {}, {"tasks": {"mmlu_a": _task(5, 100)}}])
+def test_what_a_contract_does_not_say_is_unknown(fields: dict[str, Any] | None) -> None:
+    """Contracts of older releases name no groups."""
+    assert of_score(fields, "mmlu") == Conditions()
+
+
+def test_data_that_were_no_files_are_unknown() -> None:
+    assert of_score({"tasks": {"piqa": _task(0, 30, datasets={})}}, "piqa").data is None
+
+
+def test_held_out_text_has_a_hash_of_its_own_and_no_shots() -> None:
+    assert of_score(_FIELDS, "validation_loss") == Conditions(whole=True, data="cd" * 32)
+
+
+def test_a_mean_is_known_as_far_as_its_parts_are() -> None:
+    known = Conditions(shots=5, whole=True, data="a")
+    assert of_mean([known]) == known
+    both = of_mean([known, Conditions(shots=0, whole=False, data="b")])
+    assert (both.shots, both.whole, both.data) == (None, False, of_mean([known, Conditions(data="b", whole=True)]).data)
+    assert of_mean([known, Conditions()]) == Conditions()
