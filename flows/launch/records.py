@@ -1,7 +1,7 @@
 """What a local job leaves on disk, read: which process it is, what belongs to it, and its exit code.
 
-``hlatctl.node`` writes both files as JSON. Scripts of older versions wrote the process id and exit code as bare
-numbers. A bare process id counts only while that process still runs this very script.
+``hlatctl.node`` writes both files as JSON. Scripts of older versions wrote process id and exit code as bare numbers. A
+bare process id counts only while that process still runs this very script.
 """
 
 from __future__ import annotations

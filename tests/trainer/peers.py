@@ -1,4 +1,4 @@
-"""Run under torchrun: joins a group, shows what listens and who is connected, then obeys the test; no test itself.
+"""Run under torchrun: joins a group, shows who listens and who is connected, and obeys the test; not a test itself.
 
     peers.py FOLDER
 

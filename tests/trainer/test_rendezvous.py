@@ -16,7 +16,6 @@ import pytest
 from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
 from flows.launch.records import started
-from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError, load_error
 
 _PEERS = os.fspath(Path(__file__).with_name("peers.py"))
@@ -98,11 +97,13 @@ def test_another_user_who_connects_in_place_of_a_rank_is_refused(peers: tuple[Jo
     _wait_until(lambda: _listening(handle), job)
     ports = sorted({str(int(address.split(":")[1], 16)) for address in _listening(handle)})
     with subprocess.Popen([sys.executable, "-c", _STRANGER, *ports], stdout=subprocess.PIPE, text=True) as stranger:
-        assert stranger.stdout
-        assert stranger.stdout.readline() == "connected\n"
-        (tmp_path / "let-them-come").touch()
-        _wait_until(lambda: LocalLauncher().status(handle).ended or load_error(job.error_file), job)
-        stranger.kill()
+        try:
+            assert stranger.stdout
+            assert stranger.stdout.readline() == "connected\n"
+            (tmp_path / "let-them-come").touch()
+            _wait_until(lambda: LocalLauncher().status(handle).ended or load_error(job.error_file), job)
+        finally:
+            stranger.kill()
     error = load_error(job.error_file)
     assert isinstance(error, LaunchError), job.log.read_text()
     assert re.search(r"a process of user \w+ is connected to it in place of another rank", error.message)
@@ -125,4 +126,3 @@ except ConnectionError as error:
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "the other end of a connection is closed, or on another machine\n"
-    assert processes.identify(os.getpid())

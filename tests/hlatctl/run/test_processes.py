@@ -42,7 +42,7 @@ def _identity(process: subprocess.Popen[bytes]) -> processes.Identity:
 def test_a_process_that_got_the_id_of_another_is_not_signalled(
     sleeper: subprocess.Popen[bytes], change: dict[str, str]
 ) -> None:
-    recorded = dataclasses.replace(_identity(sleeper), **change)
+    recorded = processes.Identity(**{**dataclasses.asdict(_identity(sleeper)), **change})
     assert not processes.alive(recorded)
     assert not processes.send(recorded, signal.SIGKILL)
     assert processes.alive(_identity(sleeper))
