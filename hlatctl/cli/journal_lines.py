@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hlatctl.run.journal import DAMAGED, Event, JournalTail, number, train_writer
+from hlatctl.run.journal import Event, JournalTail, number, train_writer
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED
 from hlatctl.run.scores import in_words
 from hlatctl.units import count, duration, utc
 
