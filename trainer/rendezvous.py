@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from hlatctl.run.scratch import JOB_FOLDER_ENV
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"  # linux/tcp_states.h
 _DESCRIPTORS = Path("/proc/self/fd")
+_STDERR = 2
+_POLL_S = 0.05
 #: How an IPv4 address begins that a socket for both families has.
 _IPV4_IN_IPV6 = "0000000000000000FFFF0000"
 
@@ -47,30 +50,41 @@ def join(backend: str, *, timeout: timedelta) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
-def refuse_strangers() -> None:
+def refuse_strangers(*, timeout_s: float = 120.0) -> None:
     """Make sure that this process is connected to processes of its own user alone. Linux, on one machine.
 
+    Args:
+        timeout_s: for the other ends to accept their connections, which a busy machine delays.
+
     Raises:
-        LaunchError: to another user's process, or to one of another machine.
-        ConnectionError: the other end is gone.
+        LaunchError: to another user's process.
+        ConnectionError: nobody is at the other end, or it is on another machine.
     """
     if sys.platform != "linux" or not _on_one_machine():
         return
-    sockets = list(_sockets())
-    users = {(socket.local, socket.remote): socket.user for socket in sockets if socket.inode != "0"}
-    own = _own_inodes()
-    for socket in sockets:
-        if socket.inode not in own or socket.state == _LISTENS:
-            continue
-        user = users.get((socket.remote, socket.local))
-        if user is None:
+    deadline = time.monotonic() + timeout_s
+    while not _all_known():
+        if time.monotonic() > deadline:
             raise ConnectionError("the other end of a connection is closed, or on another machine")
+        time.sleep(_POLL_S)
+
+
+def _all_known() -> bool:
+    """Whether the other end of each connection has an owner: it has none before it is accepted. Refuses strangers.
+
+    The kernel shows its table in pieces, and may leave out a row that is there.
+    """
+    sockets, own = list(_sockets()), _own_inodes()
+    users = {(socket.local, socket.remote): socket.user for socket in sockets if socket.inode != "0"}
+    ends = [(socket.remote, socket.local) for socket in sockets if socket.inode in own and socket.state != _LISTENS]
+    for user in (users[end] for end in ends if end in users):
         if user != os.geteuid():
             raise LaunchError(
                 f"rank {os.environ.get('RANK', '0')}: a process of user {_name(user)} is connected to it in place of "
                 "another rank; only the run's own user may be",
                 hint="`ss -tp` as root shows the process; end it and resume the run",
             )
+    return all(end in users for end in ends)
 
 
 @dataclass(frozen=True)
@@ -94,8 +108,9 @@ def _sockets() -> Iterator[_Socket]:
 
 
 def _own_inodes() -> set[str]:
+    """Of this process's sockets, but for what it may have been given as its standard streams."""
     found = set()
-    for entry in _DESCRIPTORS.iterdir():
+    for entry in (entry for entry in _DESCRIPTORS.iterdir() if int(entry.name) > _STDERR):
         with suppress(OSError):  # the one that reads this folder
             target = os.readlink(entry)
             if target.startswith("socket:["):

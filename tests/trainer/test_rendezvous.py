@@ -110,17 +110,20 @@ def test_another_user_who_connects_in_place_of_a_rank_is_refused(peers: tuple[Jo
     assert not list(tmp_path.glob("met-*"))
 
 
-def test_a_connection_within_the_user_is_no_stranger_and_one_that_was_left_is_a_fault() -> None:
+def test_a_connection_within_the_user_is_waited_for_and_one_that_was_left_is_a_fault() -> None:
     code = """
-import socket
+import socket, time
 from trainer.rendezvous import refuse_strangers
 listener = socket.create_server(("127.0.0.1", 0))
 ours = socket.create_connection(listener.getsockname())
-theirs, _ = listener.accept()
+accepted = []
+time.sleep = lambda _: accepted.append(listener.accept())
+refuse_strangers()
+assert len(accepted) == 1, "the connection has no owner at its other end until it is accepted"
 refuse_strangers()
 ours.close()
 try:
-    refuse_strangers()
+    refuse_strangers(timeout_s=0)
 except ConnectionError as error:
     print(error)
 """
