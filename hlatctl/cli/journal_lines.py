@@ -133,7 +133,7 @@ _TEXTS: dict[str, Callable[[Event], str]] = {
     "attempt_started": lambda e: f"attempt {e['attempt']}: started",
     "attempt_attached": lambda e: f"attempt {e['attempt']}: is running, re-attached",
     "attempt_ended": _attempt_ended,
-    "train_started": lambda e: f"attempt {e['attempt']}: training continues from step {e['resumed_from_step']}",
+    "train_started": lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
     "step": _step,
     "nonfinite": _nonfinite,
     "gradient_spike": _spike,

@@ -84,7 +84,7 @@ def test_of_a_long_journal_the_newest_part_is_read(
 
 def test_an_evaluation_tells_each_tenth_of_a_task_once(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")
-    about = {"milestone_tokens": 1000, "contract": "c"}
+    about: dict[str, Any] = {"milestone_tokens": 1000, "contract": "c"}
     with JournalWriter(run, eval_writer(1000)) as journal:
         journal.append("eval_task_started", task="gsm8k", **about)
         for done in range(0, 101, 2):
