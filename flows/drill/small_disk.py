@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from flows.launch import processes
+from hlatctl.run import processes
 
 _BLOCK = bytes(1 << 20)
 
