@@ -17,7 +17,7 @@ from hlatctl.run.model_folder import lacking
 
 #: Number format that a model is judged in, whatever its weights are stored in.
 DTYPE = "float32"
-_EXPORT_HINT = "python -m trainer.export --run-dir RUN --step N --to DIR makes such a folder"
+_EXPORT_HINT = "python -m trainer.convert.export --run-dir RUN --step N --to DIR makes such a folder"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""In which order, where, and what when it breaks.
+"""Flows: the order of the stages, where jobs run, and what follows when something breaks.
 
-``stages`` are plain functions; ``pretrain`` decorates them for Prefect and does nothing else; ``launch`` starts
-processes behind one protocol; ``recovery`` decides what follows a failure; ``mirror`` copies the journal to MLflow.
-Never imports torch, ``trainer`` or ``eval``: it launches them and reads what they write.
+``pretrain`` and ``evaluate`` are the flows, ``control`` and ``describe`` stop and describe one; ``sweep``, ``drill``
+and ``forecast`` are flows of flows. Below them: ``stages`` (a function each), ``tracking`` (MLflow and Prefect),
+``simulation``, ``runtime``, ``recovery`` and ``launch``, which starts jobs behind one protocol. Never imports torch,
+``trainer`` or ``eval``: it launches them and reads what they write.
 """
 
 #: Read by `hlatctl.__main__`: another distribution may own a package of this name.

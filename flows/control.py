@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import conf.load
-from flows.launch import launcher_for
 from flows.launch.base import Handle
+from flows.launchers import launcher_for
 from flows.stages.train import STOP_GRACE_S
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError

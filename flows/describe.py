@@ -8,8 +8,8 @@ from pathlib import Path
 
 from conf import environment, fingerprint
 from conf.schema import Config
-from flows.context import cache_root, is_mock
-from flows.launch import launcher_for
+from flows.launchers import launcher_for
+from flows.runtime.context import cache_root, is_mock
 from flows.stages.compile import graph_key, nothing_ahead
 from flows.stages.coverage import no_coverage
 from flows.stages.train import training_job

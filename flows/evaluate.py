@@ -17,14 +17,15 @@ from pathlib import Path
 
 import conf.load
 from conf.schema import Config
-from flows import mirror_process, prefect_env
-from flows.ask import ask_about
-from flows.context import FlowContext
-from flows.observer import Observer
+from flows.launchers import open_context
 from flows.pretrain import Caller, PlainCaller
+from flows.runtime.ask import ask_about
+from flows.runtime.context import FlowContext
+from flows.runtime.observer import Observer
 from flows.stages.evaluate import Asked, evaluate_milestone, title, weights_of
 from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
+from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, RunBusyError, StoppedError
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
@@ -138,11 +139,11 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         held.enter_context(hold(run.evaluator_lock, partial(_refuse, run)))
         if request.model:
             held.enter_context(hold_head(run))
-        ctx = FlowContext(run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=False)
+        ctx = open_context(run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=False)
         held.callback(ctx.close)
         if request.model:
             ctx.event("head_started", pid=os.getpid(), host=platform.node())
-        prefect_env.begin(Path(request.config.runs_dir), ctx.message)
+        prefect_api.begin(Path(request.config.runs_dir), ctx.message)
         found: list[Path] = []
         try:
             with ctx.signals.kept():
@@ -243,7 +244,7 @@ def _is_alone(ctx: FlowContext, request: Request) -> bool:
 
 
 def _run(ctx: FlowContext, request: Request, found: list[Path]) -> None:
-    from flows.prefect_flow import run_under_prefect
+    from flows.tracking.prefect_flow import run_under_prefect
 
     stages = partial(pipeline, request=request, found=found)
     if not run_under_prefect(ctx, stages, "evaluate"):
@@ -256,7 +257,7 @@ def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> N
         ctx.event("run_finished", outcome=outcome, step=0, tokens=0, message=message)
     ctx.watch()
     if _is_alone(ctx, request):
-        mirror_process.finish(ctx, mirror_process.start(ctx))
+        follower.finish(ctx, follower.start(ctx))
 
 
 def _refuse(run: RunPaths, holder: Holder) -> None:

@@ -1,7 +1,7 @@
 """The main job: make a run, and drive it from wherever it stands to its end.
 
-``pipeline`` is the order of the stages, in one place. ``flows.prefect_flow`` calls the same pipeline with every stage
-wrapped as a Prefect task; without a Prefect that answers it is called bare.
+``pipeline`` is the order of the stages, in one place. ``flows.tracking.prefect_flow`` calls the same pipeline with
+every stage wrapped as a Prefect task; without a Prefect that answers it is called bare.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 import conf.load
 from conf.schema import Config
-from flows import mirror_process, prefect_env
-from flows.clock import Clock, HeadLostError
-from flows.context import FlowContext, is_mock
-from flows.observer import Observer
-from flows.rehearsal.world import START_UNIX_S
+from flows.launchers import open_context
+from flows.runtime.clock import Clock, HeadLostError
+from flows.runtime.context import FlowContext, is_mock
+from flows.runtime.observer import Observer
+from flows.simulation.world import START_UNIX_S
 from flows.stages.compile import compile_graphs, warm_cache
 from flows.stages.coverage import check_coverage
 from flows.stages.data import prepare_data
@@ -33,6 +33,7 @@ from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
 from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, validate
+from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError, storage_errors
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
@@ -125,25 +126,25 @@ def drive(
         HlatctlError: what a person must mend.
     """
     with storage_errors(), files.created_like(run.root), hold_head(run):
-        ctx = FlowContext(run, observer)
+        ctx = open_context(run, observer)
         if ctx.state.status == "finished":
             ctx.message(f"run {run.run_id} is finished")
             ctx.close()
             return ctx.state
         _tell_started(ctx)
-        follower = None
+        copier = None
         if caller_of is None:
-            prefect_env.begin(Path(ctx.config.runs_dir), ctx.message)
-            follower = mirror_process.start(ctx)
+            prefect_api.begin(Path(ctx.config.runs_dir), ctx.message)
+            copier = follower.start(ctx)
         try:
             while (resumed_after_s := _drive_as_head(ctx, caller_of)) is not None:
                 ctx = _successor(ctx, resumed_after_s)
         except SystemExit:
-            mirror_process.abandon(follower)
-            follower = None
+            follower.abandon(copier)
+            copier = None
             raise
         finally:
-            mirror_process.finish(ctx, follower)
+            follower.finish(ctx, copier)
             ctx.close()
         return ctx.refresh()
 
@@ -182,7 +183,7 @@ def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
     if ctx.world:
         ctx.world.pass_without_head(after_s)
     ctx.close()
-    successor = FlowContext(ctx.run, ctx.observer, world=ctx.world)
+    successor = open_context(ctx.run, ctx.observer, world=ctx.world)
     _tell_started(successor)
     return successor
 
@@ -249,7 +250,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
 
 
 def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> None:
-    from flows.prefect_flow import run_under_prefect
+    from flows.tracking.prefect_flow import run_under_prefect
 
     if caller_of:
         pipeline(ctx, caller_of(ctx))

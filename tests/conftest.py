@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flows import local_server, prefect_env
+from flows.tracking import local_server, prefect_api
 
 # A busy machine is no failure, and a test run leaves nothing in the tree.
 settings.register_profile("house", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,12 +44,12 @@ def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener, (home / "server.log").open("wb") as log:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "flows.tracking.prefect_server", str(listener.fileno())],
             pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log,
-            env={**os.environ, **prefect_env.settings(home), local_server.AUTH_ENV: auth},
+            env={**os.environ, **prefect_api.settings(home), local_server.AUTH_ENV: auth},
         )  # fmt: skip
     os.environ["PREFECT_API_AUTH_STRING"] = auth
-    while server.poll() is None and not prefect_env.answers(url):
+    while server.poll() is None and not prefect_api.answers(url):
         time.sleep(0.1)
     yield url
     del os.environ["PREFECT_API_AUTH_STRING"]

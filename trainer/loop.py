@@ -22,7 +22,7 @@ from hlatctl.run.errors import DataError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, Sums
-from trainer.checkpoint import Checkpointer, Restored, rng_state, set_rng_state
+from trainer.checkpoint.checkpointer import Checkpointer, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
 from trainer.model import count_parameters
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, RankTimes, Sign, drift_alarm

@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 import conf.load
-from flows import control, detached
+from flows import control
 from flows.launch.base import Handle
 from flows.launch.local import LocalLauncher
+from flows.runtime import detached
 from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError, TrainingError
 from hlatctl.run.fold import apply

@@ -7,14 +7,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from flows import local_server, ui_record
-from flows.mirror_run import LAST_STEP_TAG
+from flows.runtime import spawn
+from flows.tracking import local_server, ui_record
+from flows.tracking.mlflow_run import LAST_STEP_TAG
 from hlatctl.run import files, processes
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
@@ -52,10 +52,8 @@ class Servers:
         log = self._runs_dir / "ui.log"
         ports = (f"--prefect-port={self._prefect_port}", f"--mlflow-port={self._mlflow_port}")
         with log.open("ab") as output:
-            self._ui = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir)],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+            serve = spawn.command("hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir))
+            self._ui = spawn.beside(serve, output)
         began_s = told_s = time.monotonic()
         while (record := ui_record.read(self._runs_dir)) is None:
             if self._ui.poll() is not None:

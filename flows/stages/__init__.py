@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flows import recovery
-from flows.context import FlowContext
+from flows.recovery import policy
+from flows.runtime.context import FlowContext
 from hlatctl.run.errors import HlatctlError, LaunchError, storage_errors
 
 
@@ -57,7 +57,7 @@ def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[s
             decision = None
             if isinstance(error, LaunchError) and error.cause:
                 ends.append(error)
-                decision = recovery.decide_job(ends, ctx.config.recovery)
+                decision = policy.decide_job(ends, ctx.config.recovery)
                 error.message = f"{error.message}; {decision.why}"
             restart = decision is not None and decision.action == "restart"
             ctx.event(

@@ -10,8 +10,8 @@ from typing import Any
 from conf import fingerprint
 from conf.environment import NEURON_PACKAGES, cache_variable
 from conf.schema import Config
-from flows.context import FlowContext, cache_root
-from flows.jobs import run_job
+from flows.runtime.context import FlowContext, cache_root
+from flows.runtime.jobs import run_job
 from flows.stages import run_stage
 from hlatctl.cache.layout import MANIFEST, NEURON, modules
 from hlatctl.cache.manifest import write_manifest

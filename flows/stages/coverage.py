@@ -10,8 +10,8 @@ import os
 from typing import Any
 
 from conf.schema import Config
-from flows.context import FlowContext
-from flows.jobs import run_job
+from flows.runtime.context import FlowContext
+from flows.runtime.jobs import run_job
 from flows.stages import run_stage
 from flows.stages.compile import cache_env, graph_key, local_cache, nothing_ahead, shared_cache
 from hlatctl.cache.layout import MANIFEST

@@ -7,8 +7,8 @@ from typing import Any
 
 from conf import fingerprint
 from conf.amend import check_same_corpus
-from flows.context import FlowContext, cache_root
-from flows.jobs import run_job
+from flows.runtime.context import FlowContext, cache_root
+from flows.runtime.jobs import run_job
 from flows.stages import run_stage
 from flows.stages.provenance import add_data_fingerprints
 from hlatctl.plan.epochs import epochs

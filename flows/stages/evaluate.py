@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import conf.load
-from flows.context import FlowContext
-from flows.jobs import run_job
 from flows.launch.base import Job
+from flows.runtime.context import FlowContext
+from flows.runtime.jobs import run_job
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError, StoppedError
 from hlatctl.run.lease import head_pid
@@ -104,7 +104,7 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     run_dir, step = os.fspath(ctx.run.root), str(ctx.state.milestones[milestone_tokens].step)
     ctx.message(f"{title(milestone_tokens)}: started")
     if not (model / "config.json").is_file():
-        export = ("-m", "trainer.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(model))
+        export = ("-m", "trainer.convert.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(model))
         run_job(ctx, _job(ctx, f"export-{milestone_tokens}{own}", *export))
     judge = ("-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step,
              "--model", os.fspath(model), "--weights", weights, "--try", str(number))  # fmt: skip

@@ -7,8 +7,8 @@ import shutil
 from typing import Any
 
 from conf import fingerprint
-from flows.context import FlowContext
-from flows.jobs import run_job
+from flows.runtime.context import FlowContext
+from flows.runtime.jobs import run_job
 from flows.stages import run_stage
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError

@@ -8,7 +8,7 @@ from typing import Any
 import hlatctl
 from conf import fingerprint
 from conf.schema import Config
-from flows.context import FlowContext
+from flows.runtime.context import FlowContext
 from flows.stages import run_stage
 from hlatctl.run import files, provenance
 from hlatctl.run.manifest import MANIFEST

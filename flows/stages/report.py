@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from conf import fingerprint
-from flows.context import FlowContext
+from flows.runtime.context import FlowContext
 from flows.stages import run_stage
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
-from flows import endings, nodes, recovery
-from flows.context import FlowContext, make_job
-from flows.jobs import ENDING_TAIL, log_tail
 from flows.launch.base import Handle, Job, Status
+from flows.recovery import failure_causes, node_ledger, policy
+from flows.runtime.context import FlowContext, make_job
+from flows.runtime.jobs import ENDING_TAIL, log_tail
 from flows.stages.compile import cache_env, local_cache
 from flows.stages.preflight import preflight
 from hlatctl.run import files
@@ -46,7 +46,7 @@ def next_attempt(ctx: FlowContext) -> int | None:
     return None if newest.cause == "finished" else newest.number + 1
 
 
-def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> recovery.Decision:
+def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> policy.Decision:
     """Start an attempt, or re-attach to it, and see it to its end.
 
     Raises:
@@ -96,7 +96,7 @@ def _test_suspects(ctx: FlowContext) -> None:
     """Measure the nodes again if one of them has come under suspicion since it was measured last."""
     usable = set(ctx.hosts).difference(ctx.place().left_out)
     spare = len(usable) > ctx.config.cluster.nodes
-    suspects = nodes.suspects(nodes.read(ctx.ledger), ctx.clock.now_unix_s(), replaceable=spare) & usable
+    suspects = node_ledger.suspects(node_ledger.read(ctx.ledger), ctx.clock.now_unix_s(), replaceable=spare) & usable
     if suspects:
         ctx.message(f"nodes: {', '.join(sorted(suspects))} under suspicion; measuring again before the next attempt")
         preflight(ctx)
@@ -138,7 +138,7 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
                 ctx.message("stopping: the trainer finishes its step and writes a checkpoint")
                 ctx.launcher.cancel(handle, grace_s=STOP_GRACE_S)
                 continue
-            hang = recovery.hanging(state, silence.length_s(state.attempts[-1]), ctx.config.recovery)
+            hang = policy.hanging(state, silence.length_s(state.attempts[-1]), ctx.config.recovery)
             if hang:
                 _end_hung(ctx, handle, hang)
                 continue
@@ -179,19 +179,19 @@ def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
     ctx.launcher.cancel(handle, grace_s=0)
 
 
-def _conclude(ctx: FlowContext, job: Job, status: Status) -> recovery.Decision:
+def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
     state = ctx.refresh()
     attempt = state.attempts[-1]
     error, tail = load_error(job.error_file), log_tail(job.log, **ENDING_TAIL)
-    ending = endings.classify(
+    ending = failure_causes.classify(
         status=status, attempt=attempt, train_stopped=state.train_stopped, error=error,
         log_tail=tail, stop_requested=state.stop_requested,
         oom_kills=ctx.launcher.oom_kills(),
     )  # fmt: skip
-    decision = recovery.decide(
+    decision = policy.decide(
         state, ending, ctx.config.recovery,
         batch=_failing_batch(ctx, attempt) if ending.cause == "data_error" else None,
-        left_out=_newly_left_out(ctx, job, ending, endings.failed_host(tail)),
+        left_out=_newly_left_out(ctx, job, ending, failure_causes.failed_host(tail)),
     )  # fmt: skip
     ctx.event(
         "attempt_ended", attempt=attempt.number, cause=ending.cause, evidence=ending.evidence,
@@ -218,7 +218,7 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> recovery.Decision:
     )
 
 
-def _newly_left_out(ctx: FlowContext, job: Job, ending: endings.Ending, failed_host: str) -> tuple[str, ...]:
+def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending, failed_host: str) -> tuple[str, ...]:
     """Enter what the attempt showed of the nodes into the ledger; the hosts that it leaves out because of that."""
     attempt = ctx.state.attempts[-1]
     for straggler in attempt.stragglers:
@@ -226,14 +226,14 @@ def _newly_left_out(ctx: FlowContext, job: Job, ending: endings.Ending, failed_h
     used = [host for host in ctx.hosts if host not in job.excluded_hosts][: ctx.config.cluster.nodes]
     # Of several hosts one is blamed only by name; none must answer for its neighbour.
     blamed = used if len(used) == 1 else [host for host in used if host == failed_host]
-    if ending.cause in endings.NODE_CAUSES and blamed:
+    if ending.cause in failure_causes.NODE_CAUSES and blamed:
         ctx.hold_against(blamed[:1], "failure", ending.signature, attempt=attempt.number)
     return tuple(host for host in ctx.place().left_out if host not in job.excluded_hosts)
 
 
 def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
     """Number of the batch that the attempt's failing step trains on, counted from the newest checkpoint before it."""
-    step = recovery.failing_step(attempt)
+    step = policy.failing_step(attempt)
     newest = max((s for s in ctx.state.checkpoints if s < step), default=0)
     drawn = 0
     if newest:
@@ -244,7 +244,7 @@ def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
     return batch_after(drawn, step - newest, skipped_batches(ctx.config, read_events(ctx.run)))
 
 
-def _sentence(attempt: AttemptState, ending: endings.Ending, decision: recovery.Decision) -> str:
+def _sentence(attempt: AttemptState, ending: failure_causes.Ending, decision: policy.Decision) -> str:
     if ending.cause == "finished":
         return f"attempt {attempt.number}: finished at step {attempt.last_step}"
     wait = f" in {decision.wait_s:g} s" if decision.wait_s else ""

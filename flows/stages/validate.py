@@ -9,8 +9,8 @@ import conf.validate
 from conf import environment, fingerprint
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
-from flows.ask import ask_about
-from flows.context import FlowContext, is_mock
+from flows.runtime.ask import ask_about
+from flows.runtime.context import FlowContext, is_mock
 from flows.stages import run_stage
 from hlatctl.plan.memory import check_memory
 from hlatctl.run.errors import ConfigError, DependencyError

@@ -14,7 +14,7 @@ from conf.compose import local_cores, local_processes
 from conf.schema import Config
 from conf.space import Space
 from conf.variations import Variations
-from flows.ask import ask_about
+from flows.runtime.ask import ask_about
 from flows.stages.validate import check as check_inputs
 from flows.stages.validate import refuse_simulation
 from flows.sweep.cost import Plan, plan

@@ -17,13 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from flows import pretrain
-from flows.signals import Signals
+from flows.runtime.signals import Signals
 from flows.stages.validate import refuse_simulation
 from flows.sweep import report, signs
 from flows.sweep.book import Book
 from flows.sweep.objective import check
-from flows.sweep.trackers import PrefectView, conclude_mlflow
 from flows.sweep.trials import Trial
+from flows.tracking.follower import conclude_sweep
+from flows.tracking.prefect_sweep import PrefectView
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, StoppedError, TrainingError
 from hlatctl.run.lease import hold_head
@@ -141,7 +142,7 @@ class _Head:
         book.event("sweep_finished", outcome=outcome, message=error.message if error else book.told())
         self._prefect.end(outcome)
         if self._player is None and book.trials:
-            conclude_mlflow(book.sweep, book.example, self._say)
+            conclude_sweep(book.sweep, book.example, self._say)
             self._report()
         if error is not None:
             raise error

@@ -16,8 +16,9 @@ from typing import Any
 
 from conf.fingerprint import data_fingerprint
 from conf.schema import Config
-from flows import detached, pretrain
-from flows.context import FlowContext
+from flows import pretrain
+from flows.runtime import detached
+from flows.runtime.context import FlowContext
 from flows.stages.compile import graph_key
 from hlatctl.run.errors import HlatctlError, RunBusyError
 from hlatctl.run.fold import apply

@@ -94,13 +94,13 @@ def export(
     runs_dir: RunsDir = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face LLaMA folder, with its tokenizer."""
-    from flows.ask import ask
+    from flows.runtime.ask import ask
 
     found = find_run(run, runs_dir)
     chosen = ("--step", str(step)) if step is not None else ()
     number_format = ("--dtype", dtype.value) if dtype else ()
     argv = ("--run-dir", os.fspath(found.root), "--to", os.fspath(to.expanduser().absolute()))
-    written = json.loads(ask("trainer.export", *argv, *chosen, *number_format).splitlines()[-1])
+    written = json.loads(ask("trainer.convert.export", *argv, *chosen, *number_format).splitlines()[-1])
     say(
         f"step {written['step']} of run {found.run_id}: {count(written['parameters'])} parameters, "
         f"{written['dtype']}, {size(written['bytes'])}"
@@ -114,10 +114,10 @@ def import_model(
     to: Target,
 ) -> None:
     """Make a Hugging Face LLaMA a checkpoint to train from, and print the command that does."""
-    from flows.ask import ask
+    from flows.runtime.ask import ask
 
     argv = ("--from", os.fspath(source.expanduser().absolute()), "--to", os.fspath(to.expanduser().absolute()))
-    written = json.loads(ask("trainer.import_model", *argv).splitlines()[-1])
+    written = json.loads(ask("trainer.convert.import_model", *argv).splitlines()[-1])
     say(f"{count(written['parameters'])} parameters, {', '.join(written['dtypes'])}, in {written['to']}")
     if written["tokenizer"] is None:
         say("no tokenizer lies beside the model: name it with tokenizer.path=")

@@ -1,6 +1,6 @@
 """`hlatctl data`: look into a corpus, see what a step was trained on, and amend the data of a run on purpose.
 
-torch and the tokenizers are not imported here: processes of the trainer's room answer (``flows.ask``).
+torch and the tokenizers are not imported here: processes of the trainer's room answer (``flows.runtime.ask``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def inspect(
     It is prepared first if it has not been.
     """
     from conf.compose import compose
-    from flows.ask import ask_about
+    from flows.runtime.ask import ask_about
     from flows.stages.validate import check
 
     config = compose(overrides or [])
@@ -76,7 +76,7 @@ def at(
     runs_dir: RunsDir = None,
 ) -> None:
     """Show which documents a step was trained on, with source, file and row."""
-    from flows.ask import ask
+    from flows.runtime.ask import ask
     from hlatctl.run.manifest import checkpoint_steps
 
     found = _find_trained(run, runs_dir)

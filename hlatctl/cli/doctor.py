@@ -77,7 +77,7 @@ def _look(config: Config, overrides: list[str], neuron: bool) -> Iterator[Check]
     yield from machine_checks.look(config)
     if not neuron:
         return
-    from flows.ask import ask_about
+    from flows.runtime.ask import ask_about
 
     lines = ask_about("trainer.neuron.node", config, timeout_s=_NODE_TIMEOUT_S).splitlines()
     node = [Check(**json.loads(line)) for line in lines]

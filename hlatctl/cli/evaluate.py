@@ -142,7 +142,7 @@ def mirror(
 
 def _ask(overrides: list[str] | None, *argv: str) -> dict[str, Any]:
     from conf.compose import compose
-    from flows.ask import ask_about
+    from flows.runtime.ask import ask_about
 
     wanted = overrides or []
     if not any(override.startswith(("eval=", "eval.groups")) for override in wanted):

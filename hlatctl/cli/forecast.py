@@ -32,7 +32,7 @@ def forecast(
     nothing is left behind. What the cluster is taken to be stands under `rehearsal` in the configuration.
     """
     from conf.compose import compose
-    from flows.rehearsal import forecast as rehearsals
+    from flows import forecast as rehearsals
     from hlatctl.report import figures
     from hlatctl.report import forecast as report
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from conf.schema import Config
-    from flows.observer import Observer
+    from flows.runtime.observer import Observer
     from hlatctl.run.state import RunState
 
 #: Between two plain lines; a tenth of the run done is worth one anyway.

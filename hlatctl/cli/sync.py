@@ -18,11 +18,11 @@ def sync(
 
     Of one run, or of all. Flow runs in Prefect whose process has died become Crashed.
     """
-    from flows import mirror, prefect_stale
+    from flows.tracking import mlflow_sync, prefect_stale
 
     found = [find_run(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
     for one in found:
-        typer.echo(f"{one.run_id}\t{mirror.sync(one)}")
+        typer.echo(f"{one.run_id}\t{mlflow_sync.sync(one)}")
     if not found:
         say(f"there is no run in {runs_folder(runs_dir)}")
     prefect_stale.bring_up_to_date(runs_folder(runs_dir), say)

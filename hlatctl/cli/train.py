@@ -45,7 +45,7 @@ def train(
 
 def start_head(run: RunPaths) -> None:
     """Drive a run, or a sweep, in a process of its own, and tell how to look after it."""
-    from flows import detached
+    from flows.runtime import detached
 
     head = detached.start_head(run)
     is_sweep = isinstance(run, SweepPaths)

@@ -18,7 +18,7 @@ def ui(
 
     Until Ctrl-C. A run needs neither.
     """
-    from flows.servers import serve
+    from flows.tracking.ui import serve
 
     serve(runs_folder(runs_dir), prefect_port, mlflow_port, _ready, say)
 

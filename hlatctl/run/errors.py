@@ -119,7 +119,7 @@ class LaunchError(HlatctlError):
     """A job that could not be started, or was lost.
 
     Args:
-        cause: how a job ended that left no error of its own, as ``flows.endings`` names it; empty if unknown.
+        cause: how a job ended that left no error of its own, by the names of ``flows.recovery``; empty if unknown.
     """
 
     exit_code = 19

@@ -46,7 +46,7 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
     import torch
 
     from trainer.backends.torch_native import TorchNative
-    from trainer.checkpoint import Checkpointer
+    from trainer.checkpoint.checkpointer import Checkpointer
 
     backend = TorchNative(config)
     model = backend.build_model(document_end_id=None)

@@ -138,7 +138,7 @@ def _exported(root: Path) -> Path:
     _timed([sys.executable, "-m", "hlatctl", "train", *overrides])
     target = root / "exported"
     (trained,) = list_runs(root)
-    _timed([sys.executable, "-m", "trainer.export", "--run-dir", str(trained.root), "--to", str(target)])
+    _timed([sys.executable, "-m", "trainer.convert.export", "--run-dir", str(trained.root), "--to", str(target)])
     return target
 
 

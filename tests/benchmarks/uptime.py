@@ -8,7 +8,7 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 
 from conf.compose import compose
-from flows.rehearsal.forecast import play
+from flows.forecast import play
 
 SEEDS = 100
 #: HLAT, arXiv 2404.10630, Table 1.

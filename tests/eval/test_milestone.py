@@ -390,7 +390,7 @@ def test_an_error_of_the_process_reaches_the_one_that_started_it(
     assert code == EvaluationError.exit_code
     assert stderr == (
         f"error: --model={tmp_path}: is no Hugging Face model, it has no config.json\n"
-        "hint: python -m trainer.export --run-dir RUN --step N --to DIR makes such a folder\n"
+        "hint: python -m trainer.convert.export --run-dir RUN --step N --to DIR makes such a folder\n"
     )
     error = load_error(tmp_path / "error.json")
     assert isinstance(error, EvaluationError)

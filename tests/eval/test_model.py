@@ -15,7 +15,7 @@ def test_a_missing_folder_is_refused_with_the_command_that_makes_one(tmp_path: P
         model.load(tmp_path / "none", seq_len=8, device="cpu")
     assert str(caught.value) == (
         f"--model={tmp_path / 'none'}: no such folder\n"
-        "hint: python -m trainer.export --run-dir RUN --step N --to DIR makes such a folder"
+        "hint: python -m trainer.convert.export --run-dir RUN --step N --to DIR makes such a folder"
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import Config
-from flows.observer import Observer
+from flows.runtime.observer import Observer
 from hlatctl.run.state import RunState
 
 

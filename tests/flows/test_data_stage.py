@@ -12,7 +12,8 @@ import pytest
 
 import conf.load
 from conf.schema import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig
-from flows.context import FlowContext
+from flows.launchers import open_context
+from flows.runtime.context import FlowContext
 from flows.stages.data import prepare_data
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
@@ -43,7 +44,7 @@ def ctx(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     )  # fmt: skip
     files.write_text(run.config, conf.load.dump(config))
     files.write_json(run.provenance, {})
-    context = FlowContext(run)
+    context = open_context(run)
     yield context
     context.close()
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from conf.schema import Config
-from flows import evaluate, mirror_process, pretrain
-from flows.rehearsal import checkpoints
-from flows.rehearsal.process import Script
-from flows.rehearsal.scripts import SCRIPTS
+from flows import evaluate, pretrain
+from flows.simulation import checkpoints
+from flows.simulation.process import Script
+from flows.simulation.scripts import SCRIPTS
+from flows.tracking import follower
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import EVALUATE_WRITER, read_events
@@ -24,8 +25,8 @@ from tests.flows.conftest import Recorder
 
 @pytest.fixture(autouse=True)
 def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline, name="pretrain": False)
-    monkeypatch.setattr("flows.prefect_env.begin", lambda runs_dir, say: None)
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline, name="pretrain": False)
+    monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_mlflow_gets_the_scores_from_whoever_drives_the_run(
     unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[RunState] = []
-    monkeypatch.setattr(mirror_process, "start", lambda ctx: copied.append(_state(ctx.run)))
+    monkeypatch.setattr(follower, "start", lambda ctx: copied.append(_state(ctx.run)))
     first, second, _ = sorted(mock_config.milestones.values())
     _drive(unevaluated, mock_config, at=first)
     assert [state.milestones[first].status for state in copied] == ["evaluated"]

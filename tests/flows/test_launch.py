@@ -16,11 +16,11 @@ import pytest
 
 from conf.schema import Config
 from flows import pretrain
-from flows.context import make_job
 from flows.launch.base import Handle, Job, Launcher
 from flows.launch.local import LocalLauncher
-from flows.launch.mock import MockLauncher
-from flows.rehearsal.world import World
+from flows.runtime.context import make_job
+from flows.simulation.mock import MockLauncher
+from flows.simulation.world import World
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
 

@@ -16,9 +16,9 @@ from flows import pretrain
 from flows.describe import describe
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.rehearsal.process import Script
-from flows.rehearsal.scripts import SCRIPTS
-from flows.rehearsal.world import World
+from flows.simulation.process import Script
+from flows.simulation.scripts import SCRIPTS
+from flows.simulation.world import World
 from flows.stages.compile import merge_nodes
 from flows.stages.train import training_job
 from hlatctl.run import files
@@ -35,7 +35,7 @@ UPDATE = "HLATCTL_UPDATE_GOLDEN"
 
 @pytest.fixture(autouse=True)
 def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
 
 
 def nxd(config: Config, **backend: Any) -> Config:
@@ -99,12 +99,12 @@ def test_a_missing_graph_ends_the_run_before_training(mock_config: Config, monke
 
 
 def test_the_gate_is_passed_once_a_run_and_only_where_it_is_asked_for(mock_config: Config) -> None:
-    from flows.context import FlowContext
+    from flows.launchers import open_context
     from flows.stages.coverage import check_coverage
 
     run = pretrain.create(nxd(mock_config), argv=[])
     pretrain.drive(run)
-    ctx = FlowContext(run)
+    ctx = open_context(run)
     check_coverage(ctx)
     assert ctx.state.stages["coverage"].message == "every graph was found before"
     ctx.close()

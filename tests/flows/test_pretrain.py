@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from conf.schema import Config
-from flows import nodes, pretrain
-from flows.clock import RealClock
-from flows.context import FlowContext
+from flows import pretrain
 from flows.launch.base import Job
+from flows.launchers import open_context
 from flows.pretrain import PlainCaller
-from flows.rehearsal.process import Script
-from flows.rehearsal.scripts import SCRIPTS, argument
-from flows.rehearsal.world import START_UNIX_S, World
+from flows.recovery import node_ledger
+from flows.runtime.clock import RealClock
+from flows.simulation.process import Script
+from flows.simulation.scripts import SCRIPTS, argument
+from flows.simulation.world import START_UNIX_S, World
 from flows.stages.train import _start, training_job
 from hlatctl.run import files
 from hlatctl.run.errors import (
@@ -38,7 +39,7 @@ from tests.flows.conftest import Recorder
 @pytest.fixture(autouse=True)
 def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of stages is the same without Prefect; test_prefect_flow.py has it with."""
-    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
 
 
 def kinds(run: RunPaths, *names: str) -> list[str]:
@@ -181,14 +182,14 @@ def test_a_node_that_fails_again_and_again_is_left_out_where_another_can_take_it
     )  # fmt: skip
     run = pretrain.create(config, argv=[])
     ledger = nodes_file(run.root)
-    bad = nodes.Entry(time_unix_s=START_UNIX_S, host="mock-0", kind="failure", run_id="earlier", attempt=1)
-    nodes.record(ledger, [bad] * 4)
+    bad = node_ledger.Entry(time_unix_s=START_UNIX_S, host="mock-0", kind="failure", run_id="earlier", attempt=1)
+    node_ledger.record(ledger, [bad] * 4)
     assert pretrain.drive(run, recorder).status == "finished"
     assert {worker["host"] for worker in files.read_json(run.preflight)["workers"]} == {"mock-1", "mock-2"}
     left_out = [event["left_out_hosts"] for event in read_events(run) if event["kind"] == "attempt_started"]
     assert left_out == [["mock-0"]] * 2
     assert "nodes: left out for what the node ledger holds against it: mock-0" in recorder.messages
-    passed = [entry.host for entry in nodes.read(ledger) if entry.kind == "preflight_passed"]
+    passed = [entry.host for entry in node_ledger.read(ledger) if entry.kind == "preflight_passed"]
     assert passed == ["mock-1", "mock-2"]
 
 
@@ -223,7 +224,7 @@ def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(
 
 def test_a_head_that_died_while_a_job_ran_re_attaches(mock_config: Config) -> None:
     run = pretrain.create(mock_config, argv=[])
-    dead = FlowContext(run)
+    dead = open_context(run)
     dead.event("head_started", pid=1, host="gone")
     _start(dead, training_job(mock_config, run, 1), 1, None)  # as far as submitting the first attempt
     dead.close()

@@ -13,13 +13,13 @@ import pytest
 
 from conf.schema import Config
 from flows import control, pretrain
-from flows.clock import RealClock
-from flows.context import FlowContext
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.rehearsal.process import Script
-from flows.rehearsal.scripts import SCRIPTS, argument
-from flows.rehearsal.world import World
+from flows.launchers import open_context
+from flows.runtime.clock import RealClock
+from flows.simulation.process import Script
+from flows.simulation.scripts import SCRIPTS, argument
+from flows.simulation.world import World
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, StoppedError, StorageError
 from hlatctl.run.fold import fold
@@ -31,7 +31,7 @@ from tests.flows.conftest import Recorder
 
 @pytest.fixture(autouse=True)
 def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
 
 
 def of_kind(run: RunPaths, kind: str) -> list[Event]:
@@ -82,7 +82,7 @@ def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
-    ctx = FlowContext(run, recorder)
+    ctx = open_context(run, recorder)
     assert ctx.world
     path, full = ctx._journal.path, [True]
     ctx._journal._file.close()

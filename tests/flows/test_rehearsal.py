@@ -11,10 +11,10 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import Config, FailureRatesConfig
-from flows import pretrain, recovery
-from flows.rehearsal import forecast
-from flows.rehearsal.failures import Failures
-from flows.rehearsal.world import WORLD_WRITER
+from flows import forecast, pretrain
+from flows.recovery import policy
+from flows.simulation.failures import Failures
+from flows.simulation.world import WORLD_WRITER
 from hlatctl.report.ledger import ledger
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.fold import fold
@@ -26,8 +26,8 @@ NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(Fa
 
 @pytest.fixture(autouse=True)
 def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-    monkeypatch.setattr("flows.prefect_env.begin", lambda runs_dir, say: None)
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
     monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
 
 
@@ -129,8 +129,8 @@ def test_thinned_steps_tell_the_same_time_as_all_of_them(tmp_path: Path) -> None
 def test_a_restart_policy_that_never_restarts_fails_the_rehearsal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = recovery.Row("stop", lambda case: case.cause != "finished", "broken on purpose")
-    monkeypatch.setattr(recovery, "POLICY", (broken, *recovery.POLICY))
+    broken = policy.Row("stop", lambda case: case.cause != "finished", "broken on purpose")
+    monkeypatch.setattr(policy, "POLICY", (broken, *policy.POLICY))
     with pytest.raises(TrainingError, match="broken on purpose"):
         drive(campaign(tmp_path, only("hang", 10.0)))
 

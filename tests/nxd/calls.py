@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("trainer/backends/nxd.py", "trainer/backends/nxd_optim.py", "trainer/backends/nxd_parts.py",
-           "trainer/nxd_exchange.py")  # fmt: skip
+           "trainer/convert/nxd_exchange.py")  # fmt: skip
 GOLDEN = Path(__file__).with_name("signatures.json")
 LIBRARIES = ("neuronx_distributed", "torch_xla")
 #: Where our source keeps a library's module, and what the keys of a dictionary become arguments of.

@@ -28,7 +28,7 @@ from tests.nxd.test_training import (  # noqa: F401 (fixtures are found by their
     make_layout,
     reference,
 )
-from trainer.export import export, read_weights
+from trainer.convert.export import export, read_weights
 from trainer.model import Llama
 
 #: Processes, keys of ``parallel``, and of other groups: what tests/nxd/test_training.py has none of.

@@ -18,7 +18,7 @@ from conf.load import load
 from hlatctl.run import processes as process_tree
 from hlatctl.run.manifest import MANIFEST, why_invalid
 from hlatctl.run.paths import RunPaths, step_name
-from trainer.export import read_weights
+from trainer.convert.export import read_weights
 from trainer.storage import read_tensors
 
 _ONE_KEY_HEAD = {"model": {"num_heads": 8, "num_kv_heads": 1}}
@@ -207,7 +207,7 @@ def test_the_librarys_own_checkpoint_holds_everything(
     finish: Callable[..., str],
 ) -> None:  # fmt: skip
     run, step = trained(layout), 10
-    exchange = ("-m", "trainer.nxd_exchange", "--run-dir", os.fspath(run.root))
+    exchange = ("-m", "trainer.convert.nxd_exchange", "--run-dir", os.fspath(run.root))
     theirs, ours = tmp_path / "theirs", tmp_path / step_name(step)
     finish(start(*exchange, "--step", str(step), "--to", os.fspath(theirs), processes=4))
     tag = theirs / step_name(step)

@@ -88,7 +88,7 @@ def test_no_module_but_the_table_knows_a_device_by_name() -> None:
         if any(words.search(line) for line in _code_of(path))
     }
     # It reads what the libraries of all devices say in logs.
-    assert said == {"flows/endings.py"}
+    assert said == {"flows/recovery/failure_causes.py"}
 
 
 def _code_of(path: Path) -> list[str]:

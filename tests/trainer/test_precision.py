@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hlatctl.run.paths import RunPaths
-from trainer.export import read_weights
+from trainer.convert.export import read_weights
 
 Train = Callable[[str], tuple[RunPaths, list[float]]]
 

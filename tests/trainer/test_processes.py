@@ -17,7 +17,7 @@ import torch
 from hlatctl.run.errors import StorageError
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
-from trainer.export import read_weights
+from trainer.convert.export import read_weights
 
 _LONG: dict[str, Any] = {
     "train": {"tokens": 240 * 4 * 32, "global_batch_size": 4, "micro_batch_size": 1},

@@ -15,9 +15,9 @@ import pytest
 from conf.compose import compose
 from flows.launch.base import Job
 from flows.pretrain import TrialOf
-from flows.rehearsal.process import Script
-from flows.rehearsal.scripts import SCRIPTS
-from flows.rehearsal.world import World
+from flows.simulation.process import Script
+from flows.simulation.scripts import SCRIPTS
+from flows.simulation.world import World
 from flows.sweep import create
 from flows.sweep.book import Book
 from flows.sweep.head import drive
@@ -242,8 +242,8 @@ def test_a_trial_whose_process_is_gone_again_and_again_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.sweep.head._POLL_S", 0.01)
-    monkeypatch.setattr("flows.sweep.trackers.PrefectView.begin", lambda self: None)
-    monkeypatch.setattr("flows.detached.start_head", lambda run, env: subprocess.Popen(["true"]))
+    monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
+    monkeypatch.setattr("flows.runtime.detached.start_head", lambda run, env: subprocess.Popen(["true"]))
     prepared = create.prepare([*SMALL, f"runs_dir={tmp_path}", RATES], folder=tmp_path, simulated=False)
     sweep = create.make(prepared, sweep_id="s", argv=[])
     with pytest.raises(TrainingError, match=r"s-t0000 with: its process was gone 3 times, see its logs/head.log"):
@@ -253,7 +253,7 @@ def test_a_trial_whose_process_is_gone_again_and_again_has_failed(
 
 
 def test_an_arm_of_a_real_sweep_is_never_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.sweep.trackers.PrefectView.begin", lambda self: None)
+    monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
     monkeypatch.setattr("flows.sweep.create.refuse_simulation", lambda config, hint: None)  # as for arms that are drawn
     arguments = [*SMALL, f"runs_dir={tmp_path}", "cluster=mock", RATES]
     sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from flows import ask as asking
+from flows.runtime import ask as asking
 from hlatctl.cli.main import main
 from hlatctl.run.errors import CheckpointError, LaunchError
 from hlatctl.run.manifest import MANIFEST, write_manifest
@@ -140,7 +140,7 @@ def test_import_prints_the_command_that_trains_from_it(
     }  # fmt: skip
     asked = pretend(monkeypatch, written)
     assert main(["checkpoint", "import", os.fspath(tmp_path / "hf"), "--to", os.fspath(target)]) == 0
-    assert asked == [("trainer.import_model", "--from", os.fspath(tmp_path / "hf"), "--to", os.fspath(target))]
+    assert asked == [("trainer.convert.import_model", "--from", os.fspath(tmp_path / "hf"), "--to", os.fspath(target))]
     out, err = capsys.readouterr()
     assert "260K parameters, float32" in err
     assert "name it with tokenizer.path=" in err
@@ -156,7 +156,7 @@ def test_export_asks_for_what_was_asked_for(
 ) -> None:
     written = {"step": 200, "to": "/x/hf", "parameters": 3_000_000, "dtype": "bfloat16", "bytes": 6_000_000}
     asked = pretend(monkeypatch, written)
-    common = ("trainer.export", "--run-dir", os.fspath(run.root), "--to", os.fspath(tmp_path / "hf"))
+    common = ("trainer.convert.export", "--run-dir", os.fspath(run.root), "--to", os.fspath(tmp_path / "hf"))
     target = ("--to", os.fspath(tmp_path / "hf"))
     assert main(["checkpoint", "export", "latest", *target]) == 0
     assert main(["checkpoint", "export", "latest", *target, "--step", "200", "--dtype", "bfloat16"]) == 0
@@ -166,11 +166,11 @@ def test_export_asks_for_what_was_asked_for(
 
 
 def test_a_side_process_brings_its_output_or_its_error(tmp_path: Path) -> None:
-    assert "usage: trainer.export" in asking.ask("trainer.export", "--help")
+    assert "usage: trainer.convert.export" in asking.ask("trainer.convert.export", "--help")
     with pytest.raises(CheckpointError, match=r"nowhere: no such folder") as caught:
-        asking.ask("trainer.import_model", "--from", "/nowhere", "--to", os.fspath(tmp_path / "x"))
+        asking.ask("trainer.convert.import_model", "--from", "/nowhere", "--to", os.fspath(tmp_path / "x"))
     assert "save_pretrained" in caught.value.hint
     with pytest.raises(LaunchError, match=r"trainer\.nothing: failed \(.*No module named trainer"):
         asking.ask("trainer.nothing")
     with pytest.raises(LaunchError, match=r"trainer\.export: no answer after 0\.01 s"):
-        asking.ask("trainer.export", "--help", timeout_s=0.01)
+        asking.ask("trainer.convert.export", "--help", timeout_s=0.01)

@@ -12,8 +12,8 @@ import pytest
 import conf.load
 from conf.fingerprint import data_fingerprint
 from conf.schema import ClusterConfig, Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig, TrainConfig
-from flows.ask import ask_about
-from flows.context import cache_root
+from flows.runtime.ask import ask_about
+from flows.runtime.context import cache_root
 from hlatctl.cli.main import main
 from hlatctl.run import files
 from hlatctl.run.journal import read_events

@@ -46,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         calls.append((module, config.eval.suite, str(config.eval.data_dir), *argv))
         return json.dumps(_FOUND)
 
-    monkeypatch.setattr("flows.ask.ask_about", ask_about)
+    monkeypatch.setattr("flows.runtime.ask.ask_about", ask_about)
     return calls
 
 

@@ -23,9 +23,9 @@ OVERRIDES = ["tracking=none", "recovery.backoff_s=0", "train.global_batch_size=1
 #: `python -m hlatctl` in another process, without Prefect there too.
 HEAD = """
 import sys
-import flows.prefect_flow
+import flows.tracking.prefect_flow
 from hlatctl.cli.main import main
-flows.prefect_flow.run_under_prefect = lambda *_: False
+flows.tracking.prefect_flow.run_under_prefect = lambda *_: False
 sys.exit(main())
 """
 
@@ -33,7 +33,7 @@ sys.exit(main())
 @pytest.fixture
 def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
-    monkeypatch.setattr("flows.prefect_flow.run_under_prefect", lambda *_: False)
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *_: False)
     return tmp_path / "runs"
 
 

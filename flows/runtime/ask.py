@@ -1,0 +1,51 @@
+"""Asking a room that the head must not import: a process of its own, whose stdout is the answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import conf.load
+from conf.schema import Config
+from flows.runtime import spawn
+from hlatctl.run.errors import ERROR_FILE_ENV, ERROR_TOLD_ENV, LaunchError, load_error
+from hlatctl.run.scratch import private_folder
+
+
+def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
+    """Run ``python -m module argv`` and give what it prints.
+
+    Args:
+        module: such as ``trainer.data.check``.
+        argv: its arguments.
+        timeout_s: of the whole; none: as long as it takes.
+        show_talk: what it says on stderr goes to ours while it works.
+
+    Raises:
+        HlatctlError: the error that it left behind.
+        LaunchError: it failed without one, or took too long.
+    """
+    with private_folder("ask") as own:
+        error_file = own.path / "error.json"
+        told = {ERROR_TOLD_ENV: "1"} if show_talk else {}
+        try:
+            result = subprocess.run(
+                spawn.command(module, *argv),
+                env={**spawn.environment(), ERROR_FILE_ENV: os.fspath(error_file), **told},
+                stdout=subprocess.PIPE, stderr=None if show_talk else subprocess.PIPE, text=True, timeout=timeout_s,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{module}: no answer after {timeout_s:g} s") from None
+        if result.returncode:
+            last_line = ((result.stderr or "").strip().splitlines() or ["no output"])[-1]
+            raise load_error(error_file) or LaunchError(f"{module}: failed ({last_line})")
+    return result.stdout
+
+
+def ask_about(module: str, config: Config, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
+    """The same, with a configuration in a file that ``--config`` names."""
+    with private_folder("ask") as own:
+        file = own.path / "config.yaml"
+        file.write_text(conf.load.dump(config), encoding="utf-8")
+        return ask(module, "--config", os.fspath(file), *argv, timeout_s=timeout_s, show_talk=show_talk)

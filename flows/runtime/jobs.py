@@ -1,0 +1,94 @@
+"""Running a job to its end, and turning its failure into an error that a person can act on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.launch.base import Job, Status
+from flows.recovery import failure_causes
+from flows.runtime.context import FlowContext
+from hlatctl.run.errors import HlatctlError, LaunchError, load_error
+
+#: How long a job that is cancelled may take to put its things in order.
+CANCEL_GRACE_S = 5.0
+_POLL_S = 0.1
+_LOG_TAIL_BYTES = 8000
+_LOG_TAIL_LINES = 12
+#: Enough for the exceptions of several processes above torchrun's own summary.
+ENDING_TAIL = {"lines": 400, "size_bytes": 128 * 1024}
+
+
+def run_job(
+    ctx: FlowContext, job: Job, *, timeout_s: float | None = None, timeout_key: str = "", reattach: bool = False
+) -> None:
+    """Submit a job and wait for it. An interrupt, or the time-out, cancels it.
+
+    Args:
+        timeout_s: cancel it after this long.
+        timeout_key: the configuration key that sets it.
+        reattach: wait for one of the same name that a dead head left running, instead of starting over.
+
+    Raises:
+        HlatctlError: the error that the job left behind.
+        StoppedError: the run stops.
+        LaunchError: it failed without one, timed out, or was lost; the message names its exception.
+        StorageError: its files can't be written.
+    """
+    ctx.check_stop()
+    plan = ctx.launcher.render(job)
+    handle = ctx.launcher.handle(plan)
+    left_running = not ctx.launcher.status(handle).ended
+    if left_running and not reattach:
+        ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+    if not (left_running and reattach):
+        ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
+    oom_kills = ctx.launcher.oom_kills()
+    deadline = ctx.clock.monotonic_s() + timeout_s if timeout_s else float("inf")
+    try:
+        while not (status := ctx.launcher.status(handle)).ended:
+            ctx.check_stop()
+            if ctx.clock.monotonic_s() > deadline:
+                raise _timed_out(ctx, job, f"{timeout_key}={timeout_s:g}")
+            ctx.clock.wait_for_news(_POLL_S, job.name)
+    finally:
+        # Nothing of a job outlives it: an interrupt, a time-out, or children that its end left behind.
+        ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+    if status.state != "succeeded":
+        raise job_error(job, status, more_oom_kills=(ctx.launcher.oom_kills() or 0) > (oom_kills or 0))
+
+
+def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> HlatctlError:
+    """The error that a failed job left behind, or else one that names its exception.
+
+    Args:
+        job: which job.
+        status: how it ended.
+        more_oom_kills: the kernel has killed a process for want of memory meanwhile.
+    """
+    error = load_error(job.error_file)
+    if error:
+        return error
+    cause = failure_causes.cause_of_job(status, log_tail(job.log, **ENDING_TAIL), more_oom_kills=more_oom_kills)
+    how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
+    said = failure_causes.last_exception(log_tail(job.log))
+    return LaunchError(f"job {job.name}: {how} ({said})", hint=f"see {job.log}", cause=cause)
+
+
+def _timed_out(ctx: FlowContext, job: Job, limit: str) -> LaunchError:
+    return LaunchError(
+        f"{limit}: job {job.name} has not finished in that time",
+        hint=f"see {job.log}; to give it longer, set that key in {ctx.run.config}, delete the file's last line (its "
+        f"checksum), then `hlatctl resume {ctx.run.run_id}`",
+        cause="hang",
+    )
+
+
+def log_tail(path: Path, *, lines: int = _LOG_TAIL_LINES, size_bytes: int = _LOG_TAIL_BYTES) -> str:
+    """The last lines of a log that are not blank, as far as they lie in its last bytes."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size_bytes))
+            found = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join([line for line in found if line.strip()][-lines:])

@@ -1,0 +1,96 @@
+"""The mock cluster behind the real protocol: jobs are scripts that are played on a virtual clock.
+
+`--dry-run` selects it, and the flow that runs on it is the real one. What a job leaves in the run directory has the
+real files' form. The cluster itself is ``flows.simulation.world``'s.
+"""
+
+from __future__ import annotations
+
+import os
+
+from conf.schema import Config
+from flows.launch.base import Handle, Job, Plan, Status
+from flows.launch.local import LocalLauncher
+from flows.simulation.process import Process, Struck
+from flows.simulation.scripts import script_of
+from flows.simulation.world import TRAIN, World, exit_file, hosts_of
+from hlatctl.run.errors import LaunchError
+
+_POLL_S = 0.5
+
+
+class MockLauncher:
+    """Plays jobs instead of running them.
+
+    Args:
+        config: of the run.
+        world: where they are played; without one, a process that plays none asks.
+    """
+
+    name = "mock"
+
+    def __init__(self, config: Config, world: World | None = None) -> None:
+        self._config, self._world = config, world
+        self._head = world.head if world else 0
+
+    def hosts(self, nodes: int) -> tuple[str, ...]:
+        """Those of the simulated cluster."""
+        return hosts_of(self._config)
+
+    def render(self, job: Job) -> Plan:
+        """The text that the local launcher would submit."""
+        return LocalLauncher().render(job)
+
+    def handle(self, plan: Plan) -> Handle:
+        """The job's place."""
+        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
+
+    def submit(self, plan: Plan) -> Handle:
+        """Begin to play it.
+
+        Raises:
+            LaunchError: there is no world to play it in.
+        """
+        if self._world is None:
+            raise LaunchError(f"job {plan.job.name}: cluster.launcher=mock plays jobs inside of a flow only")
+        handle = self.handle(plan)
+        plan.script_path.parent.mkdir(parents=True, exist_ok=True)
+        plan.script_path.write_text(plan.script, encoding="utf-8")
+        for old in (exit_file(handle.launch_dir, handle.name), plan.job.error_file, plan.job.log):
+            old.unlink(missing_ok=True)
+        self._world.start(plan.job, script_of(self._world, plan.job))
+        return handle
+
+    def status(self, handle: Handle) -> Status:
+        """Running while it is played here; then its exit code, or lost if it has none."""
+        process = self._process(handle)
+        if process and process.alive:
+            return Status(state="running")
+        try:
+            code = int(exit_file(handle.launch_dir, handle.name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return Status(state="lost")
+        return Status(state="succeeded" if code == 0 else "failed", exit_code=code)
+
+    def cancel(self, handle: Handle, *, grace_s: float) -> None:
+        """Ask it to end, and make it after the grace."""
+        process, world = self._process(handle), self._world
+        if not (process and process.alive and world) or self._head != world.head:  # a dead head cancels nothing
+            return
+        if grace_s and handle.name == TRAIN:
+            process.strike(Struck("stop"))
+            deadline_s = world.clock.now_unix_s() + grace_s
+            while process.alive and world.clock.now_unix_s() < deadline_s:
+                world.clock.sleep(_POLL_S)
+        process.kill()
+
+    def dump_stacks(self, handle: Handle) -> str:
+        """There are no processes."""
+        return "a simulated job has no stacks"
+
+    def oom_kills(self) -> int | None:
+        """No kernel is asked."""
+        return None
+
+    def _process(self, handle: Handle) -> Process | None:
+        return self._world.process(handle.launch_dir, handle.name) if self._world else None

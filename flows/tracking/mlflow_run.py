@@ -1,0 +1,311 @@
+"""One hlatctl run as one MLflow run: parameters, metrics, tags, artifacts, status.
+
+Which events become which rows, and the cursor that says how far they have been copied. When to copy, and what to do
+about an MLflow that does not answer, is ``flows.tracking.mlflow_sync``'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from conf.load import flatten
+from conf.schema import Config
+from flows.tracking.mlflow_parent import trial_tags
+from flows.tracking.mlflow_rewind import BY_STEP, BY_TOKENS, new_steps, remove
+from hlatctl.run import contract, files
+from hlatctl.run.journal import Event, JournalTail
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import DAMAGED
+from hlatctl.run.redact import hide
+from hlatctl.run.simulated import marked
+from hlatctl.units import duration
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+_STEP_FIELDS = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "step_s", "data_wait_s")
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+RUN_ID_TAG = "hlatctl.run_id"
+CREATED_TAG = "hlatctl.created_unix_s"
+LAST_STEP_TAG = "hlatctl.last_step"
+
+#: Limits of MLflow's REST API: `log_batch` and the length of a parameter's value.
+_MAX_METRICS_PER_BATCH = 1000
+_MAX_PARAMS_PER_BATCH = 100
+_MAX_PARAM_CHARS = 6000
+
+_T = TypeVar("_T")
+
+Row = tuple[str, float, int, int]
+"""Key, value, time in Unix milliseconds, step: what MLflow takes for the identity of a metric."""
+
+
+@dataclass
+class Cursor:
+    """``mirror.json``: how far a run has been copied.
+
+    Args:
+        tracking_uri: where to; another address starts over.
+        mlflow_run_id: the run's id there.
+        offsets: bytes copied by journal file stem.
+        last_step: last optimizer step copied; earlier steps are not copied again, unless training goes back.
+        attempt: the newest that has started.
+        artifacts: ``[bytes, mtime_ns]`` of each file uploaded.
+        created_unix_s: by the journal.
+        shift_s: from the journal's times to real ones; the journal of a simulated run begins at a moment of its own.
+    """
+
+    tracking_uri: str
+    mlflow_run_id: str = ""
+    offsets: dict[str, int] = field(default_factory=dict)
+    last_step: int = 0
+    attempt: int = 0
+    artifacts: dict[str, list[int]] = field(default_factory=dict)
+    created_unix_s: float = 0.0
+    shift_s: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path, tracking_uri: str) -> Cursor:
+        """What the last copy left behind; a new one if that is missing, damaged, or of another address."""
+        try:
+            cursor = cls(**files.read_json(path))
+            cursor.offsets = {str(name): int(offset) for name, offset in cursor.offsets.items()}
+            cursor.last_step, cursor.attempt = int(cursor.last_step), int(cursor.attempt)
+            cursor.artifacts = dict(cursor.artifacts)
+        except (OSError, *DAMAGED):
+            return cls(tracking_uri)
+        return cursor if cursor.tracking_uri == tracking_uri else cls(tracking_uri)
+
+
+def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
+    """The rows of one ``step`` event, by step and, for the loss, by tokens too; see ``Cursor`` for the shift."""
+    time_ms = int((event["time_unix_s"] + shift_s) * 1000)
+    rows = [
+        (f"{BY_STEP}{name}", float(event[name]), time_ms, int(event["step"])) for name in _STEP_FIELDS if name in event
+    ]
+    if "loss" in event and "tokens" in event:
+        rows.append((f"{BY_TOKENS}loss", float(event["loss"]), time_ms, int(event["tokens"])))
+    return rows
+
+
+def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> list[Row]:
+    """The rows of one ``eval_finished`` event, by step and by milestone tokens.
+
+    Args:
+        event: the event.
+        own_contract: of the run; what was measured under another one gets metrics of its own.
+        shift_s: see ``Cursor``.
+    """
+    contract = str(event.get("contract", ""))
+    other = f"_contract_{contract[:8]}" if own_contract and contract != own_contract else ""
+    time_ms = int((event["time_unix_s"] + shift_s) * 1000)
+    rows: list[Row] = []
+    for task, score in event.get("scores", {}).items():
+        name, value = re.sub(r"[^\w./ -]", "_", task), float(score["value"])
+        rows.append((f"eval{other}/{name}", value, time_ms, int(event["step"])))
+        rows.append((f"by_tokens/eval{other}_{name}", value, time_ms, int(event["milestone_tokens"])))
+    return rows
+
+
+class MirrorRun:
+    """Copies one run to one MLflow.
+
+    Args:
+        run: the run directory.
+        config: its configuration.
+        client: MLflow.
+        uri: its address.
+        artifact_location: where a new experiment keeps artifacts; None leaves it to the server.
+        database: its SQLite file; None if it is on a server.
+    """
+
+    def __init__(
+        self, run: RunPaths, config: Config, client: MlflowClient, uri: str, artifact_location: str | None,
+        database: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._run, self._config, self._client, self._database = run, config, client, database
+        self._artifact_location = artifact_location
+        self._cursor = Cursor.read(run.mirror, hide(uri))
+
+    def copy_new(self) -> int:
+        """Copy what is new; the number of events that MLflow had not got yet."""
+        if not self._still_there():
+            self._cursor = Cursor(self._cursor.tracking_uri)
+        tail = JournalTail(self._run, self._cursor.offsets)
+        events = tail.read_new()
+        if not self._cursor.mlflow_run_id and not self._find_or_create(events):
+            return 0
+        if events:
+            copied = self._log_events(events)
+            self._tell_status(events)
+            self._cursor.offsets = tail.offsets
+        else:
+            copied = 0
+        uploaded = self._upload_artifacts()
+        if events or uploaded:
+            files.write_json(self._run.mirror, asdict(self._cursor))
+        return copied
+
+    def _still_there(self) -> bool:
+        """Whether the known MLflow run can still be logged to; people delete runs, and databases."""
+        from mlflow.exceptions import MlflowException
+
+        if not self._cursor.mlflow_run_id:
+            return True
+        try:
+            return self._client.get_run(self._cursor.mlflow_run_id).info.lifecycle_stage == "active"
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+
+    def _find_or_create(self, events: list[Event]) -> bool:
+        """Bind the cursor to this run's MLflow run; False if the journal does not tell yet what run it is."""
+        created = next((event for event in events if event["kind"] == "run_created"), None)
+        if created is None:
+            return False
+        self._cursor.created_unix_s = float(created["time_unix_s"])
+        if "real_time_unix_s" in created:
+            self._cursor.shift_s = float(created["real_time_unix_s"]) - self._cursor.created_unix_s
+        experiment_id = self._experiment_id()
+        identity = {RUN_ID_TAG: self._run.run_id, CREATED_TAG: repr(created["time_unix_s"])}
+        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
+        found = self._client.search_runs([experiment_id], wanted, max_results=1)
+        if found:
+            self._cursor.last_step = int(found[0].data.tags.get(LAST_STEP_TAG, 0))
+            self._cursor.mlflow_run_id = found[0].info.run_id
+        else:
+            tags = identity | {"hlatctl.simulated": str(bool(created.get("simulated", False))).lower()}
+            tags |= trial_tags(self._client, experiment_id, self._run.root.parent, created)
+            name = marked(self._run.run_id, simulated=bool(created.get("simulated", False)))
+            start_ms = int((created["time_unix_s"] + self._cursor.shift_s) * 1000)
+            new = self._client.create_run(experiment_id, start_ms, tags | self._provenance_tags(), name)
+            self._cursor.mlflow_run_id = new.info.run_id
+        self._log_params()
+        return True
+
+    def _experiment_id(self) -> str:
+        name = self._config.tracking.experiment
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment:
+            return str(experiment.experiment_id)
+        return self._client.create_experiment(name, self._artifact_location)
+
+    def _provenance_tags(self) -> dict[str, str]:
+        try:
+            provenance = dict(files.read_json(self._run.provenance))
+        except (OSError, ValueError, TypeError):
+            return {}
+        tags = {
+            "mlflow.source.git.commit": (provenance.get("git") or {}).get("commit"),
+            "mlflow.user": provenance.get("user"),
+            "hlatctl.python": str(provenance.get("python", "")).split(" ")[0],
+            "hlatctl.host": (provenance.get("host") or {}).get("name"),
+        }
+        return {name: str(value) for name, value in tags.items() if value}
+
+    def _log_params(self) -> None:
+        from mlflow.entities import Param
+
+        values = {key: hide(str(value)) for key, value in flatten(self._config).items()}
+        params = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in values.items()]
+        for batch in _batches([[param] for param in params], _MAX_PARAMS_PER_BATCH):
+            self._client.log_batch(self._cursor.mlflow_run_id, params=batch)
+
+    def _log_events(self, events: list[Event]) -> int:
+        from mlflow.entities import Metric
+
+        all_steps = sum(1 for event in events if event["kind"] == "step")
+        steps = self._new_steps(events)
+        evals = [event for event in events if event["kind"] == "eval_finished"]
+        own = contract.own(self._run) if evals else ""
+        groups = [[Metric(*row) for row in step_rows(event, self._cursor.shift_s)] for event in steps]
+        groups += [[Metric(*row)] for event in evals for row in eval_rows(event, own, self._cursor.shift_s)]
+        for batch in _batches(groups, _MAX_METRICS_PER_BATCH):
+            self._log_metrics(batch)
+        return len(events) - all_steps + len(steps)
+
+    def _new_steps(self, events: list[Event]) -> list[Event]:
+        """The steps to copy, once MLflow has gone back to where the newest attempt started."""
+        cursor = self._cursor
+        steps, rewind, cursor.attempt = new_steps(
+            events, last_step=cursor.last_step, attempt=cursor.attempt, tokens_per_step=self._config.tokens_per_step
+        )
+        if rewind:
+            cursor.last_step = rewind.step
+            if self._database:
+                remove(self._database, cursor.mlflow_run_id, rewind)
+        return steps
+
+    def _log_metrics(self, batch: list[Metric]) -> None:
+        from mlflow.entities import RunTag
+
+        steps = [metric.step for metric in batch if metric.key.startswith(BY_STEP)]
+        self._cursor.last_step = max(steps, default=self._cursor.last_step)
+        tag = RunTag(LAST_STEP_TAG, str(self._cursor.last_step))
+        self._client.log_batch(self._cursor.mlflow_run_id, metrics=batch, tags=[tag])
+
+    def _tell_status(self, events: list[Event]) -> None:
+        """Bring status and tags in line with the newest event that changes them."""
+        run_id = self._cursor.mlflow_run_id
+        if any(event["kind"] == "stage_finished" and event.get("stage") == "provenance" for event in events):
+            for name, value in self._provenance_tags().items():
+                self._client.set_tag(run_id, name, value)
+        newest = next((e for e in reversed(events) if e["kind"] in ("head_started", "run_finished")), None)
+        if newest is None:
+            return
+        if newest["kind"] == "head_started":
+            self._client.set_tag(run_id, "hlatctl.outcome", "running")
+            self._client.update_run(run_id, status="RUNNING")
+            return
+        outcome = str(newest.get("outcome", ""))
+        self._client.set_tag(run_id, "hlatctl.outcome", outcome)
+        if "real_time_unix_s" in newest:
+            played_s = newest["time_unix_s"] - self._cursor.created_unix_s
+            self._client.set_tag(run_id, "hlatctl.simulated_duration", duration(played_s))
+        end_unix_s = newest["real_time_unix_s" if "real_time_unix_s" in newest else "time_unix_s"]
+        end_ms = int(end_unix_s * 1000)
+        self._client.set_terminated(run_id, status=_STATUS.get(outcome, "FAILED"), end_time=end_ms)
+
+    def _upload_artifacts(self) -> bool:
+        uploaded = False
+        for path in self._artifacts():
+            name = path.relative_to(self._run.root).as_posix()
+            seen = [path.stat().st_size, path.stat().st_mtime_ns]
+            if self._cursor.artifacts.get(name) != seen:
+                self._upload(path, name)
+                self._cursor.artifacts[name] = seen
+                uploaded = True
+        return uploaded
+
+    def _artifacts(self) -> list[Path]:
+        run = self._run
+        found = [run.config, run.provenance, *run.evals.rglob("results.json")]
+        found += [path for path in run.report.rglob("*") if not path.name.startswith(".")]
+        return [path for path in found if path.is_file()]
+
+    def _upload(self, path: Path, name: str) -> None:
+        if path in (self._run.config, self._run.provenance):
+            # What was typed may hold an address with a password; these two repeat it.
+            self._client.log_text(self._cursor.mlflow_run_id, hide(path.read_text("utf-8")), name)
+        else:
+            folder = Path(name).parent.as_posix()
+            self._client.log_artifact(self._cursor.mlflow_run_id, str(path), None if folder == "." else folder)
+
+
+def _batches(groups: Iterable[list[_T]], limit: int) -> Iterator[list[_T]]:
+    """Join groups into lists of at most `limit`; a group (the rows of one event) is never cut."""
+    batch: list[_T] = []
+    for group in groups:
+        if batch and len(batch) + len(group) > limit:
+            yield batch
+            batch = []
+        batch.extend(group)
+    if batch:
+        yield batch

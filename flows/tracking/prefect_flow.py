@@ -1,0 +1,219 @@
+"""The pipeline as a Prefect flow: every stage becomes a task, and nothing else changes.
+
+Prefect is a view. A run whose Prefect does not answer, or goes away in the middle, goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from conf.schema import Config
+from flows.runtime.clock import Clock
+from flows.runtime.context import FlowContext
+from flows.tracking import prefect_api, prefect_stale
+from flows.tracking.prefect_stale import LOCK
+from hlatctl.run.errors import HlatctlError, StoppedError
+from hlatctl.run.journal import read_events
+from hlatctl.run.simulated import marked
+from hlatctl.run.state import RunState
+
+Pipeline = Callable[[FlowContext, Any], None]
+_T = TypeVar("_T")
+_PROGRESS_EVERY_S = 10.0
+#: Names the task run of a sweep's flow run that stands for this process's run.
+PARENT_ENV = "HLATCTL_PREFECT_PARENT"
+
+
+class PrefectCaller:
+    """Calls every stage as a Prefect task of the flow run that is current."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def call(self, name: str, stage: Callable[[], Any]) -> Any:
+        """Run the stage as a task, in this thread."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        def run() -> Any:
+            with stop:
+                return stage()
+            return stop.state()
+
+        stop = _Stop()
+        run.__name__ = name.replace(" ", "_")
+        # What is done is the journal's to say: Prefect neither caches, nor keeps results, nor retries.
+        run_task = task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(run)
+        return stop.raised_after(run_task)
+
+    def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
+        """Queue the stage for the one worker thread, as a task of the same flow run."""
+        context = contextvars.copy_context()
+        return self._clock.beside(partial(context.run, self.call, name, stage))
+
+
+class _Stop:
+    """Keeps a requested stop from Prefect, which would call it a failure, and raises it again after Prefect."""
+
+    def __init__(self) -> None:
+        self._error: StoppedError | KeyboardInterrupt | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        if isinstance(error, StoppedError | KeyboardInterrupt):
+            self._error = error
+        return self._error is not None
+
+    def state(self) -> Any:
+        """What Prefect is to say of it."""
+        from prefect.states import Cancelled
+
+        return Cancelled(message=str(self._error) or "interrupted")
+
+    def raised_after(self, call: Callable[[], _T]) -> _T:
+        """What a call of a flow or a task returns; if that was stopped, its error."""
+        try:
+            return call()
+        finally:
+            if self._error is not None:
+                raise self._error
+
+
+class _Progress:
+    """An observer that keeps a progress artifact beside what the person watches.
+
+    Prefect's API may go away at any time, which must neither reach the stage that is watched nor hold it up again and
+    again: after the first failure nothing more is published.
+    """
+
+    def __init__(self, ctx: FlowContext) -> None:
+        self._ctx, self._inner = ctx, ctx.observer
+        self._artifact: Any = None
+        self._next_s = 0.0
+        self._lost = False
+
+    def update(self, state: RunState, config: Config) -> None:
+        """Show it to the person; to Prefect at most every few seconds."""
+        self._inner.update(state, config)
+        if time.monotonic() >= self._next_s and state.step:
+            self._next_s = time.monotonic() + _PROGRESS_EVERY_S
+            self.publish(lambda: self._show(100.0 * state.step / config.total_steps))
+
+    def message(self, text: str) -> None:
+        """Pass it on."""
+        self._inner.message(text)
+
+    def publish(self, work: Callable[[], Any]) -> None:
+        """Publish something, unless Prefect has stopped answering."""
+        if self._lost:
+            return
+        try:
+            work()
+        except Exception as error:
+            if not prefect_api.is_prefects(error):
+                raise
+            self._lost = True
+            _tell_lost(self._ctx, f"Prefect does not answer any more ({type(error).__name__}); the run goes on")
+
+    def _show(self, percent: float) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(progress=percent, key="training", description="Optimizer steps")
+        else:
+            update_progress_artifact(self._artifact, progress=percent)
+
+
+def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = "pretrain") -> bool:
+    """Run the pipeline as a Prefect flow.
+
+    Returns:
+        False if Prefect failed, before or in the middle; the pipeline's stages are idempotent, so it can be called
+        again without Prefect.
+
+    Raises:
+        HlatctlError: the pipeline's own.
+    """
+    try:
+        prefect_api.configure(Path(ctx.config.runs_dir), ctx.message)
+        lock = ctx.run.head_lock if name == "pretrain" else ctx.run.evaluator_lock
+        prefect_stale.mark_crashed(Path(ctx.config.runs_dir), ctx.message, lock)
+        stop = _Stop()
+        flow = _make_flow(ctx, pipeline, name, stop)
+        parameters = {"run_id": ctx.run.run_id, "experiment": ctx.config.experiment_name, LOCK: os.fspath(lock)}
+        stop.raised_after(partial(_call, flow, parameters))
+    except HlatctlError:
+        raise
+    except Exception as error:
+        if not prefect_api.is_prefects(error):
+            raise
+        _tell_lost(ctx, f"Prefect failed ({type(error).__name__}: {error}); going on without it")
+        return False
+    except BaseException as error:
+        # Prefect turns SIGTERM into an exception of its own; without Prefect it just ends this process.
+        if prefect_api.is_prefects(error):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    return True
+
+
+def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> Any:
+    from prefect import flow, get_run_logger
+    from prefect.artifacts import create_markdown_artifact
+
+    from hlatctl.report import summary_markdown
+
+    @flow(
+        name=name,
+        flow_run_name=marked(ctx.run.run_id, simulated=ctx.state.simulated),
+        persist_result=False,
+        validate_parameters=False,
+    )
+    def run_flow(run_id: str, experiment: str, lock: str) -> Any:
+        ctx.message_sinks.append(get_run_logger().info)
+        watcher, progress = ctx.observer, _Progress(ctx)
+        ctx.observer = progress
+        try:
+            with stop, ctx.signals.kept():  # once more: Prefect has put its own handler of SIGTERM in place
+                pipeline(ctx, PrefectCaller(ctx.clock))
+                return None
+            return stop.state()
+        finally:
+            ctx.observer = watcher
+            ctx.message_sinks.clear()
+            summary = summary_markdown(read_events(ctx.run), ctx.config)
+            progress.publish(lambda: create_markdown_artifact(summary, key="summary", description=run_id))
+
+    return run_flow
+
+
+def _call(flow: Any, parameters: dict[str, str]) -> None:
+    """Run the flow, as a child of the task run that the environment names if it names one."""
+    parent = os.environ.get(PARENT_ENV)
+    if not parent:
+        flow(**parameters)
+        return
+    from uuid import UUID
+
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+    from prefect.states import Pending
+
+    with get_client(sync_client=True) as client:
+        made = client.create_flow_run(flow, parameters=parameters, parent_task_run_id=UUID(parent), state=Pending())
+    run_flow(flow, flow_run=made, parameters=parameters)
+
+
+def _tell_lost(ctx: FlowContext, message: str) -> None:
+    ctx.event("tracking_lost", what="prefect", message=message)
+    ctx.message(message)

@@ -1,0 +1,40 @@
+"""Prefect's server, for one flow or with its pages for `hlatctl ui`; it ends with the process that started it.
+
+``python -m flows.tracking.prefect_server FD [--pages]`` serves on the listening socket that it inherits; see
+``flows.tracking.local_server`` for who may use it. Prefect's own temporary server outlives a killed flow, dies with the
+terminal's Ctrl-C while the flow still reports to it, is waited for 20 s when it can't start, and answers anyone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from flows.tracking.local_server import Gate, inherited, own_origins, run, take_auth
+from hlatctl.run.errors import run_main
+
+
+def settings(auth: str, port: int) -> dict[str, str]:
+    """What makes Prefect ask for a password, and refuse requests from other pages, as environment variables."""
+    return {
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
+        # Its pages would look for the API on port 4200, whatever port they are served from.
+        "PREFECT_SERVER_UI_API_URL": f"{own_origins(port)[0]}/api",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Serve until standard input closes."""
+    listener, port = inherited(int(argv[0]))
+    os.environ.update(settings(take_auth(), port))
+    from prefect.server.api.server import create_app
+
+    app = create_app(ephemeral="--pages" not in argv, final=True)
+    return run(Gate(app, port), listener)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(lambda: main(sys.argv[1:])))

@@ -1,0 +1,113 @@
+"""Flow runs in Prefect that say they are running while the process behind them is gone: they become Crashed.
+
+A process that is killed tells Prefect nothing. Each flow run has the path of the lock that its process holds while it
+lives (:data:`LOCK`), so anybody on this machine can see whether it does.
+``python -m flows.tracking.prefect_stale RUNS_DIR`` looks once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.tracking import prefect_api
+from hlatctl.run import files
+from hlatctl.run.errors import run_main
+from hlatctl.run.lease import is_held
+from hlatctl.run.paths import RunPaths
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+#: The parameter of a flow run that names the lock.
+LOCK = "lock"
+_PAGE = 200
+_MESSAGE = "The process behind it is gone."
+
+
+def mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | None = None) -> None:
+    """Mark flow runs of a runs folder whose process is gone. Prefect has to be configured.
+
+    Args:
+        runs_dir: the folder.
+        say: told of each, and of an API that does not answer.
+        own_lock: held by this process, which has no flow run yet: one that names it is an earlier process's.
+    """
+    try:
+        _mark_crashed(runs_dir.absolute(), say, own_lock)
+    except Exception as error:
+        if not prefect_api.is_prefects(error):
+            raise
+        say(f"Prefect can't tell which of its flow runs still run ({type(error).__name__})")
+
+
+def _mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | None) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.states import Crashed
+
+    with get_client(sync_client=True) as client:
+        for flow_run in list(_running(client)):
+            lock = _lock(runs_dir, flow_run)
+            if lock is None or (lock != own_lock and is_held(lock)):
+                continue
+            for task_run in _running_tasks(client, flow_run.id):
+                client.set_task_run_state(task_run.id, Crashed(message=_MESSAGE), force=True)
+            client.set_flow_run_state(flow_run.id, Crashed(message=_MESSAGE), force=True)
+            say(f"{flow_run.name}: its process is gone; Prefect shows it as Crashed now")
+
+
+def bring_up_to_date(runs_dir: Path, say: Callable[[str], None]) -> None:
+    """``mark_crashed`` for a process that is no flow; without an API that answers, one is started if there is data."""
+    if not (os.environ.get("PREFECT_API_URL") or (prefect_api.home(runs_dir) / "prefect.db").is_file()):
+        return
+    try:
+        with files.created_with(files.PRIVATE):
+            prefect_api.configure(runs_dir, say)
+    except Exception as error:
+        if not prefect_api.is_prefects(error):
+            raise
+        say(f"Prefect failed ({type(error).__name__}: {error})")
+        return
+    mark_crashed(runs_dir, say)
+
+
+def _running(client: SyncPrefectClient) -> Iterator[Any]:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    types = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+    wanted, offset = FlowRunFilter(state=FlowRunFilterState(type=types)), 0
+    while page := client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE, offset=offset):
+        yield from page
+        offset += len(page)
+
+
+def _running_tasks(client: SyncPrefectClient, flow_run_id: Any) -> list[Any]:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    of_flow = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    return [
+        task for task in client.read_task_runs(flow_run_filter=of_flow) if not (task.state and task.state.is_final())
+    ]
+
+
+def _lock(runs_dir: Path, flow_run: Any) -> Path | None:
+    """The lock that a flow run's process would hold; None if it is no flow run of this runs folder."""
+    asked = flow_run.parameters.get(LOCK)
+    if asked is None and "run_id" in flow_run.parameters and "//127.0.0.1:" in os.environ["PREFECT_API_URL"]:
+        asked = RunPaths(runs_dir / str(flow_run.name)).head_lock  # made before flow runs named their locks
+    lock = Path(str(asked))
+    return lock if asked and lock.is_relative_to(runs_dir) and ".." not in lock.parts and lock.is_file() else None
+
+
+def main(argv: list[str]) -> int:
+    """``python -m flows.tracking.prefect_stale RUNS_DIR``."""
+    bring_up_to_date(Path(argv[0]), lambda text: print(text, file=sys.stderr, flush=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(lambda: main(sys.argv[1:])))

@@ -1,0 +1,124 @@
+"""The cause of an attempt's end, from what it left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.launch.base import Status
+from flows.recovery.failure_causes import Cause, Ending, classify, failed_host
+from hlatctl.run.errors import ConfigError, DataError, HlatctlError, StorageError, TrainingError
+from hlatctl.run.state import AttemptState
+
+SIGKILL_LOG = """[default0]:[rank0]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:555] Connection closed by peer
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+trainer FAILED
+Failures:
+  host      : node-a
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 4710)
+Root Cause (first observed failure):
+  host      : node-b
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 4711)
+"""
+CRASH_LOG = """[default1]:[rank1]: {line}
+[default0]:[rank0]: RuntimeError: [1] [/a/pair.cc:555] Connection closed by peer [127.0.0.1]:46823
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+  exitcode  : 1 (pid: 5)
+"""
+NO_SPACE = "/runs/r/checkpoints: a checkpoint needs 4096 bytes, 17 are free"
+
+
+def attempt(*, last_step: int = 7, hang: str = "", oom_kills: int | None = None) -> AttemptState:
+    return AttemptState(1, {}, 0.0, resumed_from_step=0, last_step=last_step, hang=hang, oom_kills=oom_kills)
+
+
+def ending(
+    log: str = "", *, exit_code: int | None = 1, error: HlatctlError | None = None, train_stopped: str = "",
+    of: AttemptState | None = None, oom_kills: int | None = None, stop_requested: bool = False,
+) -> Ending:  # fmt: skip
+    status = Status(state="lost") if exit_code is None else Status(state="failed", exit_code=exit_code)
+    return classify(
+        status=status, attempt=of or attempt(), train_stopped=train_stopped, error=error, log_tail=log,
+        stop_requested=stop_requested, oom_kills=oom_kills,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ValueError: no", "crashed"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "out_of_memory"),
+        ("RuntimeError: [enforce fail at a.cpp:127] DefaultCPUAllocator: can't allocate memory", "out_of_memory"),
+        ("MemoryError", "out_of_memory"),
+        ("RuntimeError: [/g/unbound_buffer.cc:81] Timed out waiting 900000ms for recv operation to complete",
+         "collective_timeout"),
+        ("DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
+         "collective_timeout"),
+        ("OSError: [Errno 28] No space left on device", "disk_full"),
+        ("IndexError: index out of range in self", "data_error"),
+    ],
+)  # fmt: skip
+def test_an_exception_tells_the_cause_whatever_the_other_processes_say_of_it(line: str, cause: Cause) -> None:
+    found = ending(CRASH_LOG.format(line=line))
+    assert (found.cause, found.evidence) == (cause, line)
+
+
+@pytest.mark.parametrize(
+    ("error", "last_step", "cause"),
+    [
+        (DataError("data.path=x: gone"), 0, "error"),
+        (DataError("part-0.arrow: damaged"), 7, "data_error"),
+        (StorageError(NO_SPACE), 7, "disk_full"),
+        (StorageError("/runs: can't be written (Read-only file system)"), 7, "error"),
+        (TrainingError("step 8: loss=nan: not finite"), 7, "nonfinite"),
+        (ConfigError("seed=x"), 7, "error"),
+    ],
+)
+def test_an_error_for_a_person_tells_the_cause(error: HlatctlError, last_step: int, cause: Cause) -> None:
+    found = ending(SIGKILL_LOG, error=error, of=attempt(last_step=last_step))
+    assert (found.cause, found.evidence) == (cause, f"{type(error).__name__}: {error.message}")
+
+
+def test_a_signal_is_that_of_the_process_which_failed_first() -> None:
+    assert ending(SIGKILL_LOG).evidence == "a trainer process died of signal 9"
+    assert ending("", exit_code=137).evidence == "the job died of signal 9"
+    assert (ending("", exit_code=137).cause, ending(exit_code=None).cause) == ("killed", "lost")
+    assert failed_host(SIGKILL_LOG) == "node-b"
+
+
+def test_sigkill_is_want_of_memory_only_if_the_kernel_has_killed_for_it_meanwhile() -> None:
+    before = attempt(oom_kills=3)
+    assert ending(SIGKILL_LOG, of=before, oom_kills=3).cause == "killed"
+    assert ending(SIGKILL_LOG, of=attempt(), oom_kills=4).cause == "killed", "nobody knows how many there were before"
+    found = ending(SIGKILL_LOG, of=before, oom_kills=4)
+    assert found.cause == "out_of_memory"
+    assert found.evidence.endswith("and the kernel has killed a process for want of memory")
+
+
+def test_sigterm_that_nobody_of_ours_sent_is_a_preemption() -> None:
+    assert ending(exit_code=75, train_stopped="stop").cause == "preempted"
+    assert ending(exit_code=75, train_stopped="stop", stop_requested=True).cause == "stopped"
+
+
+def test_what_was_ended_for_a_hang_stays_one_however_it_died() -> None:
+    hung = attempt(hang="no step after step 7 for 60 s")
+    assert ending(SIGKILL_LOG, of=hung).cause == "hang"
+    assert ending(exit_code=None, of=hung).cause == "hang"
+    assert ending(train_stopped="finished", of=hung).cause == "finished", "it had done its last step after all"
+
+
+def test_two_failures_that_are_the_same_have_one_signature() -> None:
+    one = "RuntimeError: rank 3: tensor at 0x7f3a10 (/tmp/a/b.py:17) is not of 512 rows"
+    other = "RuntimeError: rank 0: tensor at 0x11ff (/home/x/b.py:19) is not of 640 rows"
+    signatures = {ending(CRASH_LOG.format(line=line)).signature for line in (one, other)}
+    assert signatures == {"crashed: RuntimeError: rank <n>: tensor at <address> (<path>:<n>) is not of <n> rows"}
+    killed, aborted = ending("", exit_code=137).signature, ending("", exit_code=134).signature
+    assert (killed, aborted) == ("killed: the job died of signal 9", "killed: the job died of signal 6")
+
+
+@pytest.mark.parametrize("log", ["", "\n\n", "no exception at all"])
+def test_a_log_that_says_nothing_is_still_an_end(log: str) -> None:
+    assert ending(log).cause == "crashed"
+    assert ending(log).evidence in ("no output", "no exception at all")

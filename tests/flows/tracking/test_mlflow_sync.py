@@ -1,0 +1,478 @@
+"""The journal reaches MLflow once, whatever dies in between. MLflow is the real one, on SQLite and over HTTP."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import load
+from conf.schema import Config, TrackingConfig
+from flows.tracking import mlflow_run as copied
+from flows.tracking import mlflow_sweep, mlflow_sync
+from hlatctl.run import files, runs
+from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import RunPaths
+
+# MLflow's own model of its tables, with the SQLAlchemy of today.
+pytestmark = pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+
+Rows = list[tuple[str, int, float]]
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, made once: they take longer than all the rest of a test."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    code = "import sys; from flows.tracking.mlflow_sync import connect; connect(sys.argv[1]).search_experiments()"
+    subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, empty_database: Path) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
+
+
+def make_run(
+    runs_dir: Path, run_id: str = "one", of: dict[str, Any] | None = None, *, simulated: bool = False, **tracking: Any
+) -> RunPaths:
+    config = Config(runs_dir=str(runs_dir), tracking=TrackingConfig(poll_s=0.2, **tracking))
+    run = runs.create_run(runs_dir, run_id, load.dump(config))
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("run_created", run_id=run_id, simulated=simulated, **(of or {}))
+        journal.append("head_started", pid=1, host="here")
+    return run
+
+
+def train(run: RunPaths, first: int, last: int, *, attempt: int = 1, add: float = 0.0) -> None:
+    with JournalWriter(run, train_writer(0), attempt) as journal:
+        journal.append("train_started", resumed_from_step=first - 1, tokens=(first - 1) * 100)
+        for step in range(first, last + 1):
+            journal.append("step", step=step, tokens=step * 100, loss=10.0 / step + add, grad_norm=1.0, lr=1e-3)
+
+
+def finish(run: RunPaths, outcome: str = "finished") -> None:
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("run_finished", outcome=outcome, step=0, tokens=0, message="")
+
+
+def rows(runs_dir: Path, key: str = "train/loss") -> Rows:
+    """What MLflow's database holds of a metric, in order of steps."""
+    with sqlite3.connect(runs_dir / "mlflow.db") as database:
+        found: Rows = database.execute(
+            "SELECT run_uuid, step, value FROM metrics WHERE key = ? ORDER BY step", (key,)
+        ).fetchall()
+    database.close()
+    return found
+
+
+def mlflow_run(runs_dir: Path, run: RunPaths) -> Any:
+    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    return client.get_run(files.read_json(run.mirror)["mlflow_run_id"])
+
+
+def steps(found: Rows) -> list[int]:
+    return [step for _, step, _ in found]
+
+
+def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_artifacts(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    files.write_json(
+        run.provenance, {"git": {"commit": "c0ffee"}, "python": "3.11.7 (main)", "host": {"name": "n1"}, "user": "ann"}
+    )
+    train(run, 1, 3)
+    scores = {"mmlu": {"metric": "acc", "value": 0.25}, "odd(name)": {"metric": "acc", "value": 0.5}}
+    with JournalWriter(run, eval_writer(300)) as journal:
+        journal.append("eval_finished", milestone_tokens=300, step=3, scores=scores, skipped={}, wall_s=1.0)
+    files.write_json(run.eval(300) / "results.json", {"v": 1})
+    files.write_text(run.report / "index.html", "<p>report</p>")
+    finish(run)
+
+    assert mlflow_sync.sync(run) == 8
+
+    found = mlflow_run(runs_dir, run)
+    assert (found.info.run_name, found.info.status) == ("one", "FINISHED")
+    assert found.data.params["optimizer.lr"] == "0.0003"
+    assert found.data.params["train.seq_len"] == "512"
+    assert found.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert found.data.tags["hlatctl.python"] == "3.11.7"
+    assert found.data.tags["hlatctl.outcome"] == "finished"
+    assert steps(rows(runs_dir)) == [1, 2, 3]
+    assert steps(rows(runs_dir, "by_tokens/train_loss")) == [100, 200, 300]
+    assert [value for *_, value in rows(runs_dir, "eval/mmlu")] == [0.25]
+    assert steps(rows(runs_dir, "by_tokens/eval_odd_name_")) == [300]
+    stored = runs_dir / "mlartifacts" / found.info.run_id / "artifacts"
+    assert sorted(p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()) == [
+        "config.yaml", "evals/tokens-300/results.json", "provenance.json", "report/index.html",
+    ]  # fmt: skip
+
+
+def test_what_is_copied_is_not_copied_again_and_what_is_new_is(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 5)
+    assert mlflow_sync.sync(run) == 8
+    assert mlflow_sync.sync(run) == 0
+    train(run, 6, 7)
+    assert mlflow_sync.sync(run) == 3
+    assert steps(rows(runs_dir)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_lost_cursor_costs_no_duplicates_and_finds_the_same_mlflow_run(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 5)
+    mlflow_sync.sync(run)
+    before = rows(runs_dir)
+    run.mirror.unlink()
+    train(run, 6, 6)
+    mlflow_sync.sync(run)
+    assert rows(runs_dir)[:5] == before
+    assert steps(rows(runs_dir)) == [1, 2, 3, 4, 5, 6]
+    assert len({run_uuid for run_uuid, *_ in rows(runs_dir)}) == 1
+
+
+@pytest.mark.parametrize("between", [True, False], ids=["in two copies", "in one copy"])
+def test_steps_done_again_have_the_value_that_counts(runs_dir: Path, between: bool) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 6)
+    if between:
+        mlflow_sync.sync(run)
+    train(run, 4, 5, attempt=2, add=100.0)
+    mlflow_sync.sync(run)
+    for key, unit in (("train/loss", 1), ("by_tokens/train_loss", 100)):
+        found = rows(runs_dir, key)
+        assert steps(found) == [unit * step for step in (1, 2, 3, 4, 5)]
+        assert [value > 100 for *_, value in found] == [False] * 3 + [True] * 2
+    assert mlflow_run(runs_dir, run).data.metrics["train/loss"] == pytest.approx(102.0), "the newest step that counts"
+    run.mirror.unlink()
+    mlflow_sync.sync(run)
+    assert [value > 100 for *_, value in rows(runs_dir)] == [False] * 3 + [True] * 2
+
+
+def test_a_run_that_goes_back_before_it_goes_on_shows_only_what_counts(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 6)
+    mlflow_sync.sync(run)
+    train(run, 4, 3, attempt=2)  # it has started, and has made no step yet
+    mlflow_sync.sync(run)
+    assert steps(rows(runs_dir)) == [1, 2, 3]
+    assert mlflow_run(runs_dir, run).data.metrics["train/loss"] == pytest.approx(10 / 3)
+    with JournalWriter(run, "train-rank00001", 1) as journal:  # a late line of the attempt before
+        journal.append("step", step=7, tokens=700, loss=1.0)
+    train(run, 4, 4, attempt=3)
+    mlflow_sync.sync(run)
+    assert steps(rows(runs_dir)) == [1, 2, 3, 4]
+
+
+def test_on_a_server_the_later_value_of_a_step_is_added_and_is_the_latest(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied, "remove", lambda database, run_id, to: None)  # as without a database of ours
+    run = make_run(runs_dir)
+    train(run, 1, 6)
+    mlflow_sync.sync(run)
+    train(run, 4, 8, attempt=2, add=100.0)
+    mlflow_sync.sync(run)
+    found = rows(runs_dir)
+    assert steps(found) == [1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 8]
+    assert mlflow_run(runs_dir, run).data.metrics["train/loss"] > 100
+
+
+def test_a_copier_that_dies_after_mlflow_committed_leaves_no_duplicates(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 1000)
+    real = copied.MirrorRun._log_metrics
+    batches: list[int] = []
+
+    def die_after_the_second(self: copied.MirrorRun, batch: list[Any]) -> None:
+        real(self, batch)
+        batches.append(len(batch))
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(copied.MirrorRun, "_log_metrics", die_after_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        mlflow_sync.sync(run)
+    monkeypatch.undo()
+    assert 0 < len(rows(runs_dir)) < 1000
+    assert all(size <= 1000 for size in batches)
+    mlflow_sync.sync(run)
+    assert steps(rows(runs_dir)) == list(range(1, 1001))
+
+
+def test_a_batch_that_was_committed_before_the_last_step_was_noted_is_not_doubled(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 20)
+    mlflow_sync.sync(run)
+    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    client.set_tag(files.read_json(run.mirror)["mlflow_run_id"], copied.LAST_STEP_TAG, "0")
+    run.mirror.unlink()
+    assert mlflow_sync.sync(run) == 23
+    assert steps(rows(runs_dir)) == list(range(1, 21))
+
+
+def test_losses_that_are_no_numbers_arrive(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        journal.append("step", step=1, tokens=100, loss=float("nan"), grad_norm=float("inf"), lr=1e-3)
+    mlflow_sync.sync(run)
+    assert str(mlflow_run(runs_dir, run).data.metrics["train/loss"]) == "nan"
+
+
+def test_a_resumed_run_is_running_again_and_ends_as_it_ends(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    finish(run, "stopped")
+    mlflow_sync.sync(run)
+    assert mlflow_run(runs_dir, run).info.status == "KILLED"
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("head_started", pid=1, host="here")
+    mlflow_sync.sync(run)
+    assert mlflow_run(runs_dir, run).info.status == "RUNNING"
+    finish(run, "failed")
+    mlflow_sync.sync(run)
+    assert mlflow_run(runs_dir, run).info.status == "FAILED"
+
+
+def test_a_run_that_someone_deleted_in_mlflow_is_copied_again(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 3)
+    mlflow_sync.sync(run)
+    deleted = files.read_json(run.mirror)["mlflow_run_id"]
+    mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir)).delete_run(deleted)
+    mlflow_sync.sync(run)
+    assert [run_uuid == deleted for run_uuid, *_ in rows(runs_dir)].count(False) == 3
+
+
+def test_the_name_of_a_simulated_run_says_so(runs_dir: Path) -> None:
+    run = make_run(runs_dir, simulated=True)
+    mlflow_sync.sync(run)
+    found = mlflow_run(runs_dir, run)
+    assert (found.info.run_name, found.data.tags["hlatctl.simulated"]) == ("one (SIMULATED)", "true")
+
+
+def test_two_runs_of_the_same_name_in_two_folders_stay_apart(runs_dir: Path, tmp_path: Path) -> None:
+    first = make_run(runs_dir)
+    other = make_run(tmp_path / "other", mlflow_uri=mlflow_sync.default_tracking_uri(runs_dir))
+    for run in (first, other):
+        train(run, 1, 2)
+        mlflow_sync.sync(run)
+    assert Counter(run_uuid for run_uuid, *_ in rows(runs_dir)) == {
+        files.read_json(run.mirror)["mlflow_run_id"]: 2 for run in (first, other)
+    }
+
+
+def test_only_one_process_copies_a_run(runs_dir: Path) -> None:
+    run = make_run(runs_dir)
+    with mlflow_sync._only_copier(run), pytest.raises(RunBusyError, match="another process is copying it to MLflow"):
+        mlflow_sync.sync(run)
+
+
+def test_a_database_that_cannot_be_opened_is_named(runs_dir: Path) -> None:
+    (runs_dir / "mlflow.db").write_text("this is no database, only some text that is long enough to be read")
+    run = make_run(runs_dir)
+    with pytest.raises(StorageError, match=r"tracking.mlflow_uri=sqlite:///.*mlflow.db: can't be opened"):
+        mlflow_sync.sync(run)
+
+
+def test_passwords_in_addresses_reach_neither_messages_nor_mlflow(runs_dir: Path, free_port: int) -> None:
+    run = make_run(runs_dir, mlflow_uri=f"http://ann:secret@127.0.0.1:{free_port}")
+    with pytest.raises(StorageError) as caught:
+        mlflow_sync.sync(run)
+    assert f"tracking.mlflow_uri=http://***@127.0.0.1:{free_port}" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "hlatctl sync" in caught.value.hint
+
+
+def test_trials_are_children_of_their_sweeps_run_which_tells_how_it_ended(runs_dir: Path) -> None:
+    sweep = runs.create_sweep(runs_dir, "rates", "overrides: []\n")
+    trials = [make_run(runs_dir, sweep.trial(n).run_id, {"sweep": "rates", "trial": n}) for n in range(2)]
+    with JournalWriter(sweep, FLOW_WRITER) as journal:
+        journal.append(
+            "sweep_created", sweep_id="rates", simulated=False, folder="/", overrides=["train.tokens=1M"],
+            objective="loss",
+            direction="min", accelerators=False, axes=[{"key": "optimizer.lr"}], settings={"pruner": "median"}, arms=2,
+            trials=2,
+        )  # fmt: skip
+        for n, run in enumerate(trials):
+            journal.append("trial_asked", trial=n, run_id=run.run_id, arm=n, point={"optimizer.lr": f"0.{n + 1}"},
+                           seed=None, overrides=[])  # fmt: skip
+            mlflow_sync.sync(run)
+            journal.append("trial_ended", trial=n, outcome="finished", why="", value=3.0 - n, tokens=100,
+                           process_hours=1.5, saved_process_hours=0.0)  # fmt: skip
+        journal.append("sweep_finished", outcome="finished", message="")
+    for _ in range(2):
+        mlflow_sweep.conclude(sweep, TrackingConfig())
+    parents = {mlflow_run(runs_dir, run).data.tags["mlflow.parentRunId"] for run in trials}
+    assert len(parents) == 1
+    parent = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir)).get_run(parents.pop())
+    assert (parent.info.run_name, parent.info.status) == ("rates", "FINISHED")
+    assert parent.data.metrics["best_objective"] == 2.0
+    assert parent.data.metrics["process_hours"] == 3.0
+    assert parent.data.params["sweep.pruner"] == "median"
+    assert parent.data.tags["hlatctl.best"] == "optimizer.lr=0.2"
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts processes that do not outlive the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run_it(*argv: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *argv], stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+            )
+        )
+        return started[-1]
+
+    yield run_it
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+#: MLflow's half of `hlatctl ui`, with its password.
+SERVE = """
+import subprocess, sys, time
+from pathlib import Path
+from flows import local_server, servers, ui_record
+from flows.tracking.ui_record import UiRecord
+
+runs_dir, auth = Path(sys.argv[1]), local_server.new_auth()
+with servers._bound("mlflow", int(sys.argv[2])) as listener, ui_record.only_ui(runs_dir):
+    server = servers._mlflow(runs_dir, listener, auth)
+    with servers._running([server], ui_record.ui_dir(runs_dir)) as started:
+        while not servers._is_up(server):
+            time.sleep(0.1)
+        with ui_record.announced(runs_dir, UiRecord(auth=auth, mlflow=server.url)):
+            started[0].process.wait()
+"""
+
+
+def wait_for(what: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_follower_killed_between_batches_leaves_no_duplicates(
+    runs_dir: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 4000)
+    follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
+    wait_for(lambda: len(rows(runs_dir)) > 0)
+    follower.kill()
+    follower.wait()
+    assert not run.mirror.exists()
+    assert 0 < len(rows(runs_dir)) < 4000
+    mlflow_sync.sync(run)
+    assert steps(rows(runs_dir)) == list(range(1, 4001))
+
+
+def test_a_follower_goes_with_a_run_to_its_end(runs_dir: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    run = make_run(runs_dir)
+    with hold_head(run):
+        train(run, 1, 3)
+        follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
+        wait_for(lambda: steps(rows(runs_dir)) == [1, 2, 3])
+        train(run, 4, 5)
+        wait_for(lambda: steps(rows(runs_dir)) == [1, 2, 3, 4, 5])
+        assert follower.poll() is None
+        finish(run)
+        assert follower.wait(60) == 0
+    assert mlflow_run(runs_dir, run).info.status == "FINISHED"
+
+
+def test_a_follower_whose_head_died_brings_the_rest_and_ends(
+    runs_dir: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir)
+    train(run, 1, 3)
+    assert start("-m", "flows.tracking.mlflow_sync", str(run.root)).wait(60) == 0
+    assert steps(rows(runs_dir)) == [1, 2, 3]
+
+
+def test_a_follower_whose_head_died_does_not_wait_for_mlflow_for_ever(
+    runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
+    follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
+    _, error = follower.communicate(timeout=60)
+    assert follower.returncode == StorageError.exit_code
+    assert error.splitlines()[-1] == "hint: the run goes on without MLflow; `hlatctl sync` copies the rest later"
+
+
+def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
+    runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
+    with hold_head(run):
+        train(run, 1, 50)
+        follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
+        assert follower.stderr
+        assert f"tracking.mlflow_uri=http://127.0.0.1:{free_port}" in follower.stderr.readline()
+        start("-c", SERVE, str(runs_dir), str(free_port))
+        train(run, 51, 60)
+        finish(run)
+        assert follower.wait(90) == 0
+    assert steps(rows(runs_dir)) == list(range(1, 61))
+    assert follower.stderr.read().splitlines()[-1] == "MLflow has got everything up to now"
+
+
+def test_scores_under_another_contract_are_metrics_of_their_own() -> None:
+    event = {"kind": "eval_finished", "time_unix_s": 1.0, "step": 5, "milestone_tokens": 10, "contract": "b" * 64,
+             "scores": {"piqa": {"value": 0.5}}}  # fmt: skip
+    assert [row[0] for row in copied.eval_rows(event, "b" * 64)] == ["eval/piqa", "by_tokens/eval_piqa"]
+    assert [row[0] for row in copied.eval_rows(event, "a" * 64)] == [
+        "eval_contract_bbbbbbbb/piqa", "by_tokens/eval_contract_bbbbbbbb_piqa",
+    ]  # fmt: skip
+
+
+def test_a_simulated_run_is_dated_when_it_was_simulated_and_says_how_long_it_would_take(runs_dir: Path) -> None:
+    day_s, began_s = 86400.0, 1_700_000_000.0
+    run = runs.create_run(runs_dir, "played", load.dump(Config(runs_dir=str(runs_dir))))
+    now_s = [0.0]
+    with JournalWriter(run, FLOW_WRITER, now_unix_s=lambda: now_s[0]) as journal:
+        journal.append("run_created", run_id="played", simulated=True, real_time_unix_s=began_s)
+        journal.append("head_started", pid=1, host="here")
+        now_s[0] = day_s
+        with JournalWriter(run, train_writer(0), 1, now_unix_s=lambda: now_s[0]) as steps_journal:
+            steps_journal.append("step", step=1, tokens=100, loss=2.0)
+        mlflow_sync.sync(run)  # the shift is kept from one copy to the next
+        now_s[0] = 3 * day_s
+        journal.append("run_finished", outcome="finished", step=1, tokens=100, message="", real_time_unix_s=began_s + 9)
+    mlflow_sync.sync(run)
+    found = mlflow_run(runs_dir, run)
+    assert (found.info.start_time, found.info.end_time) == (began_s * 1000, (began_s + 9) * 1000)
+    assert found.data.tags["hlatctl.simulated"] == "true"
+    assert found.data.tags["hlatctl.simulated_duration"] == "3 d 0 h"
+    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    (metric,) = client.get_metric_history(found.info.run_id, "train/loss")
+    assert metric.timestamp == (began_s + day_s) * 1000

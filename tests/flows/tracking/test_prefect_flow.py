@@ -1,0 +1,113 @@
+"""The pipeline under a real Prefect: tasks and states are recorded, and a Prefect that goes away costs only the view.
+
+Prefect keeps settings and an engine for the whole process, so each test drives its run in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+from conf.schema import Config
+from flows import pretrain
+from flows.tracking import prefect_api
+from hlatctl.run.journal import read_events
+from hlatctl.run.lease import hold_head
+from hlatctl.run.paths import RunPaths
+
+DRIVE = """
+import os, signal, sys
+from pathlib import Path
+from flows import prefect_env, pretrain
+from hlatctl.run.errors import StoppedError
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+from hlatctl.run.paths import RunPaths
+
+RUN, WHAT = RunPaths(Path(sys.argv[1])), sys.argv[2:]
+
+def request_stop():
+    with JournalWriter(RUN, OPERATOR_WRITER) as journal:
+        journal.append("stop_requested", by="a test")
+
+def lose_prefect():
+    prefect_env._own_server.kill()
+    prefect_env._own_server.wait()
+
+HAPPENS = {"lost": lose_prefect, "stopped": request_stop, "killed": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+
+class Talk:
+    def update(self, state, config): pass
+    def message(self, text):
+        print(text, flush=True)
+        if WHAT and text.startswith("attempt 1: started"):
+            HAPPENS[WHAT[0]]()
+
+try:
+    pretrain.drive(RUN, Talk())
+except StoppedError:
+    print("stopped")
+"""
+
+
+def drive(run: RunPaths, *arguments: str, code: int = 0) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    result = subprocess.run(
+        [sys.executable, "-c", DRIVE, os.fspath(run.root), *arguments],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert result.returncode == code, result.stderr
+    return result.stdout
+
+
+def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(mock_config: Config) -> None:
+    run = pretrain.create(mock_config, argv=[], run_id="seen")
+    drive(run)
+    with sqlite3.connect(prefect_api.home(Path(mock_config.runs_dir)) / "prefect.db") as database:
+        (flow,) = database.execute("select name, state_name from flow_run").fetchall()
+        tasks = database.execute("select name, state_name from task_run").fetchall()
+        artifacts = {key for (key,) in database.execute("select key from artifact")}
+    assert flow == ("seen (SIMULATED)", "Completed")
+    assert {name for name, _ in tasks} == {
+        "validate", "provenance", "preflight", "data", "compile", "warm cache", "coverage", "train attempt 1",
+        "train attempt 2",
+        "evaluate 833,333 tokens", "evaluate 1,666,666 tokens", "evaluate 2,506,752 tokens", "report",
+    }  # fmt: skip
+    assert {state for _, state in tasks} == {"Completed"}
+    assert {"summary", "training"} <= artifacts
+
+
+def test_a_prefect_that_goes_away_in_the_middle_costs_only_the_view(mock_config: Config) -> None:
+    run = pretrain.create(mock_config, argv=[], run_id="alone")
+    output = drive(run, "lost")
+    kinds = [event["kind"] for event in read_events(run)]
+    assert kinds.count("eval_finished") == 3
+    assert kinds.count("attempt_started") == 2
+    assert kinds[-1] == "run_finished"
+    assert "Prefect" in output
+
+
+def states(runs_dir: Path, table: str = "flow_run") -> dict[str, str]:
+    with sqlite3.connect(prefect_api.home(runs_dir) / "prefect.db") as database:
+        return dict(database.execute(f"select name, state_name from {table}").fetchall())
+
+
+def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(mock_config: Config) -> None:
+    runs_dir = Path(mock_config.runs_dir)
+    dead = pretrain.create(mock_config, argv=[], run_id="dead")
+    drive(dead, "killed", code=-signal.SIGKILL)
+    assert states(runs_dir) == {"dead": "Running"}
+    stopped = pretrain.create(mock_config, argv=[], run_id="stopped")
+    with hold_head(dead):  # as long as somebody drives it, it is alive
+        assert drive(stopped, "stopped").endswith("stopped\n")
+    assert states(runs_dir) == {"dead": "Running", "stopped": "Cancelled"}
+    assert "Failed" not in states(runs_dir, "task_run").values()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    argv = [sys.executable, "-m", "flows.tracking.prefect_stale", os.fspath(runs_dir)]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    assert "dead: its process is gone; Prefect shows it as Crashed now" in done.stderr
+    assert states(runs_dir) == {"dead": "Crashed", "stopped": "Cancelled"}
+    assert "Running" not in states(runs_dir, "task_run").values()

@@ -1,0 +1,409 @@
+"""Checkpoints: which one is taken, which are kept, and that nothing in them is ever executed."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conf.load import load
+from hlatctl.run.errors import CheckpointError, StorageError
+from hlatctl.run.fold import fold
+from hlatctl.run.journal import JournalWriter, eval_writer, read_events
+from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
+from hlatctl.run.paths import RunPaths
+from tests.trainer.damage import WAYS, damage
+from trainer.backends.torch_native import TorchNative
+from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.checkpoint.trust import Ledger
+from trainer.storage import read_tensors, why_not_loadable
+
+MakeRun = Callable[..., RunPaths]
+TrainHere = Callable[[RunPaths, int], int]
+EventsOf = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def trained(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> RunPaths:
+    """24 steps, checkpoints of 8, 16 and 24."""
+    run = make_run(tmp_path / "trained")
+    assert train_here(run, 1) == 0
+    return run
+
+
+def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events_of(run, "step", attempt)}
+
+
+def _damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _shard(run: RunPaths, step: int) -> Path:
+    return next(run.checkpoint(step).glob("*.safetensors"))
+
+
+def test_damaged_checkpoint_is_rejected_and_the_one_before_is_taken(
+    trained: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    _damage(_shard(trained, 24))
+    assert train_here(trained, 2) == 0
+    (rejected,) = events_of(trained, "checkpoint_rejected", 2)
+    assert rejected["step"] == 24
+    assert rejected["reason"] == f"{_shard(trained, 24).name}: checksum differs"
+    assert events_of(trained, "train_started", 2)[0]["resumed_from_step"] == 16
+    first, again = _losses(trained, 1, events_of), _losses(trained, 2, events_of)
+    assert again == {step: first[step] for step in range(17, 25)}
+    assert train_here(trained, 3) == 0
+    assert not events_of(trained, "checkpoint_rejected", 3)
+
+
+def test_attempt_that_walks_back_begins_from_no_newer_checkpoint_than_it_may(
+    trained: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    from trainer.__main__ import main
+
+    assert main(["--run-dir", str(trained.root), "--attempt", "2", "--max-checkpoint-step", "16"]) == 0
+    assert events_of(trained, "train_started", 2)[0]["resumed_from_step"] == 16
+    assert not events_of(trained, "checkpoint_rejected", 2)
+    first, again = _losses(trained, 1, events_of), _losses(trained, 2, events_of)
+    assert again == {step: first[step] for step in range(17, 25)}
+
+
+def test_checkpoint_without_manifest_and_left_over_folders_do_not_count(
+    trained: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    (trained.checkpoint(24) / "manifest.json").unlink()
+    left_over = trained.checkpoints / ".tmp-step-00000032"
+    left_over.mkdir()
+    assert train_here(trained, 2) == 0
+    (rejected,) = events_of(trained, "checkpoint_rejected", 2)
+    assert rejected["reason"].endswith("no manifest.json, so the checkpoint was never completed")
+    assert not left_over.exists()
+
+
+def test_no_valid_checkpoint_left_is_an_error_and_never_a_new_beginning(
+    trained: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    for step in checkpoint_steps(trained):
+        _damage(_shard(trained, step))
+    with pytest.raises(CheckpointError, match=r"no valid checkpoint, though steps \[8, 16, 24\] were written"):
+        train_here(trained, 2)
+    shutil.rmtree(trained.checkpoints)
+    with pytest.raises(CheckpointError, match="the run will not silently begin again"):
+        train_here(trained, 3)
+    assert not events_of(trained, "step", 2)
+
+
+def test_attempt_before_any_checkpoint_starts_from_the_initial_model(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    run = make_run(tmp_path / "fresh")
+    assert train_here(run, 2) == 0
+    assert events_of(run, "train_started", 2)[0]["resumed_from_step"] == 0
+
+
+def test_newest_and_milestones_are_kept(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    milestones = {"enabled": True, "every_tokens": 8 * 4 * 32}
+    run = make_run(tmp_path / "kept", checkpoint={"every_steps": 3, "keep": 2}, eval=milestones)
+    assert train_here(run, 1) == 0
+    assert checkpoint_steps(run) == [8, 16, 18, 21, 24]
+    reasons = {event["step"]: event["reason"] for event in events_of(run, "checkpoint_written")}
+    assert (reasons[8], reasons[9], reasons[24]) == ("milestone", "interval", "final")
+    assert [event["step"] for event in events_of(run, "checkpoint_deleted")] == [3, 6, 9, 12, 15]
+
+
+def test_full_disk_stops_the_run_and_leaves_earlier_checkpoints_alone(
+    trained: RunPaths, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _damage(_shard(trained, 24))
+    usage = shutil.disk_usage(trained.root)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StorageError, match=r"a checkpoint needs \d+ bytes, 1000 are free") as caught:
+        train_here(trained, 2)
+    needed = int(re.findall(r"needs (\d+)", caught.value.message)[0])
+    assert needed > sum(path.stat().st_size for path in trained.checkpoint(16).glob("*.safetensors"))
+    assert checkpoint_steps(trained) == [8, 16, 24]
+
+
+def test_batch_of_another_size_can_not_go_on_from_a_checkpoint(
+    trained: RunPaths, make_run: MakeRun, train_here: TrainHere
+) -> None:
+    make_run(trained.root, train={"global_batch_size": 8, "tokens": 24 * 8 * 32})
+    with pytest.raises(CheckpointError, match=r"global batch has 4 sequences, train\.global_batch_size=8"):
+        train_here(trained, 2)
+
+
+class _Bomb(NamedTuple):
+    target: Path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_planted_pickles_are_never_loaded(trained: RunPaths, train_here: TrainHere, tmp_path: Path) -> None:
+    from hlatctl.run.manifest import read_manifest, write_manifest
+    from trainer.convert.export import read_weights
+
+    exploded = tmp_path / "exploded"
+    folder, bomb = trained.checkpoint(24), pickle.dumps(_Bomb(exploded))
+    for name in (".metadata", "__0_0.distcp", "state.pt", "optimizer.bin"):
+        (folder / name).write_bytes(bomb)
+    manifest = read_manifest(folder)
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, step=24, tokens=manifest.tokens, world=manifest.world)
+    assert train_here(trained, 2) == 0
+    assert read_weights(trained, 24)
+    assert not exploded.exists()
+    pickle.loads(bomb)
+    assert exploded.exists(), "the planted file would have told"
+
+
+def test_every_degree_of_trust_is_journalled_in_its_order(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere
+) -> None:
+    run = make_run(tmp_path / "trust", checkpoint={"every_steps": 8, "survived_after_steps": 8})
+    assert train_here(run, 1) == 0
+    events = [e for e in read_events(run) if e["kind"].startswith("checkpoint_") and e["step"] == 8]
+    degrees = [event["kind"].removeprefix("checkpoint_") for event in events]
+    assert degrees[:3] == ["written", "committed", "verified"]
+    assert degrees[3:] == ["survived"]
+    written, committed, verified = events[:3]
+    manifest = read_manifest(run.checkpoint(8))
+    assert (written["bytes"], written["reason"]) == (manifest.size_bytes, "interval")
+    assert 0 < written["stall_s"] <= written["wall_s"]
+    assert committed["manifest_sha256"] == manifest.sha256
+    assert verified["path"] == str(run.checkpoint(8))
+    assert fold(read_events(run)).trust == {8: "survived", 16: "survived", 24: "verified"}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_checkpoint_written_beside_training_gives_the_same_bits_as_one_waited_for(
+    mode: str, trained: RunPaths, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    run = make_run(tmp_path / mode, checkpoint={"every_steps": 8, "mode": mode})
+    assert train_here(run, 1) == 0
+    for step in (8, 16, 24):
+        ours, theirs = read_tensors(run.checkpoint(step), bool), read_tensors(trained.checkpoint(step), bool)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    shutil.rmtree(run.checkpoint(24))
+    assert train_here(run, 2) == 0
+    assert _losses(run, 2, events_of) == {s: v for s, v in _losses(trained, 1, events_of).items() if s > 16}
+
+
+def test_save_that_meets_one_in_flight_is_left_out_where_that_is_asked_for(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def write_slowly(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> None:
+        assert released.wait(timeout=60)
+        save(backend, tensors, folder)
+
+    def skipped(ledger: Ledger, kind: str, **fields: Any) -> None:
+        note(ledger, kind, **fields)
+        if kind == "checkpoint_skipped" and fields["step"] == 20:
+            released.set()
+
+    save, note = TorchNative.save, Ledger.note
+    monkeypatch.setattr(TorchNative, "save", write_slowly)
+    monkeypatch.setattr(Ledger, "note", skipped)
+    run = make_run(tmp_path / "busy", checkpoint={"every_steps": 10, "when_busy": "skip"})
+    assert train_here(run, 1) == 0
+    (left_out,) = events_of(run, "checkpoint_skipped")
+    assert (left_out["step"], left_out["reason"]) == (20, "the checkpoint before is still being written")
+    assert checkpoint_steps(run) == [10, 24], "the final one waits"
+
+
+def test_full_disk_pauses_interval_saves_and_training_goes_on(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    real = shutil.disk_usage
+
+    def usage(path: Path) -> Any:
+        asked.append(path)
+        return real(path)._replace(free=1000) if len(asked) in (2, 3) else real(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    run = make_run(tmp_path / "full", checkpoint={"every_steps": 6})
+    assert train_here(run, 1) == 0
+    assert [event["step"] for event in events_of(run, "checkpoint_skipped")] == [12, 18]
+    (alarm,) = events_of(run, "alarm")
+    assert (alarm["step"], alarm["what"]) == (12, "disk_full")
+    assert "1000 are free; checkpoints are left out until there is room" in alarm["message"]
+    assert checkpoint_steps(run) == [6, 24]
+
+
+def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "small")
+    run.checkpoints.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(run.checkpoints)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        # Others fill the disk after we have looked.
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(StorageError, match=r"checkpoint of step 24 can't be written .*No space left on device"):
+            train_here(run, 1)
+        assert [alarm["what"] for alarm in events_of(run, "alarm")] == ["disk_full", "checkpoint_failed"]
+        assert events_of(run, "checkpoint_skipped")[0]["step"] == 16
+        assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000008"]
+        assert why_invalid(run.checkpoint(8)) is None
+    finally:
+        subprocess.run(["umount", str(run.checkpoints)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("No space left on device", "disk_full"), ("Input/output error", "checkpoint_failed")]
+)
+def test_failure_beside_training_is_an_alarm_and_only_a_full_disk_is_outlived(
+    text: str, what: str, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def fail_once(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> None:
+        if folder.name == ".tmp-step-00000008":
+            (folder / "half.safetensors").write_bytes(b"x")
+            raise OSError(text)
+        save(backend, tensors, folder)
+
+    save = TorchNative.save
+    monkeypatch.setattr(TorchNative, "save", fail_once)
+    run = make_run(tmp_path / "fails")
+    if what == "disk_full":
+        assert train_here(run, 1) == 0
+        assert checkpoint_steps(run) == [16, 24]
+    else:
+        with pytest.raises(StorageError, match=r"checkpoint of step 8 can't be written to .*Input/output error"):
+            train_here(run, 1)
+        assert max(event["step"] for event in events_of(run, "step")) == 16, "the next save raises it"
+    assert [alarm["what"] for alarm in events_of(run, "alarm")] == [what]
+    assert not list(run.checkpoints.glob(".tmp-*")), "half a checkpoint gives its space back"
+
+
+def test_permanent_ones_stay_and_those_of_milestones_until_they_are_evaluated(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    step_tokens = 4 * 32
+    kept = {"every_steps": 4, "keep": 1, "keep_every_tokens": 7 * step_tokens}
+    run = make_run(tmp_path / "kept", checkpoint=kept, eval={"enabled": True, "every_tokens": 6 * step_tokens})
+    with JournalWriter(run, eval_writer(6 * step_tokens)) as journal:
+        journal.append("eval_finished", milestone_tokens=6 * step_tokens, step=6, scores={}, skipped={}, wall_s=1.0)
+    assert train_here(run, 1) == 0
+    # 7, 14 and 21 are permanent, 12, 18 and 24 milestones that nobody has evaluated; of the others the newest is kept.
+    assert checkpoint_steps(run) == [7, 12, 14, 18, 20, 21, 24]
+    reasons = {event["step"]: event["reason"] for event in events_of(run, "checkpoint_written")}
+    assert (reasons[6], reasons[7], reasons[8]) == ("milestone", "permanent", "interval")
+    assert [event["step"] for event in events_of(run, "checkpoint_deleted")] == [4, 6, 8, 16]
+
+
+def test_newest_verified_checkpoint_outlives_those_that_are_not(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(folder: Path) -> None:
+        if folder.name != "step-00000004":
+            _damage(next(folder.glob("*.safetensors")))
+
+    # It is called between the commit and reading again.
+    monkeypatch.setattr("trainer.checkpoint.trust._forget_pages", damaged)
+    run = make_run(tmp_path / "verified", checkpoint={"every_steps": 4, "keep": 1})
+    assert train_here(run, 1) == 0
+    rejected = events_of(run, "checkpoint_rejected")
+    assert [event["step"] for event in rejected] == [8, 12, 16, 20, 24]
+    assert rejected[0]["reason"].endswith(".safetensors: checksum differs")
+    assert checkpoint_steps(run) == [4]
+    assert fold(read_events(run)).trust == {4: "survived"}
+
+
+def test_fast_folder_is_read_first_and_the_run_directory_where_it_fails(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    run = make_run(tmp_path / "tiers", checkpoint={"every_steps": 8, "fast_dir": str(tmp_path / "nvme")})
+    assert train_here(run, 1) == 0
+    (near,) = (tmp_path / "nvme").iterdir()
+    assert checkpoint_steps(run) == [8, 16, 24]
+    assert [path.name for path in near.iterdir()] == ["step-00000024"], "older ones are on shared storage"
+    assert why_invalid(run.checkpoint(24)) is None
+
+    assert train_here(run, 2) == 0
+    assert events_of(run, "checkpoint_verified", 2)[0]["path"] == str(near / "step-00000024")
+
+    _damage(next((near / "step-00000024").glob("*.safetensors")))
+    assert train_here(run, 3) == 0
+    assert events_of(run, "checkpoint_rejected", 3)[0]["path"] == str(near / "step-00000024")
+    assert events_of(run, "checkpoint_verified", 3)[0]["path"] == str(run.checkpoint(24))
+    assert events_of(run, "train_started", 3)[0]["resumed_from_step"] == 24
+    assert 24 in fold(read_events(run)).checkpoints
+
+    shutil.rmtree(near)  # another node
+    shutil.rmtree(run.checkpoint(24))
+    assert train_here(run, 4) == 0
+    assert events_of(run, "train_started", 4)[0]["resumed_from_step"] == 16
+
+
+def test_copy_of_an_earlier_run_of_that_name_is_never_taken(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    fast = {"every_steps": 8, "fast_dir": str(tmp_path / "nvme")}
+    run = make_run(tmp_path / "again", checkpoint=fast)
+    assert train_here(run, 1) == 0
+    shutil.rmtree(run.root)
+    run = make_run(tmp_path / "again", checkpoint=fast, seed=7)
+    assert train_here(run, 1) == 0
+    assert events_of(run, "train_started", 1)[0]["resumed_from_step"] == 0
+
+
+def test_shard_that_the_manifest_does_not_know_is_a_reason_to_reject(trained: RunPaths) -> None:
+    listed = [entry["path"] for entry in read_manifest(trained.checkpoint(24)).files]
+    assert why_not_loadable(trained.checkpoint(24), listed) is None
+    shutil.copy(_shard(trained, 16), trained.checkpoint(24) / "more.safetensors")
+    assert why_not_loadable(trained.checkpoint(24), listed) == "more.safetensors: not in the manifest"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(which=st.integers(0), where=st.integers(0), how=WAYS)
+def test_damage_to_any_file_gives_another_checkpoint_or_an_error_and_never_other_numbers(
+    trained: RunPaths, which: int, where: int, how: str
+) -> None:
+    config = load(trained.config)
+    backend = TorchNative(config)
+    tensors = backend.optimizer(backend.build_model(document_end_id=None)).tensors()
+    for step in (8, 16):
+        shutil.rmtree(trained.checkpoint(step), ignore_errors=True)
+    good = read_tensors(trained.checkpoint(24), bool)
+    present = sorted(trained.checkpoint(24).iterdir())
+    path = present[which % len(present)]
+    content = path.read_bytes()
+    try:
+        damage(path, how, where)
+        try:
+            restored = Checkpointer(config, trained, backend, None).restore(tensors)
+        except CheckpointError:
+            return
+        # A flipped bit in the manifest's own white space or the like changes nothing of what it says.
+        assert (path.name, how) == ("manifest.json", "flip")
+        assert restored is not None
+        assert restored.step == 24
+        assert all(torch.equal(tensors[name], good[name]) for name in good)
+    finally:
+        path.write_bytes(content)

@@ -1,0 +1,178 @@
+"""Parity with transformers' own LLaMA, in both directions, and what of a config.json can't be ours."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conf.schema import ModelConfig
+from hlatctl.run.errors import CheckpointError, ConfigError
+from trainer.convert.hugging_face import from_hugging_face, hugging_face_config, model_config, to_hugging_face
+from trainer.init import build
+from trainer.model import Llama
+
+SHAPES = {
+    "all heads their own keys": {"num_heads": 4, "num_kv_heads": 4},
+    "grouped queries": {"num_heads": 6, "num_kv_heads": 2},
+    "one key head": {"num_heads": 4, "num_kv_heads": 1},
+    "tied": {"num_heads": 4, "num_kv_heads": 2, "tie_embeddings": True},
+    "other theta and eps": {"num_heads": 4, "num_kv_heads": 2, "rope_theta": 5e5, "rms_norm_eps": 1e-6},
+}
+
+
+def shape(**keys: Any) -> ModelConfig:
+    return ModelConfig(vocab_size=131, hidden_size=48, intermediate_size=80, num_layers=3, **keys)
+
+
+def random_tokens(vocab_size: int, seq: int = 64) -> Tensor:
+    return torch.randint(vocab_size, (2, seq), generator=torch.Generator().manual_seed(0))
+
+
+def our_logits(model: Llama, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return F.linear(model(tokens), model.output_weight)
+
+
+def their_model(config: ModelConfig, weights: dict[str, Tensor] | None = None) -> Any:
+    """Of transformers; random with norms that are not 1, or with given weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    described = hugging_face_config(config, seq_len=64, bos_id=1, eos_id=2, dtype="float32")
+    torch.manual_seed(0)
+    theirs = LlamaForCausalLM(LlamaConfig.from_dict(described))
+    if weights is None:
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        return theirs
+    missing, unexpected = theirs.load_state_dict(weights, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"] if config.tie_embeddings else [], [])
+    theirs.tie_weights()
+    return theirs
+
+
+@pytest.mark.parametrize("keys", SHAPES.values(), ids=list(SHAPES))
+def test_our_random_weights_give_the_same_logits_in_transformers(keys: dict[str, Any]) -> None:
+    config = shape(initializer_range=0.1, **keys)
+    ours = build(config, seq_len=64, seed=3)
+    weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
+    theirs = their_model(config, to_hugging_face(weights, config))
+    tokens = random_tokens(config.vocab_size)
+    expected = our_logits(ours, tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, expected, atol=1e-5, rtol=0)
+    assert expected.std() > 0.3
+
+
+@pytest.mark.parametrize("keys", SHAPES.values(), ids=list(SHAPES))
+def test_their_random_weights_give_the_same_logits_here(keys: dict[str, Any]) -> None:
+    config = shape(**keys)
+    theirs = their_model(config)
+    ours = Llama(config, 64)
+    ours.load_state_dict(from_hugging_face(theirs.state_dict(), config))
+    tokens = random_tokens(config.vocab_size)
+    with torch.no_grad():
+        torch.testing.assert_close(our_logits(ours, tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("keys", SHAPES.values(), ids=list(SHAPES))
+def test_weights_come_back_bit_for_bit(keys: dict[str, Any]) -> None:
+    config = shape(**keys)
+    weights = {name: p.detach() for name, p in build(config, seq_len=8, seed=1).named_parameters()}
+    back = from_hugging_face(to_hugging_face(weights, config), config)
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
+
+
+def test_a_damaged_cut_is_seen_by_these_tests() -> None:
+    """Two heads in each other's place change the logits by far more than is allowed above."""
+    config = shape(num_heads=4, num_kv_heads=2)
+    theirs = their_model(config)
+    weights = theirs.state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name] = weights[name].view(4, 12, -1)[[1, 0, 2, 3]].flatten(0, 1)
+    ours = Llama(config, 64)
+    ours.load_state_dict(from_hugging_face(weights, config))
+    tokens = random_tokens(config.vocab_size)
+    with torch.no_grad():
+        assert (our_logits(ours, tokens) - theirs(tokens).logits).abs().max() > 1e-3
+
+
+def test_pretrained_stories_give_the_same_logits_and_speak_english(shared_data: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = shared_data / "weights" / "stories260K"
+    config = model_config(json.loads((folder / "config.json").read_text()), folder / "config.json")
+    assert (config.num_heads, config.num_kv_heads, config.tie_embeddings) == (8, 4, True)
+    ours = Llama(config, 512)
+    ours.load_state_dict(from_hugging_face(load_file(folder / "model.safetensors"), config))
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog."
+    for tokens in (
+        torch.tensor([AutoTokenizer.from_pretrained(folder)(text)["input_ids"]]),
+        random_tokens(512, seq=512),
+    ):
+        logits = our_logits(ours, tokens)
+        with torch.no_grad():
+            torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-5, rtol=0)
+        if len(tokens) == 1:
+            loss = F.cross_entropy(logits[0, :-1], tokens[0, 1:]).item()
+            assert loss < math.log(512) / 3
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    config = hugging_face_config(shape(num_heads=4, num_kv_heads=2), seq_len=64, bos_id=1, eos_id=2, dtype="float32")
+    return config | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {"rope_theta": 5e5}),
+        ({"rope_theta": 20_000}, {"rope_theta": 20_000.0}),
+        ({"rope_scaling": None, "head_dim": None}, {}),
+        ({"num_key_value_heads": None}, {"num_kv_heads": 4}),
+        ({"tie_word_embeddings": True}, {"tie_embeddings": True}),
+    ],
+)
+def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    read = model_config(described(**changes), Path("folder/config.json"))
+    base = {"name": "folder", "vocab_size": 131, "hidden_size": 48, "num_kv_heads": 2, "rope_theta": 1e4}
+    assert {key: getattr(read, key) for key in base | expected} == base | expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "gpt2"}, r"f/config\.json: model_type='gpt2': not supported"),
+        ({"hidden_act": "gelu"}, r"hidden_act='gelu': not supported"),
+        ({"attention_bias": True, "mlp_bias": True}, r"attention_bias=True; mlp_bias=True: not supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_scaling\.rope_type='linear': not supported"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, r"rope_parameters\.rope_type='llama3': not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"rope_parameters\.partial_rotary_factor=0\.5"),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config={'bits': 4}: not supported"),
+        ({"head_dim": 16}, r"head_dim=16 \(must be even, and hidden_size=48 / num_attention_heads=4\)"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads=3 \(must divide num_attention_heads=4\)"),
+        ({"num_hidden_layers": 0}, r"num_hidden_layers=0: not supported"),
+    ],
+)
+def test_what_our_model_has_not_is_named(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(CheckpointError, match=says) as caught:
+        model_config(described(**changes), Path("f/config.json"))
+    assert caught.value.hint
+
+
+def test_config_that_lacks_keys_or_has_odd_values_says_which() -> None:
+    lacking = {key: value for key, value in described().items() if key not in ("vocab_size", "num_hidden_layers")}
+    with pytest.raises(CheckpointError, match=r"f/config\.json: lacks vocab_size, num_hidden_layers"):
+        model_config(lacking, Path("f/config.json"))
+    with pytest.raises(ConfigError, match=r"model\.hidden_size='48': is str, must be int"):
+        model_config(described(hidden_size="48"), Path("f/config.json"))
