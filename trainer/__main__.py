@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     run = RunPaths(arguments.run_dir.absolute())
     config = load(run.config)
 
+    _keep_to_own_cache(config)
     from trainer.backends import make_backend
 
     backend = make_backend(config)
@@ -42,6 +43,15 @@ def main(argv: list[str] | None = None) -> int:
         return _train(config, run, backend, arguments.attempt, arguments.max_checkpoint_step)
     finally:
         backend.close()
+
+
+def _keep_to_own_cache(config: Config) -> None:
+    """Refuse to run compiled graphs from a folder that another user can fill."""
+    folder = os.environ.get(cache_variable(config))
+    if config.backend.compile and folder and "://" not in folder:
+        from hlatctl.cache.trust import make_private
+
+        make_private(Path(folder).expanduser())
 
 
 def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_checkpoint_step: int | None) -> int:

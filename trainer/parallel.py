@@ -86,6 +86,8 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
     Args:
         compile_backend: torch.compile's; none: nothing is compiled.
     """
+    if compile_backend == "inductor":
+        _keep_to_own_cache()
     checkpointing = layout.config.parallel.activation_checkpointing
     for layer in model.blocks():
         layer.recompute = checkpointing == "full"
@@ -100,6 +102,17 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
         policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
         for module in (*model.blocks(), model):
             fully_shard(module, mesh=layout.mesh["dp"], mp_policy=policy)
+
+
+def _keep_to_own_cache() -> None:
+    """Switch precompiled headers off: what is compiled with them contains their code.
+
+    They lie below the folder for temporary files, under a name that any user of the machine can take first, wherever
+    the compiler's cache is. PyTorch 2.9 has no environment variable for this.
+    """
+    from torch._inductor import config
+
+    config.cpp_cache_precompile_headers = False
 
 
 def held_parameters(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -> dict[str, Held]:

@@ -16,6 +16,7 @@ from flows.stages import run_stage
 from hlatctl.cache.layout import MANIFEST, NEURON, modules
 from hlatctl.cache.manifest import write_manifest
 from hlatctl.cache.store import Folder
+from hlatctl.cache.trust import make_private
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError
 from hlatctl.run.provenance import package_versions
@@ -59,7 +60,7 @@ def compile_graphs(ctx: FlowContext) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # left by a head that was killed
 
     def work() -> dict[str, Any]:
-        partial.mkdir(parents=True)
+        make_private(partial)
         job = ctx.job(
             "compile", "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only",
             distributed=True, env=cache_env(ctx.config, partial), wrapper=_wrapper(ctx.config, partial),

@@ -5,6 +5,7 @@ Nothing here follows a link or a path out of its place.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -14,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from hlatctl.cache.layout import File
+from hlatctl.cache.trust import belongs_to_us, require_own
 from hlatctl.run.errors import DependencyError, StorageError
 
 _LINK = "is a symbolic link, which may lead out of the cache"
@@ -31,6 +33,13 @@ class Store(Protocol):
 
     def open(self, path: str) -> io.RawIOBase:
         """A file's bytes; several threads may open and read files at once."""
+
+    def require_trusted(self) -> None:
+        """Refuse what another user of this machine could have put here, before anything of it is run.
+
+        Raises:
+            StorageError: one could.
+        """
 
 
 def open_store(place: str) -> Store:
@@ -82,7 +91,15 @@ class Folder:
     def open(self, path: str) -> io.RawIOBase:
         """Unbuffered: whoever reads brings a buffer."""
         descriptor = os.open(os.path.join(self.root, path), os.O_RDONLY | os.O_NOFOLLOW)
-        return io.FileIO(descriptor, closefd=True)
+        file = io.FileIO(descriptor, closefd=True)
+        if not belongs_to_us(os.fstat(descriptor)):
+            file.close()
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        return file
+
+    def require_trusted(self) -> None:
+        """By the folder's owner and mode; :meth:`open` looks at each file's owner."""
+        require_own(self.root)
 
 
 def _described(entry: os.DirEntry[str], path: str) -> Iterator[File]:
@@ -115,6 +132,10 @@ class Archive:
         """A member's part of the file."""
         member = self._members[path]
         return _Part(self.path, member.offset_data, member.size)
+
+    def require_trusted(self) -> None:
+        """By the file's owner and mode."""
+        require_own(self.path)
 
 
 def _why_not(member: tarfile.TarInfo) -> str:
@@ -178,6 +199,9 @@ class Remote:
         """A stream from the service."""
         stream: io.RawIOBase = self._system.open(f"{self._root}/{path}", "rb")
         return stream
+
+    def require_trusted(self) -> None:
+        """Who may write there is the service's to say, and whoever names the URL trusts it."""
 
 
 def _missing(url: str, what: str) -> DependencyError:

@@ -22,6 +22,7 @@ from hlatctl.cache.layout import INDUCTOR, MANIFEST, File, Module, modules
 from hlatctl.cache.manifest import Entry
 from hlatctl.cache.store import Folder, Store
 from hlatctl.cache.transfer import BrokenError, copy_checked, sha256_of
+from hlatctl.cache.trust import make_private
 from hlatctl.cache.verify import move_aside
 from hlatctl.run.errors import StorageError
 from hlatctl.run.lease import Holder, hold
@@ -61,8 +62,9 @@ def warm(source: Store, target: Path) -> Warmed:
 
     Raises:
         StorageError: the source has no complete module, or broken ones (all others are in place then); the target can't
-            be written.
+            be written; another user could have put something into one of them.
     """
+    source.require_trusted()
     wanted, expected = _wanted(source)
     done, problems = Warmed(), []
     done.skipped = [f"{module.name}: {module.problem}" for module in wanted if module.problem]
@@ -73,6 +75,7 @@ def warm(source: Store, target: Path) -> Warmed:
             f"{source.name}: holds no complete module ({len(done.skipped)} incomplete{first})",
             hint="compile first; `hlatctl cache ls` lists what there is",
         )
+    make_private(target)
     with hold(target / _LOCK, _wait), _words_for_writing(target):
         there = _swept(target, done)
         entries, trusted = manifest.read_own(target)

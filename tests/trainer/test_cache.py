@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hlatctl.cache.manifest import write_manifest
-from hlatctl.run.errors import CompileError, load_error
+from hlatctl.run.errors import CompileError, StorageError, load_error
 from hlatctl.run.paths import RunPaths
 from trainer import cache, coverage
 
@@ -47,13 +47,17 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
 def test_a_warm_cache_at_another_path_lacks_no_graph_but_the_one_that_was_removed(
     tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
-    error_file: Path,
+    error_file: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    """And nothing of what is compiled comes from the folder for temporary files, where every user may put something."""
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", os.fspath(temporary))
     run = make_run(tmp_path / "run", backend={"compile": True}, model={"num_layers": 1}, train={"tokens": 2 * 4 * 32})
     argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
     shared, local = tmp_path / "shared", tmp_path / "elsewhere" / "local"
-    shared.mkdir()
+    shared.mkdir(mode=0o700)
     finish(start(*argv, "0", "--compile-only", TORCHINDUCTOR_CACHE_DIR=os.fspath(shared)))
+    assert list(temporary.glob("**/precompiled_headers")) == []
     assert not run.journal.exists()
     assert cache.main(["--from", os.fspath(shared), "--to", os.fspath(local)]) == 0
     assert any(name.endswith(".so") for name in _tree(local))
@@ -70,6 +74,22 @@ def test_a_warm_cache_at_another_path_lacks_no_graph_but_the_one_that_was_remove
     )
     assert not run.journal.exists(), "the run itself is not touched"
     assert not (run.root / ".short-attempt").exists()
+
+
+def test_no_process_compiles_into_a_folder_that_others_may_write(
+    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
+    error_file: Path,
+) -> None:  # fmt: skip
+    run = make_run(tmp_path / "run", backend={"compile": True})
+    (public := tmp_path / "public").mkdir()
+    public.chmod(0o777)
+    for what in ("--compile-only", "--check-coverage", "--max-checkpoint-step=0"):
+        argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt", "0", what)
+        finish(start(*argv, TORCHINDUCTOR_CACHE_DIR=os.fspath(public)), StorageError.exit_code)
+        told = load_error(error_file)
+        assert isinstance(told, StorageError)
+        assert "public: other users may write there (mode 0777); compiled graphs are code" in told.message
+    assert list(public.iterdir()) == []
 
 
 def test_graphs_of_a_compiler_that_counts_nothing_are_judged_by_the_cache_alone() -> None:
