@@ -167,23 +167,26 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
         _signal_group(process, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     for process in processes:
-        while not _has_ended(process) and time.monotonic() < deadline:
+        while _exit_code(process) is None and time.monotonic() < deadline:
             time.sleep(_END_POLL_S)
         _signal_group(process, signal.SIGKILL)
         process.wait()
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a server has ended. It stays a zombie, so that its group keeps its number until it is signalled."""
-    if process.returncode is not None:
-        return True
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a server that has ended, -n if signal n ended it.
+
+    It stays a zombie: so its process group, in which its workers may live on, keeps its number until it is signalled.
+    """
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    if process.returncode is None:  # later, the number may be another group's
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _wait_until_up(
@@ -214,9 +217,10 @@ def _is_up(server: Server) -> bool:
 
 def _check_alive(servers: list[Server], processes: list[subprocess.Popen[bytes]], logs: Path) -> None:
     for server, process in zip(servers, processes, strict=True):
-        if process.poll() is not None:
+        code = _exit_code(process)
+        if code is not None:
             raise LaunchError(
-                f"{server.name}'s server has ended by itself (exit code {process.returncode})",
+                f"{server.name}'s server has ended by itself (exit code {code})",
                 hint=f"see {logs / server.name}.log",
             )
 
