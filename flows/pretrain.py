@@ -101,11 +101,7 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
     argv = [hide(word) for word in argv]
     with files.created_like(run.root), JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
         place = {"sweep": of.sweep, "trial": of.trial} if of else {}
-        # The journal of a rehearsal begins at a moment of its own, which is the same for all.
-        played = {"real_time_unix_s": time.time()} if is_mock(config) else {}
-        journal.append(
-            "run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place, **played
-        )
+        journal.append("run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place)
     return run
 
 
@@ -260,8 +256,7 @@ def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) ->
 
 def _finish(ctx: FlowContext, outcome: str, message: str) -> None:
     state = ctx.refresh()
-    played: dict[str, Any] = {"real_time_unix_s": time.time()} if ctx.world else {}
-    ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message, **played)
+    ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message)
     ctx.watch()
 
 

@@ -69,7 +69,7 @@ class World:
         """A launcher for the driver that runs now; one of a driver that has died does nothing any more."""
         from flows.simulation.mock import MockLauncher
 
-        return MockLauncher(self._config, self)
+        return MockLauncher(self.config, self)
 
     def random(self, name: str) -> random.Random:
         """Random numbers of their own for each purpose: more of one does not change the others."""

@@ -17,7 +17,7 @@ from conf.schema import Config
 from flows.tracking.mlflow_parent import trial_tags
 from flows.tracking.mlflow_rewind import BY_STEP, BY_TOKENS, new_steps, remove
 from hlatctl.run import contract, files
-from hlatctl.run.journal import Event, JournalTail
+from hlatctl.run.journal import FLOW_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
@@ -58,7 +58,8 @@ class Cursor:
         attempt: the newest that has started.
         artifacts: ``[bytes, mtime_ns]`` of each file uploaded.
         created_unix_s: by the journal.
-        shift_s: from the journal's times to real ones; the journal of a simulated run begins at a moment of its own.
+        shift_s: from the journal's times to real ones. The journal of a simulated run begins at the same moment as that
+            of every other; the times of its files are the real ones.
     """
 
     tracking_uri: str
@@ -171,8 +172,8 @@ class MirrorRun:
         if created is None:
             return False
         self._cursor.created_unix_s = float(created["time_unix_s"])
-        if "real_time_unix_s" in created:
-            self._cursor.shift_s = float(created["real_time_unix_s"]) - self._cursor.created_unix_s
+        if created.get("simulated"):
+            self._cursor.shift_s = self._run.config.stat().st_mtime - self._cursor.created_unix_s
         experiment_id = self._experiment_id()
         identity = {RUN_ID_TAG: self._run.run_id, CREATED_TAG: repr(created["time_unix_s"])}
         wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
@@ -266,10 +267,11 @@ class MirrorRun:
             return
         outcome = str(newest.get("outcome", ""))
         self._client.set_tag(run_id, "hlatctl.outcome", outcome)
-        if "real_time_unix_s" in newest:
-            played_s = newest["time_unix_s"] - self._cursor.created_unix_s
+        end_unix_s = newest["time_unix_s"]
+        if self._cursor.shift_s:
+            played_s = end_unix_s - self._cursor.created_unix_s
             self._client.set_tag(run_id, "hlatctl.simulated_duration", duration(played_s))
-        end_unix_s = newest["real_time_unix_s" if "real_time_unix_s" in newest else "time_unix_s"]
+            end_unix_s = (self._run.journal / f"{FLOW_WRITER}.jsonl").stat().st_mtime
         end_ms = int(end_unix_s * 1000)
         self._client.set_terminated(run_id, status=_STATUS.get(outcome, "FAILED"), end_time=end_ms)
 

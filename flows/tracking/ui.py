@@ -193,7 +193,7 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
         _signal_group(process, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     for process in processes:
-        while not _has_ended(process) and time.monotonic() < deadline:
+        while _exit_code(process) is None and time.monotonic() < deadline:
             time.sleep(_END_POLL_S)
         _signal_group(process, signal.SIGKILL)
         process.wait()
@@ -201,11 +201,17 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
             process.stdin.close()
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a server has ended. It stays a zombie, so that its group keeps its number until it is signalled."""
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a server that has ended, -n if signal n ended it.
+
+    It stays a zombie: so its process group, in which its workers may live on, keeps its number until it is signalled.
+    """
     if process.returncode is not None:
-        return True
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return process.returncode
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -257,8 +263,9 @@ def _is_up(server: Server) -> bool:
 
 def _check_alive(started: list[_Started]) -> None:
     for one in started:
-        if one.process.poll() is not None:
+        code = _exit_code(one.process)
+        if code is not None:
             raise LaunchError(
-                f"{one.server.name}'s server has ended by itself (exit code {one.process.returncode})",
+                f"{one.server.name}'s server has ended by itself (exit code {code})",
                 hint=f"see {one.log}",
             )

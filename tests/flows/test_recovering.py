@@ -16,7 +16,7 @@ from flows import control, pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
 from flows.launchers import open_context
-from flows.runtime.clock import RealClock
+from flows.runtime.clock import RealClock, VirtualClock
 from flows.simulation.process import Script
 from flows.simulation.scripts import SCRIPTS, argument
 from flows.simulation.world import World
@@ -83,20 +83,20 @@ def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
     ctx = open_context(run, recorder)
-    assert ctx.world
     path, full = ctx._journal.path, [True]
     ctx._journal._file.close()
     monkeypatch.setattr(ctx._journal, "_file", _Disk(path, full))
     ctx.event("attempt_started", attempt=1, handle={})
     assert ctx.state.attempt, "the flow knows what the disk does not take"
     assert of_kind(run, "attempt_started") == []
-    world, now_unix_s = ctx.world, ctx.clock.now_unix_s()
+    clock = ctx.clock
+    assert isinstance(clock, VirtualClock)
 
     def free() -> None:
         full.clear()
-        world.clock.news("any")
+        clock.news("any")
 
-    world.clock.at(now_unix_s + 60.0, free)
+    clock.at(clock.now_unix_s() + 60.0, free)
     ctx.require_journal()
     assert len(of_kind(run, "attempt_started")) == 1
     assert [m for m in recorder.messages if m.startswith("waiting until there is room on the disk")]

@@ -458,16 +458,18 @@ def test_scores_under_another_contract_are_metrics_of_their_own() -> None:
 def test_a_simulated_run_is_dated_when_it_was_simulated_and_says_how_long_it_would_take(runs_dir: Path) -> None:
     day_s, began_s = 86400.0, 1_700_000_000.0
     run = runs.create_run(runs_dir, "played", load.dump(Config(runs_dir=str(runs_dir))))
+    os.utime(run.config, (began_s, began_s))
     now_s = [0.0]
     with JournalWriter(run, FLOW_WRITER, now_unix_s=lambda: now_s[0]) as journal:
-        journal.append("run_created", run_id="played", simulated=True, real_time_unix_s=began_s)
+        journal.append("run_created", run_id="played", simulated=True)
         journal.append("head_started", pid=1, host="here")
         now_s[0] = day_s
         with JournalWriter(run, train_writer(0), 1, now_unix_s=lambda: now_s[0]) as steps_journal:
             steps_journal.append("step", step=1, tokens=100, loss=2.0)
         mlflow_sync.sync(run)  # the shift is kept from one copy to the next
         now_s[0] = 3 * day_s
-        journal.append("run_finished", outcome="finished", step=1, tokens=100, message="", real_time_unix_s=began_s + 9)
+        journal.append("run_finished", outcome="finished", step=1, tokens=100, message="")
+    os.utime(journal.path, (began_s + 9, began_s + 9))
     mlflow_sync.sync(run)
     found = mlflow_run(runs_dir, run)
     assert (found.info.start_time, found.info.end_time) == (began_s * 1000, (began_s + 9) * 1000)

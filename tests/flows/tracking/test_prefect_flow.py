@@ -99,15 +99,15 @@ def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(mo
     runs_dir = Path(mock_config.runs_dir)
     dead = pretrain.create(mock_config, argv=[], run_id="dead")
     drive(dead, "killed", code=-signal.SIGKILL)
-    assert states(runs_dir) == {"dead": "Running"}
+    assert states(runs_dir) == {"dead (SIMULATED)": "Running"}
     stopped = pretrain.create(mock_config, argv=[], run_id="stopped")
     with hold_head(dead):  # as long as somebody drives it, it is alive
         assert drive(stopped, "stopped").endswith("stopped\n")
-    assert states(runs_dir) == {"dead": "Running", "stopped": "Cancelled"}
+    assert states(runs_dir) == {"dead (SIMULATED)": "Running", "stopped (SIMULATED)": "Cancelled"}
     assert "Failed" not in states(runs_dir, "task_run").values()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     argv = [sys.executable, "-m", "flows.tracking.prefect_stale", os.fspath(runs_dir)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=True)
-    assert "dead: its process is gone; Prefect shows it as Crashed now" in done.stderr
-    assert states(runs_dir) == {"dead": "Crashed", "stopped": "Cancelled"}
+    assert "dead (SIMULATED): its process is gone; Prefect shows it as Crashed now" in done.stderr
+    assert states(runs_dir) == {"dead (SIMULATED)": "Crashed", "stopped (SIMULATED)": "Cancelled"}
     assert "Running" not in states(runs_dir, "task_run").values()

@@ -182,13 +182,13 @@ def test_a_stop_while_they_start_leaves_no_process(
 ) -> None:
     ui = start()
     deadline_s = time.monotonic() + 60
-    while len(ui := children(ui.pid)) < 2:
+    while len(servers := children(ui.pid)) < 2:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     ui.send_signal(number)
     output, error = ui.communicate(timeout=60)
     assert (ui.returncode, output, error) == (0, "", "")
-    assert groups_alive(ui) == []
+    assert groups_alive(servers) == []
 
 
 class Late:

@@ -188,5 +188,5 @@ def test_a_checkpoint_that_does_not_say_what_it_drew_is_named(
     folder.mkdir(parents=True)
     (folder / "rank-00000.json").write_text("{}")
     write_manifest(folder, step=20, tokens=1, world={})
-    assert main(["data", "skip", "the-run", "--steps", "30"]) == 22
-    assert f"error: {folder / 'rank-00000.json'}: can't be read (KeyError)" in capsys.readouterr().err
+    assert main(["data", "skip", "the-run", "--steps", "30"]) == 25
+    assert f"error: {folder / 'rank-00000.json'}: can't be used ('loader' is missing)" in capsys.readouterr().err

@@ -128,7 +128,7 @@ def test_plan_tells_everything_and_makes_nothing(runs_dir: Path, capsys: pytest.
     assert titles == [
         "# configuration", "# stages", "# launch script of the first training attempt",
         "# Job train, written by hlatctl. May be run by hand to repeat it.",
-        "# A request to stop goes to the whole process group; this shell waits for the job to answer it.",
+        "# Writes train.pid first and train.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.",
         "# the run", "# memory of a process", "# time of a step", "# data, disk and tracking",
     ]  # fmt: skip
     assert main(["plan", "cluster.processes_per_node=2", "--json"]) == 0

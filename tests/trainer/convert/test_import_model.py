@@ -24,7 +24,7 @@ from hlatctl.run.errors import CheckpointError, ConfigError, StorageError
 from hlatctl.run.manifest import why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import MakeConfig, MakeRun
-from tests.trainer.test_hugging_face import their_model
+from tests.trainer.convert.test_hugging_face import their_model
 from trainer.convert.import_model import main as import_model
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
