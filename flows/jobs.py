@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from flows.context import FlowContext
 from flows.endings import last_exception
-from flows.launch.base import Job, Status
+from flows.launch.base import Job, Plan, Status
 from hlatctl.run.errors import HlatctlError, LaunchError, StoppedError, load_error
 
 #: How long a job that is cancelled may take to put its things in order.
@@ -17,12 +18,19 @@ _LOG_TAIL_BYTES = 8000
 _LOG_TAIL_LINES = 12
 
 
-def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reattach: bool = False) -> None:
+def run_job(
+    ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reattach: bool = False,
+    until: Callable[[], bool] | None = None,
+) -> bool:  # fmt: skip
     """Submit a job and wait for it. An interrupt, or the time-out, cancels it.
 
     Args:
         timeout_s: cancel it after this long.
-        reattach: wait for one of the same name that a dead head left running, instead of starting over.
+        reattach: wait for the same job that a dead head left running, instead of starting over.
+        until: cancel it as soon as this holds.
+
+    Returns:
+        Whether it has run to its end; false if it was cancelled because ``until`` held.
 
     Raises:
         HlatctlError: the error that the job left behind.
@@ -32,6 +40,7 @@ def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reatt
     plan = ctx.launcher.render(job)
     handle = ctx.launcher.handle(plan)
     left_running = not ctx.launcher.status(handle).ended
+    reattach = reattach and _is_submitted(plan)
     if left_running and not reattach:
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
     if not (left_running and reattach):
@@ -45,12 +54,23 @@ def run_job(ctx: FlowContext, job: Job, *, timeout_s: float | None = None, reatt
                 raise StoppedError(f"job {job.name}: cut short because the run stops")
             if ctx.clock.monotonic_s() > deadline:
                 raise LaunchError(f"job {job.name}: not finished after {timeout_s:g} s", hint=f"see {job.log}")
+            if until and until():
+                return False
             ctx.clock.wait_for_news(_POLL_S, job.name)
     finally:
         # Nothing of a job outlives it: an interrupt, a time-out, or children that its end left behind.
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
     if status.state != "succeeded":
         raise job_error(job, status)
+    return True
+
+
+def _is_submitted(plan: Plan) -> bool:
+    """Whether the newest job of this name runs exactly this script."""
+    try:
+        return plan.script_path.read_text(encoding="utf-8") == plan.script
+    except OSError:
+        return False
 
 
 def job_error(job: Job, status: Status) -> HlatctlError:
