@@ -118,6 +118,8 @@ class Launcher(Protocol):
     """Starts jobs and tells how they stand."""
 
     name: str
+    weighs_jobs: bool
+    """A job beside training gets less of the processors, for as long as it lives."""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Where a job of so many nodes can be placed: more hosts than that if there are spare ones."""

@@ -32,6 +32,7 @@ class LocalLauncher:
     """Starts jobs on this machine."""
 
     name = "local"
+    weighs_jobs = True
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """This machine."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from flows.launch.base import Job, Status
-from flows.recovery import failure_causes
+from flows.launch.base import Job, Plan, Status
+from flows.recovery.policy import failure_causes
 from flows.runtime.context import FlowContext
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 
@@ -19,14 +20,19 @@ ENDING_TAIL = {"lines": 400, "size_bytes": 128 * 1024}
 
 
 def run_job(
-    ctx: FlowContext, job: Job, *, timeout_s: float | None = None, timeout_key: str = "", reattach: bool = False
-) -> None:
+    ctx: FlowContext, job: Job, *, timeout_s: float | None = None, timeout_key: str = "", reattach: bool = False,
+    until: Callable[[], bool] | None = None,
+) -> bool:  # fmt: skip
     """Submit a job and wait for it. An interrupt, or the time-out, cancels it.
 
     Args:
         timeout_s: cancel it after this long.
         timeout_key: the configuration key that sets it.
-        reattach: wait for one of the same name that a dead head left running, instead of starting over.
+        reattach: wait for the same job that a dead head left running, instead of starting over.
+        until: cancel it as soon as this holds.
+
+    Returns:
+        Whether it has run to its end; false if it was cancelled because ``until`` held.
 
     Raises:
         HlatctlError: the error that the job left behind.
@@ -38,6 +44,7 @@ def run_job(
     plan = ctx.launcher.render(job)
     handle = ctx.launcher.handle(plan)
     left_running = not ctx.launcher.status(handle).ended
+    reattach = reattach and _is_submitted(plan)
     if left_running and not reattach:
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
     if not (left_running and reattach):
@@ -49,12 +56,23 @@ def run_job(
             ctx.check_stop()
             if ctx.clock.monotonic_s() > deadline:
                 raise _timed_out(ctx, job, f"{timeout_key}={timeout_s:g}")
+            if until and until():
+                return False
             ctx.clock.wait_for_news(_POLL_S, job.name)
     finally:
         # Nothing of a job outlives it: an interrupt, a time-out, or children that its end left behind.
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
     if status.state != "succeeded":
         raise job_error(job, status, more_oom_kills=(ctx.launcher.oom_kills() or 0) > (oom_kills or 0))
+    return True
+
+
+def _is_submitted(plan: Plan) -> bool:
+    """Whether the newest job of this name runs exactly this script."""
+    try:
+        return plan.script_path.read_text(encoding="utf-8") == plan.script
+    except OSError:
+        return False
 
 
 def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> HlatctlError:

@@ -28,6 +28,7 @@ class MockLauncher:
     """
 
     name = "mock"
+    weighs_jobs = False
 
     def __init__(self, config: Config, world: World | None = None) -> None:
         self._config, self._world = config, world

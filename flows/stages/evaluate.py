@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import conf.load
-from flows.launch.base import Job
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from hlatctl.run import files
@@ -105,11 +104,12 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     ctx.message(f"{title(milestone_tokens)}: started")
     if not (model / "config.json").is_file():
         export = ("-m", "trainer.convert.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(model))
-        run_job(ctx, _job(ctx, f"export-{milestone_tokens}{own}", *export))
+        _run_beside_training(ctx, int(step), f"export-{milestone_tokens}{own}", *export)
     judge = ("-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step,
              "--model", os.fspath(model), "--weights", weights, "--try", str(number))  # fmt: skip
     name = f"eval-{milestone_tokens}{own}"
-    run_job(ctx, _job(ctx, name, *judge, *(_asked_words(ctx, name, asked) if asked else ())), reattach=True)
+    asked_words = _asked_words(ctx, name, asked) if asked else ()
+    _run_beside_training(ctx, int(step), name, *judge, *asked_words, reattach=True)
     if not (asked and asked.model):
         shutil.rmtree(model, ignore_errors=True)
     milestone = ctx.refresh().milestones[milestone_tokens]
@@ -118,10 +118,25 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     ctx.message(f"{title(milestone_tokens)}: {in_words(scores)}")
 
 
-def _job(ctx: FlowContext, name: str, *argv: str) -> Job:
-    """A job that yields to training where there is any."""
-    beside = ctx.heeds_stop or head_pid(ctx.run) not in (None, os.getpid())
-    return ctx.job_beside_training(name, *argv) if beside else ctx.job(name, *argv)
+def _run_beside_training(ctx: FlowContext, step: int, name: str, *argv: str, reattach: bool = False) -> None:
+    """Run a job that yields to training while there is any.
+
+    A process without rights can't raise its own weight again. So what still runs when training ends is started anew, at
+    the ordinary weight: an evaluation keeps its finished tasks and its generated answers.
+    """
+    if _yields(ctx, step):
+        until = (lambda: not _yields(ctx, step)) if ctx.launcher.weighs_jobs else None
+        if run_job(ctx, ctx.job_beside_training(name, *argv), reattach=reattach, until=until):
+            return
+        ctx.message(f"{name}: starts again, for training has ended and leaves it all processors")
+    run_job(ctx, ctx.job(name, *argv), reattach=reattach)
+
+
+def _yields(ctx: FlowContext, step: int) -> bool:
+    """Whether there is training that the evaluation of this step's checkpoint could slow."""
+    attempt = ctx.state.attempt
+    is_trained = step >= ctx.config.total_steps or (attempt is not None and attempt.cause == "finished")
+    return not is_trained and (ctx.heeds_stop or head_pid(ctx.run) not in (None, os.getpid()))
 
 
 def _asked_words(ctx: FlowContext, name: str, asked: Asked) -> tuple[str, ...]:

@@ -360,14 +360,14 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 SERVE = """
 import subprocess, sys, time
 from pathlib import Path
-from flows import local_server, servers, ui_record
+from flows.tracking import local_server, ui, ui_record
 from flows.tracking.ui_record import UiRecord
 
 runs_dir, auth = Path(sys.argv[1]), local_server.new_auth()
-with servers._bound("mlflow", int(sys.argv[2])) as listener, ui_record.only_ui(runs_dir):
-    server = servers._mlflow(runs_dir, listener, auth)
-    with servers._running([server], ui_record.ui_dir(runs_dir)) as started:
-        while not servers._is_up(server):
+with ui._bound("mlflow", int(sys.argv[2])) as listener, ui_record.only_ui(runs_dir):
+    server = ui._mlflow(runs_dir, listener, auth)
+    with ui._running([server], ui_record.ui_dir(runs_dir)) as started:
+        while not ui._is_up(server):
             time.sleep(0.1)
         with ui_record.announced(runs_dir, UiRecord(auth=auth, mlflow=server.url)):
             started[0].process.wait()

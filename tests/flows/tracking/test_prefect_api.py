@@ -28,9 +28,9 @@ FLOW = """
 import json, os, signal, sys, threading
 from contextvars import copy_context
 from pathlib import Path
-from flows import prefect_env
+from flows.tracking import prefect_api
 
-prefect_env.configure(Path(sys.argv[1]))
+prefect_api.configure(Path(sys.argv[1]))
 from prefect import flow, task
 
 @task(name="stage", task_run_name="stage")
@@ -40,7 +40,7 @@ def stage(number):
 @flow(name="pretrain", flow_run_name="run-" + sys.argv[2])
 def pipeline():
     stage(1)
-    server = prefect_env._own_server
+    server = prefect_api._own_server
     print(json.dumps({"api": os.environ["PREFECT_API_URL"], "server": server.pid}), flush=True)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

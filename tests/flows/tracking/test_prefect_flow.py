@@ -22,7 +22,8 @@ from hlatctl.run.paths import RunPaths
 DRIVE = """
 import os, signal, sys
 from pathlib import Path
-from flows import prefect_env, pretrain
+from flows import pretrain
+from flows.tracking import prefect_api
 from hlatctl.run.errors import StoppedError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
@@ -34,8 +35,8 @@ def request_stop():
         journal.append("stop_requested", by="a test")
 
 def lose_prefect():
-    prefect_env._own_server.kill()
-    prefect_env._own_server.wait()
+    prefect_api._own_server.kill()
+    prefect_api._own_server.wait()
 
 HAPPENS = {"lost": lose_prefect, "stopped": request_stop, "killed": lambda: os.kill(os.getpid(), signal.SIGKILL)}
 

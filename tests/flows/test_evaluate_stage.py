@@ -1,0 +1,106 @@
+"""What share of the processors an evaluation gets, with real jobs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from flows import pretrain
+from flows.launchers import open_context
+from flows.runtime.context import FlowContext
+from flows.runtime.jobs import run_job
+from flows.stages.evaluate import _run_beside_training
+from tests.flows.conftest import Recorder
+
+#: Notes how it runs. Where it yields to training it goes on until it is ended.
+_JOB = """
+import os, sys, time
+group = "/proc/self/autogroup"
+weights = [os.nice(0), int(open(group).read().split()[-1]) if os.path.exists(group) else os.nice(0)]
+with open(sys.argv[1], "a") as notes:
+    print(weights, file=notes, flush=True)
+while weights[0] > int(sys.argv[2]):
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def ctx(tmp_path: Path, recorder: Recorder) -> Iterator[FlowContext]:
+    """A flow on this machine whose run trains, as its journal says."""
+    config = compose(["cluster=local", "tracking=none", f"runs_dir={tmp_path / 'runs'}", "train.tokens=1M"])
+    context = open_context(pretrain.create(config, argv=[]), recorder)
+    context.event("attempt_started", attempt=1, handle={})
+    yield context
+    context.cancelled.set()
+    context.close()
+
+
+@pytest.fixture
+def evaluate(ctx: FlowContext, tmp_path: Path) -> Callable[[int], threading.Thread]:
+    """Starts the evaluation of a step's checkpoint, beside the thread that drives the flow."""
+    argv = ("-c", _JOB, os.fspath(tmp_path / "notes"), str(os.nice(0)))
+
+    def begin(step: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=_run_beside_training, args=(ctx, step, "eval-1", *argv), kwargs={"reattach": True}, daemon=True
+        )
+        thread.start()
+        return thread
+
+    return begin
+
+
+def _notes(folder: Path, count: int) -> list[list[int]]:
+    """The weights of the first jobs, as soon as there are so many."""
+    deadline = time.monotonic() + 60
+    while not (folder / "notes").exists() or (folder / "notes").read_text().count("\n") < count:
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+    return [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
+
+
+def test_an_evaluation_that_outlasts_training_starts_again_at_the_ordinary_weight(
+    ctx: FlowContext, recorder: Recorder, tmp_path: Path, evaluate: Callable[[int], threading.Thread]
+) -> None:
+    """A process without rights can't raise its own weight again."""
+    thread = evaluate(1)
+    ((nice, group),) = _notes(tmp_path, 1)
+    ctx.event("attempt_ended", attempt=1, cause="killed", decision="restart")
+    ctx.event("attempt_started", attempt=2, handle={})
+    assert not any("starts again" in message for message in recorder.messages), "training goes on"
+    ctx.event("attempt_ended", attempt=2, cause="finished", decision="done")
+    thread.join(60)
+    assert not thread.is_alive()
+    assert _notes(tmp_path, 2) == [[nice, group], [nice - 10, group - 10]]
+    assert recorder.messages == ["eval-1: starts again, for training has ended and leaves it all processors"]
+
+
+def test_the_last_checkpoint_is_evaluated_at_the_ordinary_weight_from_the_beginning(
+    ctx: FlowContext, tmp_path: Path, evaluate: Callable[[int], threading.Thread]
+) -> None:
+    evaluate(ctx.config.total_steps).join(60)
+    ((nice, _),) = _notes(tmp_path, 1)
+    assert nice == os.nice(0)
+
+
+def test_a_later_head_does_not_wait_for_an_evaluation_at_a_low_weight_after_training(
+    ctx: FlowContext, tmp_path: Path, evaluate: Callable[[int], threading.Thread]
+) -> None:
+    """An evaluation that a head which has died left running goes on, unless it yields to training that has ended."""
+    job = ctx.job_beside_training("eval-1", "-c", _JOB, os.fspath(tmp_path / "notes"), str(os.nice(0)))
+    ctx.launcher.submit(ctx.launcher.render(job))
+    first = _notes(tmp_path, 1)
+    assert not run_job(ctx, job, reattach=True, until=lambda: True)
+    assert len(_notes(tmp_path, 1)) == 1, "the same job was waited for"
+    ctx.launcher.submit(ctx.launcher.render(job))
+    _notes(tmp_path, 2)
+    ctx.event("attempt_ended", attempt=1, cause="finished", decision="done")
+    evaluate(1).join(60)
+    assert [nice for nice, _ in _notes(tmp_path, 3)] == [first[0][0], first[0][0], first[0][0] - 10]
