@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
+from flows.launch.base import Handle
+from flows.launch.records import started
+from hlatctl.run import processes
 from hlatctl.run.errors import StoppedError
 from tests.e2e.conftest import Cli, wait_for
+from tests.sockets import IPV4_LOOPBACK, listening
 
 #: Enough steps that something can be done to a run while it trains.
 LONG = "train.max_steps=800"
@@ -25,6 +31,14 @@ def losses(cli: Cli) -> dict[int, float]:
 def wait_for_new_checkpoints(cli: Cli, run_id: str, count: int) -> None:
     already = len(cli.events(run_id, "checkpoint_committed"))
     wait_for(lambda: len(cli.events(run_id, "checkpoint_committed")) >= already + count)
+
+
+def pids_of(cli: Cli, run_id: str, head: subprocess.Popen[str]) -> list[int]:
+    """The driver, all that it has started, and all of the training job."""
+    handle = Handle(launcher="local", name="train", launch_dir=os.fspath(cli.paths(run_id).launch(1)))
+    job = started(handle)
+    assert job
+    return [head.pid, *processes.descendants(head.pid), *(process.pid for process in job.members())]
 
 
 def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, head: subprocess.Popen[str]) -> None:
@@ -44,6 +58,8 @@ def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, head: subprocess.Pop
 def test_a_head_told_to_end_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float]) -> None:
     head = cli.start_train("stopped", LONG)
     wait_for_new_checkpoints(cli, "stopped", 1)
+    if sys.platform == "linux":
+        assert set(listening(pids_of(cli, "stopped", head))) == {IPV4_LOOPBACK}, "a real run, seen from its machine"
     head.terminate()
     output, _ = head.communicate(timeout=60)
     assert head.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), output

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,10 @@ from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
 from flows.launch.records import started
 from hlatctl.run.errors import LaunchError, load_error
+from tests.sockets import LOOPBACK, listening
 
 _PEERS = os.fspath(Path(__file__).with_name("peers.py"))
 _WAIT_S = 120.0
-#: 127.0.0.1 and ::1 as the kernel writes them (proc_net_tcp).
-_LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
 
@@ -60,31 +58,19 @@ def _wait_until(true: Callable[[], object], job: Job) -> None:
         time.sleep(0.05)
 
 
-def _listening(handle: Handle) -> set[str]:
-    """Addresses, as the kernel writes them, on which any process of a job listens."""
+def _listening(handle: Handle) -> list[str]:
     record = started(handle)
     assert record
-    inodes = set()
-    for process in record.members():
-        with suppress(OSError):  # it has ended
-            for entry in Path(f"/proc/{process.pid}/fd").iterdir():
-                with suppress(FileNotFoundError):  # it has been closed
-                    inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(entry)))
-    rows = [
-        line.split()
-        for table in ("tcp", "tcp6", "udp", "udp6")
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    ]
-    return {row[1] for row in rows if row[9] in inodes and row[3] in ("0A", "07")}  # TCP_LISTEN; UDP's only state
+    return listening(process.pid for process in record.members())
 
 
 def test_every_socket_of_a_job_that_listens_is_on_loopback(peers: tuple[Job, Handle], tmp_path: Path) -> None:
     job, handle = peers
     (tmp_path / "let-them-come").touch()
     _wait_until(lambda: len(list(tmp_path.glob("met-*"))) == 2, job)
-    listening = _listening(handle)
-    assert len(listening) >= 4, "two ranks, each in two groups"
-    assert {address.split(":")[0] for address in listening} <= set(_LOOPBACK)
+    addresses = _listening(handle)
+    assert len(addresses) >= 4, "two ranks, each in two groups"
+    assert set(addresses) <= LOOPBACK
     (tmp_path / "let-them-go").touch()
     _wait_until(lambda: LocalLauncher().status(handle).ended, job)
     assert LocalLauncher().status(handle).state == "succeeded", job.log.read_text()
