@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from flows.tracking import local_server, prefect_api
 
 # A busy machine is no failure, and a test run leaves nothing in the tree.
-settings.register_profile("house", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("house")
+settings.register_profile("hlatctl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("hlatctl")
 
 
 #: The files that take longest; a worker that began one of them last would end long after the others.
