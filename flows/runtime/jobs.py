@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.launch.base import Job, Plan, Status
-from flows.recovery.policy import failure_causes
+from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 
