@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from hlatctl.cache.layout import Module
     from hlatctl.cache.store import Store
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, copy and clean up compiled graphs.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, verify, copy and clean up caches of compiled graphs."
+)
 
-Cache = Annotated[str, typer.Argument(metavar="CACHE", help="As `ls` names it, or a folder, an archive, s3://....")]
+Cache = Annotated[str, typer.Argument(metavar="CACHE", help="Name from `ls`, a folder, an archive, or s3://....")]
 MaybeCache = Annotated[
     str | None,
-    typer.Argument(metavar="[CACHE]", help="As `ls` names it, or a folder, an archive, s3://....  [default: all]"),
+    typer.Argument(metavar="[CACHE]", help="Name from `ls`, a folder, an archive, or s3://....  [default: all]"),
 ]
 
 
 @app.command("ls")
 def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsDir = None) -> None:
-    """List the caches of the runs, or the modules of one."""
+    """List the runs' caches, or the modules of one cache."""
     if cache is not None:
         _list_modules(_store(cache, runs_dir), as_json=as_json)
         return
@@ -46,16 +48,18 @@ def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsD
         ]  # fmt: skip
         typer.echo(columns([["CACHE", "LAYOUT", "MODULES", "INCOMPLETE", "SIZE", "WRITTEN"], *rows]))
     else:
-        say(f"no graphs were compiled in {compile_cache_dir(runs_folder(runs_dir))}")
+        say(f"{compile_cache_dir(runs_folder(runs_dir))} contains no compiled graphs")
 
 
 @app.command("verify")
 def verify(
     cache: MaybeCache = None,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="Move broken modules aside.")] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Move broken modules to a quarantine folder.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Read every file of a cache and compare it with its manifest."""
+    """Verify the checksum of every file in a cache."""
     from hlatctl.cache import verify as verifying
     from hlatctl.cache.store import Folder
 
@@ -66,7 +70,7 @@ def verify(
         for reason in found.broken.values():
             typer.echo(f"{store.name}: {reason}")
         good = len({module.name for module in found.modules} - found.broken.keys())
-        typer.echo(f"{store.name}: {good} good modules, {found.compared} files equal their checksums")
+        typer.echo(f"{store.name}: {good} good modules, {found.compared} files match their checksums")
         if quarantine and found.broken and isinstance(store, Folder):
             moved = verifying.quarantine(store.root, found)
             say(f"{store.name}: {len(moved)} modules moved to {store.root / verifying.QUARANTINE}")
@@ -74,18 +78,21 @@ def verify(
             broken += len(found.broken)
     if broken:
         raise StorageError(
-            f"{broken} modules are broken or incomplete; none of them is ever copied to a worker",
-            hint="--quarantine moves them aside, in a folder; the next run that needs them compiles them again",
+            f"{broken} modules are broken or incomplete; they are never copied to workers",
+            hint="--quarantine moves a folder's broken modules aside; the next run that needs them recompiles them",
         )
 
 
 @app.command("warm")
 def warm(
     cache: Cache,
-    to: Annotated[Path, typer.Option("--to", help="Folder on this machine's own disk.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder on this machine's local disk.")],
     runs_dir: RunsDir = None,
 ) -> None:
-    """Bring what a folder lacks of a cache: complete modules, compared, each put in place whole."""
+    """Copy a cache's missing modules to a local folder.
+
+    Copies only complete modules and verifies them. A module appears in the folder only when it is complete.
+    """
     _bring(_store(cache, runs_dir), to.expanduser().absolute())
 
 
@@ -93,13 +100,18 @@ def warm(
 def collect(
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Holds a folder for each cache.  [default: that of the runs]", show_default=False),
+        typer.Argument(help="Folder that contains the caches.  [default: the runs' caches]", show_default=False),
     ] = None,
-    unused_days: Annotated[float, typer.Option(min=0, help="Caches that no run has used for so long go.")] = 30.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell.")] = False,
+    unused_days: Annotated[
+        float, typer.Option(min=0, help="Delete caches that no run has used for this many days.")
+    ] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Delete caches out of use, modules moved aside or abandoned, and stale locks."""
+    """Delete unused caches, broken modules and stale locks.
+
+    Broken modules are those in quarantine, and those that a compilation left incomplete.
+    """
     from hlatctl.cache import waste
     from hlatctl.run.runs import compile_caches_used
 
@@ -112,22 +124,25 @@ def collect(
         typer.echo(f"{each.path}: {size(each.bytes)}: {each.why}")
     if not dry_run:
         waste.remove(found)
-    say(f"{size(sum(each.bytes for each in found))} {'could be' if dry_run else 'were'} freed in {root}")
+    say(f"{size(sum(each.bytes for each in found))} {'would be' if dry_run else 'were'} freed in {root}")
 
 
 @app.command("export")
 def export(
     cache: Cache,
-    to: Annotated[Path, typer.Option("--to", help="Archive to write, such as graphs.tar.")],
+    to: Annotated[Path, typer.Option("--to", help="Archive to create, such as graphs.tar.")],
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write a cache's complete modules into one file."""
+    """Export a cache's complete modules to an archive."""
     from hlatctl.cache import archive
     from hlatctl.cache.store import Folder
 
     store = _store(cache, runs_dir)
     if not isinstance(store, Folder):
-        raise StorageError(f"{cache}: is no folder", hint="`hlatctl cache warm` brings it into one first")
+        raise StorageError(
+            f"CACHE={cache}: is not a folder",
+            hint=f"`hlatctl cache warm {cache} --to FOLDER` copies it to a folder first",
+        )
     target = to.expanduser().absolute()
     say(f"{archive.export(store.root, target)} modules, {size(target.stat().st_size)}")
     typer.echo(os.fspath(target))
@@ -135,14 +150,16 @@ def export(
 
 @app.command("import")
 def import_cache(
-    source: Annotated[str, typer.Argument(metavar="ARCHIVE", help="What `export` wrote, a folder, or s3://....")],
+    source: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Archive from `export`, a folder, or s3://....")],
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="Folder.  [default: one named like it, with the runs' caches]", show_default=False),
+        typer.Option(
+            "--to", help="Folder to import into.  [default: ARCHIVE's name among the runs' caches]", show_default=False
+        ),
     ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Bring a cache from elsewhere to those of the runs."""
+    """Import a cache into the runs' caches."""
     from hlatctl.cache.store import open_store
 
     name = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".tar")
@@ -174,7 +191,7 @@ def _list_modules(store: Store, *, as_json: bool) -> None:
         ]
         typer.echo(columns([["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"], *rows]))
     else:
-        say(f"{store.name}: holds no module")
+        say(f"{store.name}: contains no modules")
 
 
 def _record(store: Store) -> dict[str, Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, export and import checkpoints.")
 
 _HEADER = ["STEP", "TOKENS", "SIZE", "WRITTEN", "WRITTEN BY", "KEPT AS", "STATE"]
-Target = Annotated[Path, typer.Option("--to", help="Folder to make; one that exists is left alone.")]
+Target = Annotated[Path, typer.Option("--to", help="Folder to create; it must be empty if it exists.")]
 
 
 class Dtype(StrEnum):
@@ -38,7 +38,10 @@ class Dtype(StrEnum):
 
 @app.command("ls")
 def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
-    """List a run's checkpoints and how far each is trusted; names and sizes are checked now, `verify` reads them."""
+    """List a run's checkpoints and their states.
+
+    Checks the names and sizes of their files. `hlatctl checkpoint verify` also reads them.
+    """
     from conf.load import load
 
     found = find_run(run, runs_dir)
@@ -51,23 +54,25 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
     elif records:
         typer.echo(columns([_HEADER, *(_row(record) for record in records)]))
     else:
-        say(f"run {found.run_id} has no checkpoint")
+        say(f"run {found.run_id} has no checkpoints")
 
 
 @app.command("verify")
 def verify(
     run: RunName,
-    step: Annotated[int | None, typer.Option(help="Of one checkpoint.  [default: all]", show_default=False)] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Step of the checkpoint to verify.  [default: all]", show_default=False)
+    ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Read every file of a run's checkpoints and compare it with the manifest."""
+    """Verify the checksum of every file in a run's checkpoints."""
     found = find_run(run, runs_dir)
     announce(found)
     steps = folder_steps(found)
     wanted = steps if step is None else [each for each in steps if each == step]
     if not wanted:
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        there = f"steps that have one: {', '.join(map(str, steps)) or 'none'}"
+        there = f"steps with a checkpoint: {', '.join(map(str, steps)) or 'none'}"
         raise CheckpointError(f"run {found.run_id}: {what}", hint=there)
     invalid = 0
     for each in wanted:
@@ -76,8 +81,8 @@ def verify(
         typer.echo(f"step {each}: {reason or _whole(found.checkpoint(each))}")
     if invalid:
         raise CheckpointError(
-            f"run {found.run_id}: {invalid} of {len(wanted)} checkpoints are not as they were written",
-            hint="training goes on from the newest valid one; bring the others back from a copy, or delete them",
+            f"run {found.run_id}: {invalid} of {len(wanted)} checkpoints are damaged or incomplete",
+            hint="training resumes from the newest valid one; restore the others from a copy, or delete them",
         )
 
 
@@ -86,14 +91,15 @@ def export(
     run: RunName,
     to: Target,
     step: Annotated[
-        int | None, typer.Option(help="Of the checkpoint.  [default: the newest valid one]", show_default=False)
+        int | None, typer.Option(help="Step of the checkpoint.  [default: the newest valid one]", show_default=False)
     ] = None,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Of the weights.  [default: as the checkpoint has them]", show_default=False)
+        Dtype | None,
+        typer.Option(help="Number format of the weights.  [default: the checkpoint's]", show_default=False),
     ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write a checkpoint as a Hugging Face LLaMA folder, with its tokenizer."""
+    """Export a checkpoint and its tokenizer to Hugging Face format."""
     from flows.runtime.ask import ask
 
     found = find_run(run, runs_dir)
@@ -110,18 +116,23 @@ def export(
 
 @app.command("import")
 def import_model(
-    source: Annotated[Path, typer.Argument(metavar="HF_FOLDER", help="A Hugging Face LLaMA, as safetensors.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="HF_FOLDER", help="Folder of a Hugging Face LLaMA in safetensors format.")
+    ],
     to: Target,
 ) -> None:
-    """Make a Hugging Face LLaMA a checkpoint to train from, and print the command that does."""
+    """Import a Hugging Face LLaMA to train from.
+
+    Prints the command that trains from it.
+    """
     from flows.runtime.ask import ask
 
     argv = ("--from", os.fspath(source.expanduser().absolute()), "--to", os.fspath(to.expanduser().absolute()))
     written = json.loads(ask("trainer.convert.import_model", *argv).splitlines()[-1])
     say(f"{count(written['parameters'])} parameters, {', '.join(written['dtypes'])}, in {written['to']}")
     if written["tokenizer"] is None:
-        say("no tokenizer lies beside the model: name it with tokenizer.path=")
-    say("this trains from it, with a corpus of yours:")
+        say("the model's folder has no tokenizer; set tokenizer.path= to one")
+    say("to train from it, replace CORPUS with the path of your corpus:")
     typer.echo(_train_command(written))
 
 

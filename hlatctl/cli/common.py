@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Configuration, such as experiment=quickstart train.tokens=10M.",
+        help="Configuration keys to set, such as experiment=quickstart train.tokens=10M.",
         show_default=False,
     ),
 ]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")]
 RunsDir = Annotated[
     Path | None,
-    typer.Option("--runs-dir", help="Folder of the runs.  [default: $HLATCTL_RUNS_DIR or ./runs]", show_default=False),
+    typer.Option(
+        "--runs-dir", help="Folder that contains the runs.  [default: $HLATCTL_RUNS_DIR or ./runs]", show_default=False
+    ),
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Return at once; the run goes on by itself.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Run in the background and return at once.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 #: What a run is called whose journal says that it goes on, but which nobody drives.

@@ -38,24 +38,26 @@ class Format(StrEnum):
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, as `latest` or the beginnings of ids.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, unique beginnings of them, or `latest`.")],
     baselines: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Published figures beside them: hlat.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Published scores to add: hlat.", show_default=False)
     ] = None,
     at: Annotated[
         str | None,
         typer.Option(
-            metavar="TOKENS", help="Milestone, such as 200B.  [default: the newest evaluated one]", show_default=False
+            metavar="TOKENS",
+            help="Milestone to compare, such as 200B.  [default: the newest evaluated one]",
+            show_default=False,
         ),
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.TEXT,
+    output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Compare runs' scores, with HLAT's tables beside them.
+    """Compare the scores of runs, also with published ones.
 
-    The best value of a row is marked, or those that can't be told from the best. Only scores that were measured under
-    the same contract are compared; published ones if shots and items are the same. `--baselines hlat` adds HLAT,
-    LLaMA-1 and -2, OpenLLaMA-1 and -2.
+    Marks the best value of each row, or all values that are statistically equal to the best. Compares scores only if
+    they have the same contract, and published scores only if shots and items are the same. `--baselines hlat` adds
+    HLAT, LLaMA-1 and -2, OpenLLaMA-1 and -2.
     """
     from hlatctl.report import baselines as published
     from hlatctl.report.compare import compare as compared
@@ -116,7 +118,7 @@ def _milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int
         waiting = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))
         raise EvaluationError(
             f"{run.run_id}: has no evaluated milestone" + (f" ({waiting})" if waiting else ""),
-            hint=f"`hlatctl status {run.run_id}` tells how it stands",
+            hint=f"`hlatctl status {run.run_id}` shows the run's state",
         )
     if tokens is None:
         return evaluated[max(evaluated)]
@@ -125,7 +127,7 @@ def _milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int
     if len(alike) == 1:
         return evaluated[alike[0]]
     nearest = sorted(sorted(evaluated, key=lambda at: abs(at - tokens))[:_NEAREST])
-    status = f", it is {milestones[tokens].status}" if tokens in milestones else ""
+    status = f" (its status is {milestones[tokens].status})" if tokens in milestones else ""
     raise ConfigError(
         f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}",
         hint=f"nearest: {', '.join(f'{count(at)} ({at})' for at in nearest)}",

@@ -34,21 +34,21 @@ from hlatctl.run.reading import why as reason
 _BAR = 40
 
 app = typer.Typer(
-    help="Look into a corpus, or into what a step was trained on.",
+    help="Inspect a corpus, and inspect or change a run's data.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None,
 )  # fmt: skip
-Why = Annotated[str, typer.Option(help="Why; goes into the journal.")]
+Why = Annotated[str, typer.Option(help="Reason, recorded in the journal.")]
 
 
 @app.command("inspect")
 def inspect(
     overrides: Overrides = None,
-    documents: Annotated[int, typer.Option(help="Documents of each source whose tokens are counted.", min=1)] = 2000,
+    documents: Annotated[int, typer.Option(help="Documents per source whose tokens are counted.", min=1)] = 2000,
     as_json: Json = False,
 ) -> None:
-    """Show a corpus: documents, tokens, bytes, lengths, a packed sample.
+    """Show the size of a corpus, and a sample of it.
 
-    It is prepared first if it has not been.
+    Shows documents, tokens, bytes, lengths and a packed sample. Prepares the corpus first if necessary.
     """
     from conf.compose import compose
     from flows.runtime.ask import ask_about
@@ -71,21 +71,24 @@ def inspect(
 @app.command("at")
 def at(
     run: RunName,
-    step: Annotated[int, typer.Option(help="Optimizer step, from 1 on.", min=1)],
+    step: Annotated[int, typer.Option(help="Optimizer step, from 1.", min=1)],
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Show which documents a step was trained on, with source, file and row."""
+    """Show the documents that a step of a run was trained on.
+
+    Shows the file, the row and the beginning of the text of each.
+    """
     from flows.runtime.ask import ask
     from hlatctl.run.manifest import checkpoint_steps
 
     found = _find_trained(run, runs_dir)
     begin = max((s for s in checkpoint_steps(found) if s < step), default=0)
-    whence = f"the checkpoint of step {begin}" if begin else "the start, no checkpoint before it being left"
-    say(f"step {step}: going through {step - begin} batches from {whence}")
+    whence = f"the checkpoint of step {begin}" if begin else "the start, because no earlier checkpoint is left"
+    say(f"step {step}: replaying {step - begin} batches from {whence}")
     answer = json.loads(ask("trainer.data.at", "--run-dir", os.fspath(found.root), "--step", str(step)))
     if not answer["trained"]:
-        say(f"step {step} is not trained yet, or not again since the run went back: this is what it gets")
+        say(f"step {step} is not trained yet, or must be redone after a restart; it will get these documents")
     if as_json:
         print_json(answer)
         return
@@ -101,11 +104,11 @@ def at(
 @app.command("skip")
 def skip(
     run: RunName,
-    steps: Annotated[str, typer.Option(help="Steps whose batches are left out, such as 120-125 or 7,9.")],
+    steps: Annotated[str, typer.Option(help="Steps whose batches are skipped, such as 120-125 or 7,9.")],
     why: Why = "",
     runs_dir: RunsDir = None,
 ) -> None:
-    """Leave the batches of some steps out from the run's next attempt on."""
+    """Skip the batches of some steps in a run's next attempts."""
     import conf.load
     from conf.amend import SKIP_STEPS, batch_numbers, skipped_batches
     from hlatctl.run.journal import read_events
@@ -115,12 +118,12 @@ def skip(
     skipped = skipped_batches(config, read_events(found))
     batches = _batches_of(found, asked, skipped)
     _amend(found, SKIP_STEPS, batches, why)
-    say(f"{found.run_id}: batches {_ranges(batches)} are left out from its next attempt on")
+    say(f"{found.run_id}: batches {_ranges(batches)} are skipped from its next attempt on")
 
 
 @app.command("accept")
 def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
-    """Let a run go on with a corpus that has changed since it began."""
+    """Accept a changed corpus, so that a run can continue with it."""
     import conf.load
     from conf.amend import FINGERPRINT
 
@@ -130,15 +133,15 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
         prepared, present = _fingerprint(path), _fingerprint(found.dataset)
     except FileNotFoundError as error:
         raise DataError(
-            f"{error.filename}: not there, so there is nothing to accept",
-            hint=f"`hlatctl resume {found.run_id}` prepares the corpus as it is now and says whether it has changed",
+            f"{error.filename}: not found, so there is nothing to accept",
+            hint=f"`hlatctl resume {found.run_id}` prepares the corpus as it is now and reports whether it has changed",
         ) from None
     if prepared == present:
-        say(f"{found.run_id}: the corpus is the one that it began with")
+        say(f"{found.run_id}: the corpus has not changed")
         return
     _amend(found, FINGERPRINT, prepared, why)
-    say(f"{found.run_id}: goes on with corpus {prepared} (was {present})")
-    say("a changed source is in a new order: of its present epoch, documents may come again or not at all")
+    say(f"{found.run_id}: continues with corpus {prepared} (was {present})")
+    say("a changed source has a new order: in its current epoch, some documents may be repeated or missed")
 
 
 def _fingerprint(dataset: Path) -> str:
@@ -147,7 +150,7 @@ def _fingerprint(dataset: Path) -> str:
     except FileNotFoundError:
         raise
     except (OSError, *DAMAGED) as error:
-        raise DataError(f"{dataset}: not readable ({reason(error)})", hint="restore it from a copy") from None
+        raise DataError(f"{dataset}: can't be read ({reason(error)})", hint="restore it from a copy") from None
 
 
 def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
@@ -159,8 +162,8 @@ def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
     found = find_run(name, runs_dir)
     if is_simulated(found):
         raise DataError(
-            f"run {found.run_id}: is simulated, so it has no corpus and has trained on nothing",
-            hint="name a run that was made without --dry-run: `hlatctl runs`",
+            f"run {found.run_id}: is simulated, so it has no corpus",
+            hint="choose a run that is not simulated; `hlatctl runs` marks simulated ones",
         )
     return found
 
@@ -185,8 +188,8 @@ def _batches_of(run: RunPaths, steps: list[int], skipped: frozenset[int]) -> lis
     newest = max(checkpoint_steps(run), default=0)
     if steps[0] <= newest:
         raise ConfigError(
-            f"--steps={steps[0]}: the newest checkpoint, of step {newest}, is trained on it already",
-            hint=f"name steps after {newest}, or move the checkpoints from step {steps[0]} on away to go back first",
+            f"--steps={steps[0]}: is already trained; the newest checkpoint is of step {newest}",
+            hint=f"choose steps after {newest}, or move the checkpoints from step {steps[0]} on out of the run first",
         )
     drawn = 0
     if newest:
@@ -210,9 +213,9 @@ def _ranges(numbers: list[int]) -> str:
 def _survey_text(found: dict[str, Any]) -> str:
     about = [
         f"fingerprint {found['fingerprint']}, vocabulary {found['vocab_size']:,}",
-        f"{found['documents']:,} documents to train on, {found['validation_documents']:,} held out; "
+        f"{found['documents']:,} documents for training, {found['validation_documents']:,} held out; "
         f"{found['tokens']:,} tokens, {found['text_bytes']:,} bytes",
-        f"left out: {found['skipped_rows']:,} rows without text, {found['corrupt_count']:,} damaged rows or stretches",
+        f"skipped: {found['skipped_rows']:,} rows without text, {found['corrupt_count']:,} damaged rows or stretches",
         *(f"  {message}" for message in found["corrupt"]),
         *(f"warning: {message}" for message in found["warnings"]),
     ]

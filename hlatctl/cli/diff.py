@@ -13,14 +13,14 @@ _MISSING = object()
 
 
 def diff(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare it with.")],
+    first: Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Run to compare it with.")],
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Compare two runs' configurations, key by key.
+    """Show the configuration keys in which two runs differ.
 
-    A key that one of them does not have, such as a group of another suite, is shown as `-`, and as null in JSON.
+    If a run doesn't have a key, its value is shown as `-`, and as null in JSON.
     """
     from conf.load import flatten, load
 

@@ -27,28 +27,26 @@ _RUNS = (
     (
         "compile ahead, every graph found, 20 steps",
         f"train {_ALONE} backend.coverage_gate=true train.max_steps=20",
-        "graphs were compiled ahead, a short attempt found every one in the cache, and 20 steps were trained",
+        "all graphs were compiled ahead, a short attempt found them in the cache, and 20 steps were trained",
     ),
     (
         "killed and resumed",
         f"drill --fault kill_process {_ALONE}",
-        "a killed process's run went on with the very losses of one that was not disturbed",
+        "after a process was killed, the run resumed with exactly the losses of an undisturbed run",
     ),
 )
 
 
 def doctor(
     overrides: Overrides = None,
-    neuron: Annotated[
-        bool, typer.Option("--neuron", help="Also go through the checklist of a Trainium node; takes up to an hour.")
-    ] = False,
+    neuron: Annotated[bool, typer.Option("--neuron", help="Also check a Trainium node; takes up to an hour.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check this machine: what is missing, and what brings it.
+    """Check this machine, and show how to install what is missing.
 
-    Looks and changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the
-    Neuron tools, then compiles, trains, kills and resumes a small model in a temporary folder; without OVERRIDES with
-    backend=nxd. The exit code is 15 if a check fails.
+    Changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the Neuron
+    tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd unless
+    OVERRIDES name another. The exit code is 15 if a check fails.
     """
     from conf.compose import compose
 
@@ -66,8 +64,8 @@ def doctor(
     failed = [check for check in found if check.status == "fail"]
     if failed:
         raise PreflightError(
-            f"{len(failed)} of {len(found)} checks failed, the first: {failed[0].name}: {failed[0].shows}",
-            hint=f"to see it: {failed[0].command}" if failed[0].command else "",
+            f"{len(failed)} of {len(found)} checks failed; the first: {failed[0].name}: {failed[0].shows}",
+            hint=f"run `{failed[0].command}` to see the problem" if failed[0].command else "",
         )
 
 
@@ -89,7 +87,7 @@ def _look(config: Config, overrides: list[str], neuron: bool) -> Iterator[Check]
         for name, command, shows in _RUNS:
             words = [*command.split(), *overrides]
             if unfit:
-                why = f"not tried before this is mended: {unfit.name}"
+                why = f"skipped until this check passes: {unfit.name}"
                 yield Check(name=name, status="skip", shows=why, command=f"hlatctl {' '.join(words)}")
             else:
                 yield _run(name, [*words, f"runs_dir={own.path}", f"cluster.worker_cache_dir={own.path}/worker"], shows)
@@ -102,6 +100,6 @@ def _run(name: str, words: list[str], shows: str) -> Check:
         [sys.executable, "-m", "hlatctl", *words], capture_output=True, text=True, errors="replace", check=False
     )
     said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    problem = (said or [f"ended with {result.returncode}"])[-1] if result.returncode else ""
+    problem = (said or [f"ended with exit code {result.returncode}"])[-1] if result.returncode else ""
     values = {"wall_s": round(time.monotonic() - started, 1)}
     return Check.judged(name, problem, shows, command=f"hlatctl {' '.join(words)}", values=values)

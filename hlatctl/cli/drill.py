@@ -19,16 +19,16 @@ _EXPERIMENT = "experiment="
 def drill(
     overrides: Overrides = None,
     fault: Annotated[
-        list[str] | None, typer.Option(help="Only this one; may be given again.  [default: all]", show_default=False)
+        list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Break a real run on purpose and see whether it recovers.
+    """Inject faults into a short run and check that it recovers.
 
-    In every way that it has to survive, one after another: processes killed, stopped, slowed, preempted; data and
-    checkpoints damaged; trackers, head and disk lost. In the end every loss must be that of a run which nobody
-    disturbs. Everything lies in a folder of its own under the runs folder, so nothing else is touched. Takes a few
-    minutes; the exit code is 20 if a recovery failed.
+    Injects one fault after another: processes killed, stopped, slowed and preempted; data and checkpoints damaged;
+    trackers, driver and disk lost. At the end every loss must equal that of an undisturbed run. All files are in a
+    new folder under the runs folder, and other runs are not changed. Takes a few minutes. The exit code is 20 if a
+    recovery failed.
     """
     from conf.compose import compose
     from flows.drill.exercise import exercise, new_folder

@@ -56,6 +56,6 @@ def drive_sweep(sweep: SweepPaths) -> None:
     say()
     say(columns([report.header(state), *rows[:_MOST_ROWS]]))
     if len(rows) > _MOST_ROWS:
-        say(f"and {len(rows) - _MOST_ROWS} more: hlatctl status {sweep.run_id}")
+        say(f"and {len(rows) - _MOST_ROWS} more arms: hlatctl status {sweep.run_id}")
     say()
     say(columns([list(fact) for fact in report.facts(state)]))

@@ -24,7 +24,7 @@ class LiveEvaluationObserver(LiveObserver):
         """Redraw."""
         milestone = _under_way(state)
         if milestone is None or milestone.progress is None:
-            self._progress.update(self._task, total=None, description="getting ready")
+            self._progress.update(self._task, total=None, description="preparing")
             return
         done, total = milestone.progress.done, milestone.progress.total
         self._progress.update(self._task, total=total or None, completed=done, description=_line(milestone, state))

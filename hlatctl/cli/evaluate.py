@@ -32,7 +32,7 @@ from hlatctl.units import size
 
 #: The suite that holds all others, asked about where no other is named.
 _WHOLE_TABLE = "eval=hlat"
-_EVALUATE_HERE = "leave out experiment= and cluster=; eval=SUITE and eval.* say how a model is evaluated"
+_EVALUATE_HERE = "remove experiment= and cluster=; set eval=SUITE and eval.* keys to configure the evaluation"
 _HEADER = ["DATASET", "SPLIT", "FILES", "ROWS", "SIZE", "SHA256", "TASKS"]
 
 #: The command that `hlatctl eval TARGET` means; never typed.
@@ -52,30 +52,32 @@ class _TargetOrCommand(TyperGroup):
         return "" if name == _TARGET else name, command, rest
 
 
-app = typer.Typer(cls=_TargetOrCommand, rich_markup_mode=None, help="Judge a run, a checkpoint or a model.")
-data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List a suite's datasets, and fetch them.")
+app = typer.Typer(cls=_TargetOrCommand, rich_markup_mode=None, help="Evaluate a run, a checkpoint or a model.")
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and download a suite's datasets.")
 app.add_typer(data, name="data")
 
 
-@app.command(_TARGET, epilog="`hlatctl eval data --help` is about the datasets of the suites.")
+@app.command(_TARGET, epilog="`hlatctl eval data --help` shows the commands for a suite's datasets.")
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A run, a checkpoint's folder, or a Hugging Face folder.")
+        str, typer.Argument(metavar="TARGET", help="Run, checkpoint folder, or Hugging Face model folder.")
     ],
     overrides: Overrides = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TOKENS", help="Only this milestone of a run, such as 200B.", show_default=False),
+        typer.Option(metavar="TOKENS", help="Evaluate only this milestone of a run, such as 200B.", show_default=False),
     ] = None,
     new_contract: Annotated[
-        bool, typer.Option("--new-contract", help="Measure otherwise than before; kept apart, never compared.")
+        bool, typer.Option("--new-contract", help="Use a new contract; its scores are kept apart from earlier ones.")
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Judge what is not judged yet. Prints the results' files; what is done is kept, whatever happens.
+    """Evaluate pending milestones of a run, or a checkpoint or model.
 
-    A run has the configuration it was made with, of which OVERRIDES may change eval.* (such as eval=hlat_core
-    eval.data_dir=DIR). What a run was first evaluated under is frozen: whatever differs is refused.
+    Prints the path of each results file. Finished tasks are kept if the evaluation fails.
+
+    A run uses its own configuration. OVERRIDES can change only its eval.* keys, such as eval=hlat_core
+    eval.data_dir=DIR. The first evaluation freezes the run's contract. An evaluation that differs from it is refused.
     """
     from flows import targets
 
@@ -126,17 +128,25 @@ def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) ->
 
 @data.command("status")
 def status(overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show what a suite needs and what is there; the whole table if no eval=SUITE is given."""
+    """List the datasets a suite needs, and which are present.
+
+    Lists the datasets of all suites (eval=hlat) if eval=SUITE is not given.
+    """
     _show(_ask(overrides, "status"), as_json=as_json)
 
 
 @data.command("mirror")
 def mirror(
-    to: Annotated[Path, typer.Option("--to", help="Folder for the datasets; then eval.data_dir=DIR.", metavar="DIR")],
+    to: Annotated[
+        Path, typer.Option("--to", help="Folder for the datasets; evaluate with eval.data_dir=DIR.", metavar="DIR")
+    ],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a suite's datasets from the Hugging Face hub; what is there already is kept."""
+    """Download a suite's datasets from the Hugging Face Hub.
+
+    Datasets that are already present are not downloaded again.
+    """
     _show(_ask(overrides, "mirror", "--to", os.fspath(to.expanduser().absolute())), as_json=as_json)
 
 
@@ -157,7 +167,7 @@ def _show(found: dict[str, Any], *, as_json: bool) -> None:
         return
     records = found["datasets"]
     if not records:
-        say(f"suite {found['suite']} needs no dataset: its items are built in")
+        say(f"suite {found['suite']} needs no datasets: its items are built in")
         return
     splits = {(record["dataset"], record["split"]): None for record in records}
     rows = [_row([r for r in records if (r["dataset"], r["split"]) == split]) for split in splits]
@@ -170,14 +180,14 @@ def _conclude(found: dict[str, Any]) -> None:
     data_dir, suite = found["data_dir"], found["suite"]
     lacking = [record for record in found["datasets"] if record["required"] and record["file"] is None]
     if data_dir is None:
-        say("eval.data_dir is not set: datasets come from the Hugging Face hub")
+        say("eval.data_dir is not set: datasets are downloaded from the Hugging Face Hub")
         return
     for record in lacking:
         say(f"missing: {data_dir}/{record['expected']}, for {', '.join(record['tasks'])}")
     if lacking:
-        say(f"with a network: hlatctl eval data mirror --to {data_dir} eval={suite}")
+        say(f"hint: on a machine with a network, run `hlatctl eval data mirror --to {data_dir} eval={suite}`")
     else:
-        say(f"all that suite {suite} needs is in {data_dir}")
+        say(f"all datasets that suite {suite} needs are in {data_dir}")
 
 
 def _row(records: list[dict[str, Any]]) -> list[str]:

@@ -19,17 +19,17 @@ _LAUNCHER = "cluster.launcher=mock"
 
 def forecast(
     overrides: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Courses of each variant.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulations per variant.")] = 20,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the courses into this SVG file.", show_default=False)
+        Path | None, typer.Option(help="Draw the simulations into this SVG file.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Forecast when a run ends and what it costs.
 
-    Rehearses it with as many seeds, through the same flow as `train --dry-run`, and again with another checkpoint
-    interval, other numbers of spare nodes, slower starts, and nobody but a person to restart it. Nothing is trained and
-    nothing is left behind. What the cluster is taken to be stands under `rehearsal` in the configuration.
+    Simulates the run once per seed, with the same flow as `train --dry-run`. Then simulates variants of it: other
+    checkpoint intervals, other numbers of spare nodes, slower starts, and no automatic restarts. Nothing is trained,
+    and the simulations' files are removed. The configuration's rehearsal.* keys describe the simulated cluster.
     """
     from conf.compose import compose
     from flows import forecast as rehearsals
@@ -38,7 +38,7 @@ def forecast(
 
     config = compose([*(overrides or []), _LAUNCHER])
     say(WARNING)
-    courses = rehearsals.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'course')}: {variant}"))
+    courses = rehearsals.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'simulation')}: {variant}"))
     outlooks = {name: report.outlook(found) for name, found in courses.items()}
     if figure:
         files.write_text(figure, figures.draw_forecast(courses))
@@ -52,6 +52,6 @@ def forecast(
             typer.echo(columns([list(fact) for fact in report.facts(configured, time.time())]))
     if configured is None:
         raise TrainingError(
-            f"none of {counted(seeds, 'course')} was finished; the first: {courses[first][0].message}",
-            hint="`hlatctl train --dry-run` with the same configuration shows how it went",
+            f"none of {counted(seeds, 'simulation')} finished; the first: {courses[first][0].message}",
+            hint="`hlatctl train --dry-run` with the same configuration shows one of them in full",
         )

@@ -10,13 +10,13 @@ from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_
 
 
 def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
-    """Tell where a run's time went.
+    """Show how a run spent its time.
 
-    Goodput, or effective training time ratio (ETTR), is the time of the steps that count, without their wait for data,
-    of the time from the first attempt's start to the newest one's last sign of life. Uptime is the share of that time
-    in which steps followed one another, lost ones, data wait and checkpoint stalls included: what restarts and pauses
-    leave. Young's and Daly's intervals between checkpoints follow from the measured stall of a save and the measured
-    time between failures. Everything comes from the journal.
+    Goodput, or effective training time ratio (ETTR), is the share of time spent on steps that count, without their
+    waits for data. It is a share of the time from the first attempt's start to the newest attempt's last event.
+    Uptime is the share of the same time in which steps followed one another. It includes lost steps, data waits and
+    checkpoint stalls; restarts and pauses reduce it. Young's and Daly's checkpoint intervals are computed from the
+    measured stall of a save and the measured time between failures. All figures come from the journal.
     """
     import conf.load
     from hlatctl.report import ledger

@@ -125,13 +125,13 @@ def _run_finished(event: Event) -> str:
 
 _TEXTS: dict[str, Callable[[Event], str]] = {
     "run_created": lambda e: f"run {e['run_id']}: created",
-    "head_started": lambda e: f"process {e['pid']} on {e['host']} drives the run",
+    "head_started": lambda e: f"driver started: process {e['pid']} on {e['host']}",
     "stage_started": lambda e: f"stage {e['stage']}: started",
     "stage_finished": lambda e: f"stage {e['stage']}: finished in {duration(e['wall_s'])}",
     "stage_skipped": lambda e: f"stage {e['stage']}: skipped, {e['why']}",
     "stage_failed": lambda e: f"stage {e['stage']}: failed, {e['message']}",
     "attempt_started": lambda e: f"attempt {e['attempt']}: started",
-    "attempt_attached": lambda e: f"attempt {e['attempt']}: is running, re-attached",
+    "attempt_attached": lambda e: f"attempt {e['attempt']}: still running, re-attached",
     "attempt_ended": _attempt_ended,
     "train_started": lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
     "step": _step,

@@ -23,14 +23,14 @@ _BLOCK_BYTES = 1 << 16
 
 def logs(
     run: RunName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Only this training process.", min=0)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Print only this rank.", min=0)] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Print what a run reports, and its newest attempt's output.
+    """Print a run's events, and its newest attempt's output.
 
-    First the newest journal entries: stages, every tenth step, checkpoints, evaluations, restarts. Then what the
-    processes printed. With -f, goes on over restarts until the run has ended.
+    Prints the newest journal entries first: stages, every tenth step, checkpoints, evaluations, restarts. Then prints
+    the output of the processes. With -f, continues across restarts until the run has ended.
     """
     found = find_run(run, runs_dir)
     announce(found)
@@ -55,9 +55,10 @@ def _nothing(run: RunPaths, printer: _Printer, rank: int | None) -> None:
     which = "logs" if rank is None else f"log of rank {rank}"
     if not printer.seen:
         raise HlatctlError(
-            f"run {run.run_id}: no {which} yet in {_newest_folder(run)}", hint=f"see `hlatctl status {run.run_id}`"
+            f"run {run.run_id}: no {which} yet in {_newest_folder(run)}",
+            hint=f"`hlatctl status {run.run_id}` shows the run's state",
         )
-    say(f"rank {rank} has printed nothing" if rank is not None else "nothing has been printed")
+    say(f"rank {rank} has printed nothing" if rank is not None else "the run has printed nothing")
 
 
 def _newest_folder(run: RunPaths) -> Path:

@@ -43,7 +43,7 @@ _INTERRUPTED = 130
 
 app = typer.Typer(
     name="hlatctl",
-    help="Pre-train language models: one command from a configuration to a trained, evaluated, documented model.",
+    help="Pre-train, evaluate and document language models, with one command per run.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -12,7 +12,7 @@ from hlatctl.run.simulated import MARK
 
 _SIMULATED = (
     f"{MARK}: cluster.launcher=mock starts no jobs. `hlatctl train` with this configuration needs --dry-run;\n"
-    "the launch script below is that of one machine."
+    "the launch script below is for one machine."
 )
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def plan(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what train would do and take, touching nothing.
+    """Show what `train` would run, without changing anything.
 
-    Prints the resolved configuration, the stages, the launch script, and what the run will take: memory, time, money,
-    disk. Every figure says whether it is given, derived, calibrated or measured.
+    Prints the resolved configuration, the stages, the launch script, and the memory, time, money and disk space that
+    the run needs. Each figure is marked as given, derived, calibrated or measured.
     """
     from conf.compose import compose
 
@@ -85,7 +85,7 @@ def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         ("launch script of the first training attempt", flow.launch_script),
-        *([("environment that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
+        *([("environment variables that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in found),
     ]
 

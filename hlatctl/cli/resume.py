@@ -14,9 +14,10 @@ def resume(
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Go on with a run, or a sweep, from wherever it stands.
+    """Continue a run or a sweep after a stop or a failure.
 
-    Whether it was stopped, failed, or lost its process: what is done is not done again.
+    Continues from the newest checkpoint, or re-attaches to a job that is still running. Finished stages and
+    evaluations are not repeated.
     """
     swept = find_sweep(run, runs_dir)
     found = swept or find_run(run, runs_dir)

@@ -17,7 +17,7 @@ _HEADER = ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
 
 
 def runs(as_json: Json = False, runs_dir: RunsDir = None) -> None:
-    """List the runs, oldest first."""
+    """List all runs, oldest first."""
     folder = runs_folder(runs_dir)
     views = [look(run) for run in list_runs(folder)]
     if as_json:
@@ -25,7 +25,7 @@ def runs(as_json: Json = False, runs_dir: RunsDir = None) -> None:
     elif views:
         typer.echo(columns([_HEADER, *(_row(view) for view in views)]))
     else:
-        say(f"there is no run in {folder}; `hlatctl train` starts one")
+        say(f"there are no runs in {folder}; `hlatctl train` starts one")
 
 
 def _record(view: RunView) -> dict[str, Any]:

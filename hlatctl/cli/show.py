@@ -14,7 +14,7 @@ from hlatctl.run.paths import RunPaths
 def show(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
     """Print a run's configuration and provenance.
 
-    As two YAML documents, or as JSON.
+    Prints two YAML documents, or JSON with --json.
     """
     import yaml
 
@@ -38,6 +38,6 @@ def _provenance(run: RunPaths) -> dict[str, Any] | None:
     try:
         record = files.read_json(run.provenance)
     except (OSError, ValueError) as error:
-        say(f"{run.provenance}: not readable ({error})")
+        say(f"{run.provenance}: can't be read ({error})")
         return None
     return record if isinstance(record, dict) else {"content": record}

@@ -25,17 +25,17 @@ from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.state import RunState
 
 _GOES_ON = {
-    "created": "nobody drives it",
-    "interrupted": "the process that drove it is gone",
+    "created": "it has no driver",
+    "interrupted": "its driver is not running",
     "stopped": "it was stopped",
-    "failed": "once the cause is mended",
+    "failed": "fix the cause first",
 }
 
 
 def status(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
-    """Tell how a run, or a sweep, stands.
+    """Show the state of a run or a sweep.
 
-    Stage, step, loss, speed, attempts, milestones; of a sweep its arms, best first.
+    Shows a run's stage, step, loss, speed, attempts and milestones, or a sweep's arms, best first.
     """
     if swept := find_sweep(run, runs_dir):
         _sweep_status(swept, as_json=as_json)
@@ -46,7 +46,7 @@ def status(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> Non
         return
     typer.echo(columns([[name, text] for name, text in status_rows(view)]))
     if view.status in _GOES_ON:
-        say(f"hint: hlatctl resume {view.run.run_id} goes on with it ({_GOES_ON[view.status]})")
+        say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_GOES_ON[view.status]})")
 
 
 def _record(view: RunView) -> dict[str, Any]:
@@ -84,4 +84,4 @@ def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
     if state.trials:
         typer.echo("\n" + columns([report.header(state), *report.rows(state)]))
     if pid is None and state.status in _GOES_ON:
-        say(f"hint: hlatctl resume {sweep.run_id} goes on with it ({_GOES_ON[state.status]})")
+        say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_GOES_ON[state.status]})")

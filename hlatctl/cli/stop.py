@@ -12,12 +12,12 @@ from hlatctl.run.paths import SweepPaths
 
 def stop(
     run: RunName,
-    wait: Annotated[float, typer.Option(help="Seconds to wait until it has stopped.", min=0)] = 60.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the run to stop.", min=0)] = 60.0,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Stop a run, or all of a sweep's, with checkpoints.
+    """Stop a run, or all runs of a sweep, after a checkpoint.
 
-    Works from any terminal of the machine that drives it.
+    Works from any terminal of the machine on which the driver runs.
     """
     from flows.control import request_stop
 
@@ -28,16 +28,16 @@ def stop(
     before = look(found)
     job_ended = before.state.attempt is None or before.state.attempt.ended_unix_s is not None
     if before.ended and job_ended and before.status in ("finished", "stopped"):
-        say(f"{found.run_id}: is {before.status} already")
+        say(f"{found.run_id}: is already {before.status}")
         return
     request_stop(found, by=user_name(), wait_s=wait)
     view = look(found)
     if not view.ended:
-        say(f"{found.run_id}: asked to stop; still busy after {wait:g} s (hlatctl status {found.run_id})")
+        say(f"{found.run_id}: stop requested; still running after {wait:g} s (`hlatctl status {found.run_id}`)")
         return
-    newest = max(view.state.checkpoints, default=0)
-    say(f"{found.run_id}: {view.status} at step {view.state.step}; newest checkpoint: step {newest or 'none'}")
-    say(f"hlatctl resume {found.run_id}   goes on with it")
+    newest = f"step {max(view.state.checkpoints)}" if view.state.checkpoints else "none"
+    say(f"{found.run_id}: {view.status} at step {view.state.step}; newest checkpoint: {newest}")
+    say(f"hlatctl resume {found.run_id}   continues the run")
 
 
 def _stop_sweep(sweep: SweepPaths, wait_s: float) -> None:
@@ -46,6 +46,7 @@ def _stop_sweep(sweep: SweepPaths, wait_s: float) -> None:
     state = request_stop(sweep, by=user_name(), wait_s=wait_s)
     still = state.count("running", "stopping")
     if still:
-        say(f"{sweep.run_id}: asked to stop; {still} trials are still busy after {wait_s:g} s")
+        say(f"{sweep.run_id}: stop requested; {still} trials are still running after {wait_s:g} s")
         return
-    say(f"{sweep.run_id}: {state.status}; {state.count('paused')} trials go on with hlatctl resume {sweep.run_id}")
+    say(f"{sweep.run_id}: {state.status}; {state.count('paused')} trials are paused")
+    say(f"hlatctl resume {sweep.run_id}   continues the sweep")

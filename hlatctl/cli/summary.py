@@ -65,12 +65,12 @@ def evaluation_line(milestone: MilestoneState) -> str:
     if progress is None:
         return milestone.status
     if progress.task not in progress.tasks:
-        return "beginning"
+        return "starting"
     parts = [f"{progress.task} (task {progress.tasks.index(progress.task) + 1} of {len(progress.tasks)})"]
     if progress.total:
         parts.append(f"{progress.done:,} of {progress.total:,} requests")
     if left_s := task_left_s(progress):
-        parts.append(f"{duration(left_s)} left of it")
+        parts.append(f"{duration(left_s)} left for this task")
     return " · ".join(parts)
 
 
@@ -96,7 +96,7 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
 def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
     for attempt in state.attempts:
         begun = f"from step {attempt.resumed_from_step or 0}"
-        ended = f" to {attempt.last_step}: {attempt.cause}" if attempt.ended_unix_s is not None else ", goes on"
+        ended = f" to {attempt.last_step}: {attempt.cause}" if attempt.ended_unix_s is not None else ", not ended"
         why = f" ({attempt.why})" if attempt.why else ""
         yield f"attempt {attempt.number}", begun + ended + why
 

@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 def sweep(
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Play every trial; nothing is trained.")] = False,
-    sweep_id: Annotated[str | None, typer.Option(help="Name of the sweep.  [default: made from name and time]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every trial; nothing is trained.")] = False,
+    sweep_id: Annotated[str | None, typer.Option(help="Id of the sweep.  [default: made from name and time]")] = None,
     extend: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Go on with this sweep, with more values.", show_default=False)
+        str | None, typer.Option(metavar="SWEEP", help="Continue this sweep with more values.", show_default=False)
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without asking, whatever the cost.")] = False,
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Compare many runs that differ in a few keys.
+    """Start runs that differ in a few keys, and compare them.
 
-    Several values make an axis, in Hydra's grammar: optimizer.beta2=0.95,0.99 or 'optimizer.lr=interval(1e-4,1e-3)';
-    sweep.* sets how they are tried (sweep.trials, sweep.seeds, sweep.parallel, sweep.pruner, ...). Each trial is a run
-    of its own. Prints the sweep's id; Ctrl-C stops it with checkpoints, `hlatctl resume` goes on with it.
+    A key with several values is an axis, in Hydra's syntax: optimizer.beta2=0.95,0.99 or
+    'optimizer.lr=interval(1e-4,1e-3)'. The sweep.* keys set how values are tried (sweep.trials, sweep.seeds,
+    sweep.parallel, sweep.pruner, ...). Each trial is a run. Prints the sweep's id. Ctrl-C stops the sweep with
+    checkpoints, and `hlatctl resume` continues it.
     """
     from flows.sweep import create
 
@@ -57,7 +58,7 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
     found = find_sweep(name, runs_dir)
     if found is None:
         run = find_run(name, runs_dir)
-        raise ConfigError(f"--extend={name}: {run.run_id} is a run and no sweep")
+        raise ConfigError(f"--extend={name}: {run.run_id} is a run, not a sweep")
     prepared = create.prepare_more(found, overrides)
     announce(found)
     say(prepared.plan.text())
@@ -85,9 +86,11 @@ def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
     unknown = plan.priced and plan.usd is None
     if yes or not (unknown or (plan.usd or 0.0) > above_usd):
         return
-    cost = "of unknown cost" if unknown else f"of {plan.usd:,.2f} USD"
+    cost = "of unknown cost" if unknown else f"that costs {plan.usd:,.2f} USD"
     what = f"sweep.confirm_above_usd={above_usd:g}: a sweep {cost}"
     if not sys.stdin.isatty():
-        raise ConfigError(f"{what} needs a yes, and there is nobody to ask", hint="--yes goes on without asking")
-    if not typer.confirm(f"{what}. Go on?", err=True):
-        raise ConfigError(f"{what} was not confirmed; nothing has been made")
+        raise ConfigError(
+            f"{what} must be confirmed, and stdin is not a terminal", hint="--yes starts it without asking"
+        )
+    if not typer.confirm(f"{what}. Start it?", err=True):
+        raise ConfigError(f"{what} was not confirmed; nothing was created")

@@ -11,21 +11,23 @@ from hlatctl.run.errors import ConfigError
 
 
 def sweep_report(
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep's id, or the beginning of it.")],
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep id, or a unique beginning of one.")],
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write a sweep's report, and print where.
+    """Write a sweep's report and print its path.
 
-    Arms and trials, best first; their losses in one figure, settings in another; which axes matter; and the best arm as
-    a command and as an experiment (best.yaml). Beside the page lie summary.md, numbers.json and the figures. A sweep
-    writes its report when it ends; while it goes on this does.
+    The report shows arms and trials, best first; a figure of their losses and one of their settings; which axes matter;
+    and the best arm as a command and as an experiment (best.yaml). summary.md, numbers.json and the figures are in the
+    same folder. A sweep writes its report when it ends. This command writes it at any time.
     """
     from flows.sweep import report
 
     found = find_sweep(sweep, runs_dir)
     if found is None:
         run = find_run(sweep, runs_dir)
-        raise ConfigError(f"SWEEP={sweep}: {run.run_id} is a run and no sweep", hint=f"its report: {run.report}")
+        raise ConfigError(
+            f"SWEEP={sweep}: {run.run_id} is a run, not a sweep", hint=f"the run's report is in {run.report}"
+        )
     page = report.build(found)
     typer.echo(page)
-    say(f"summary.md, numbers.json and figures lie beside it{', and best.yaml' if found.best.is_file() else ''}")
+    say(f"in the same folder: summary.md, numbers.json, figures{', best.yaml' if found.best.is_file() else ''}")

@@ -11,12 +11,14 @@ from hlatctl.run.runs import list_runs
 
 
 def sync(
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="One run; all of them if left out.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Run to copy.  [default: all runs]", show_default=False)
+    ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Bring MLflow up to date with the journals.
+    """Copy missing journal entries to MLflow.
 
-    Of one run, or of all. Flow runs in Prefect whose process has died become Crashed.
+    Copies the entries of one run, or of all runs. Also marks flow runs in Prefect as Crashed if their process has died.
     """
     from flows.tracking import mlflow_sync, prefect_stale
 
@@ -24,5 +26,5 @@ def sync(
     for one in found:
         typer.echo(f"{one.run_id}\t{mlflow_sync.sync(one)}")
     if not found:
-        say(f"there is no run in {runs_folder(runs_dir)}")
+        say(f"there are no runs in {runs_folder(runs_dir)}")
     prefect_stale.bring_up_to_date(runs_folder(runs_dir), say)

@@ -13,18 +13,19 @@ from hlatctl.run.paths import RunPaths, SweepPaths
 
 #: What --dry-run adds: every job is played by the scripted cluster, the stages and the journal are real.
 _DRY_RUN_OVERRIDE = "cluster.launcher=mock"
-_SIMULATE = "add --dry-run to simulate it, or see `hlatctl plan` with the same configuration"
+_SIMULATE = "add --dry-run to simulate it, or run `hlatctl plan` with the same configuration"
 
 
 def train(
     overrides: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Go through every stage on a simulated cluster; nothing is trained.")
-    ] = False,
-    run_id: Annotated[str | None, typer.Option(help="Name of the run.  [default: made from name and time]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every stage; nothing is trained.")] = False,
+    run_id: Annotated[str | None, typer.Option(help="Id of the run.  [default: made from name and time]")] = None,
     detach: Detach = False,
 ) -> None:
-    """Train, evaluate and document a model. Prints the run's id; Ctrl-C stops it with a checkpoint."""
+    """Train and evaluate a model, and write its report.
+
+    Prints the run's id. Ctrl-C stops the run with a checkpoint.
+    """
     from conf.compose import compose
 
     config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
@@ -49,8 +50,8 @@ def start_head(run: RunPaths) -> None:
 
     head = detached.start_head(run)
     is_sweep = isinstance(run, SweepPaths)
-    say(f"process {head.pid} drives the {'sweep' if is_sweep else 'run'}; it is not tied to this terminal")
-    say(f"hlatctl status {run.run_id}     how it stands")
+    say(f"the {'sweep' if is_sweep else 'run'}'s driver is process {head.pid}; it continues if this terminal closes")
+    say(f"hlatctl status {run.run_id}     shows its state")
     if not is_sweep:  # its trials have logs
-        say(f"hlatctl logs {run.run_id} -f    its output")
-    say(f"hlatctl stop {run.run_id}       a checkpoint, then the end")
+        say(f"hlatctl logs {run.run_id} -f    prints its output")
+    say(f"hlatctl stop {run.run_id}       stops it with a checkpoint")

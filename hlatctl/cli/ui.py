@@ -10,13 +10,13 @@ from hlatctl.cli.common import RunsDir, runs_folder, say
 
 
 def ui(
-    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's page.", min=1, max=65535)] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's page.", min=1, max=65535)] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's web page.", min=1, max=65535)] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's web page.", min=1, max=65535)] = 5000,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Serve Prefect's and MLflow's pages.
+    """Serve the web pages of Prefect and MLflow.
 
-    Until Ctrl-C. A run needs neither.
+    Serves them until Ctrl-C. Runs don't need these pages.
     """
     from flows.tracking.ui import serve
 
@@ -29,4 +29,4 @@ def _ready(addresses: dict[str, str], auth: str) -> None:
     user, _, password = auth.partition(":")
     say(f"password for Prefect's page: {auth}")
     say(f"for MLflow's page: user {user}, password {password}")
-    say("Ctrl-C ends both")
+    say("press Ctrl-C to stop both")

@@ -80,11 +80,11 @@ def test_a_run_without_checkpoints_is_told_and_is_no_error_to_list(
     make_run("empty", until="created")
     runs_dir = ("--runs-dir", os.fspath(tmp_path / "runs"))
     assert main(["checkpoint", "ls", "empty", *runs_dir]) == 0
-    assert capsys.readouterr() == ("", "run empty has no checkpoint\n")
+    assert capsys.readouterr() == ("", "run empty has no checkpoints\n")
     assert main(["checkpoint", "ls", "empty", "--json", *runs_dir]) == 0
     assert capsys.readouterr().out == "[]\n"
     assert main(["checkpoint", "verify", "empty", *runs_dir]) == 22
-    assert "error: run empty: no checkpoint\nhint: steps that have one: none\n" in capsys.readouterr().err
+    assert "error: run empty: no checkpoint\nhint: steps with a checkpoint: none\n" in capsys.readouterr().err
 
 
 def test_verify_reads_every_file(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_verify_reads_every_file(run: RunPaths, capsys: pytest.CaptureFixture[st
         "step 250: shard.safetensors: checksum differs",
         "step 300: shard.safetensors: 100 bytes, expected 2048",
     ]
-    assert "error: run example: 3 of 5 checkpoints are not as they were written\nhint: " in err
+    assert "error: run example: 3 of 5 checkpoints are damaged or incomplete\nhint: " in err
     assert main(["checkpoint", "verify", "latest", "--step", "200"]) == 0
     assert main(["checkpoint", "verify", "latest", "--step", "250"]) == 22
 
@@ -105,7 +105,7 @@ def test_verify_reads_every_file(run: RunPaths, capsys: pytest.CaptureFixture[st
 def test_a_step_or_a_run_that_is_not_there_is_named(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "verify", "latest", "--step", "7"]) == 22
     assert capsys.readouterr().err == (
-        "error: run example: no checkpoint of step 7\nhint: steps that have one: 102, 200, 250, 300, 306\n"
+        "error: run example: no checkpoint of step 7\nhint: steps with a checkpoint: 102, 200, 250, 300, 306\n"
     )
     for command in (["ls"], ["verify"], ["export", "--to", "x"]):
         assert main(["checkpoint", command[0], "exampel", *command[1:]]) == 13

@@ -222,7 +222,7 @@ def test_a_run_without_an_evaluated_milestone_is_told_of(
 ) -> None:
     run = make_run(until="stages")
     argv = ["compare", "example", "--runs-dir", os.fspath(tmp_path / "runs")]
-    hint = "hint: `hlatctl status example` tells how it stands\n"
+    hint = "hint: `hlatctl status example` shows the run's state\n"
     assert main(argv) == 21
     assert capsys.readouterr().err == f"error: example: has no evaluated milestone\n{hint}"
     with JournalWriter(run, "flow") as journal:

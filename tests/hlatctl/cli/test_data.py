@@ -71,7 +71,7 @@ def test_inspect_prepares_and_shows_a_corpus(run: RunPaths, corpus: Path, capsys
     assert found["documents"] + found["validation_documents"] == 120
     assert main(["data", "inspect", *overrides, "--documents", "10"]) == 0
     text = capsys.readouterr().out
-    assert f"{found['documents']:,} documents to train on" in text
+    assert f"{found['documents']:,} documents for training" in text
     assert "(estimated from 10 documents)" in text
     assert "1 damaged rows or stretches" in text
     assert f"{corpus}:61: not a JSON value" in text
@@ -92,7 +92,7 @@ def test_at_names_file_and_row_of_every_document(
 ) -> None:
     assert main(["data", "at", "the-run", "--step", "3", "--json"]) == 0
     captured = capsys.readouterr()
-    assert "step 3: going through 3 batches from the start" in captured.err
+    assert "step 3: replaying 3 batches from the start" in captured.err
     sequences = json.loads(captured.out)["sequences"]
     assert [sum(d["tokens"] for d in sequence) for sequence in sequences] == [128] * 8
     lines = corpus.read_text().splitlines()
@@ -106,7 +106,7 @@ def test_at_names_file_and_row_of_every_document(
 
 def test_skip_is_journalled_as_batches(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "skip", "the-run", "--steps", "4-6,9", "--why", "a spike"]) == 0
-    assert "batches 4-6, 9 are left out from its next attempt on" in capsys.readouterr().err
+    assert "batches 4-6, 9 are skipped from its next attempt on" in capsys.readouterr().err
     (event,) = _amendments(run)
     assert (event["key"], event["value"], event["why"]) == ("data.skip_steps", [4, 5, 6, 9], "a spike")
     assert event["by"]
@@ -124,7 +124,7 @@ def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(
     files.write_json(folder / "rank-00000.json", {"loader": [[25, 0, 0, 0]]})
     write_manifest(folder, step=20, tokens=1, world={"world_size": 1})
     assert main(["data", "skip", "the-run", "--steps", "18-22"]) == 10
-    assert "--steps=18: the newest checkpoint, of step 20, is trained on it already" in capsys.readouterr().err
+    assert "--steps=18: is already trained; the newest checkpoint is of step 20" in capsys.readouterr().err
     assert _amendments(run) == []
     assert main(["data", "skip", "the-run", "--steps", "21"]) == 0
     assert _amendments(run)[0]["value"] == [26], "25 batches were drawn for 20 steps"
@@ -134,7 +134,7 @@ def test_accept_names_the_corpus_as_it_is_now(
     run: RunPaths, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "accept", "the-run"]) == 0
-    assert "the corpus is the one that it began with" in capsys.readouterr().err
+    assert "the corpus has not changed" in capsys.readouterr().err
     config = conf.load.load(run.config)
     before, text = files.read_json(run.dataset)["fingerprint"], corpus.read_text()
     corpus.write_text(text + json.dumps({"text": "one more"}) + "\n")
@@ -166,8 +166,8 @@ def test_a_simulated_run_has_no_data_to_look_into(
     write_manifest(run.checkpoint(20), step=20, tokens=1, world={})
     assert main(["data", *argv]) == 11
     assert capsys.readouterr().err == (
-        "error: run played: is simulated, so it has no corpus and has trained on nothing\n"
-        "hint: name a run that was made without --dry-run: `hlatctl runs`\n"
+        "error: run played: is simulated, so it has no corpus\n"
+        "hint: choose a run that is not simulated; `hlatctl runs` marks simulated ones\n"
     )
 
 

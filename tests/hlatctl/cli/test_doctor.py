@@ -46,7 +46,7 @@ def test_what_fails_decides_the_exit_code_and_is_named(
     captured = capsys.readouterr()
     assert captured.out == "pass  python: 3.11\nfail  C++ compiler: g++: not found\n"
     assert captured.err == (
-        "error: 1 of 2 checks failed, the first: C++ compiler: g++: not found\nhint: to see it: g++ --version\n"
+        "error: 1 of 2 checks failed; the first: C++ compiler: g++: not found\nhint: run `g++ --version` to see the problem\n"
     )
 
 
@@ -76,6 +76,6 @@ def test_the_checklist_of_a_node_stops_where_the_node_is_not_fit(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("fail  Neuron devices: neuron-ls: not found on PATH or in /opt/aws/neuron/bin")
     assert lines[-2:] == [
-        "skip  compile ahead, every graph found, 20 steps: not tried before this is mended: Neuron devices",
-        "skip  killed and resumed: not tried before this is mended: Neuron devices",
+        "skip  compile ahead, every graph found, 20 steps: skipped until this check passes: Neuron devices",
+        "skip  killed and resumed: skipped until this check passes: Neuron devices",
     ]

@@ -64,7 +64,7 @@ def test_the_status_is_a_table_of_datasets_and_names_what_is_missing(
     ]
     assert captured.err == (
         "missing: /data/mmlu/virology/test.jsonl, for mmlu_virology\n"
-        "with a network: hlatctl eval data mirror --to /data eval=hlat\n"
+        "hint: on a machine with a network, run `hlatctl eval data mirror --to /data eval=hlat`\n"
     )
     assert asked == [("eval.data", "hlat", "/data", "status")]
 
@@ -95,7 +95,7 @@ def test_an_error_of_the_process_is_told_once(capfd: pytest.CaptureFixture[str])
 
 def test_the_built_in_suite_needs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "data", "status", "eval=smoke"]) == 0
-    assert capfd.readouterr() == ("", "suite smoke needs no dataset: its items are built in\n")
+    assert capfd.readouterr() == ("", "suite smoke needs no datasets: its items are built in\n")
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def _milestone(**progress: Any) -> MilestoneState:
 
 
 def test_progress_names_task_requests_and_the_time_that_is_left() -> None:
-    assert evaluation_line(_milestone()) == "beginning"
+    assert evaluation_line(_milestone()) == "starting"
     assert evaluation_line(_milestone(task="piqa")) == "piqa (task 1 of 2)"
     known = {"task": "gsm8k", "done": 40, "total": 100, "done_before": 20, "task_started_unix_s": 5.0}
     line = evaluation_line(_milestone(**known, counted=[(95.0, 20), (105.0, 40)]))
-    assert line == "gsm8k (task 2 of 2) · 40 of 100 requests · 30 s left of it"
+    assert line == "gsm8k (task 2 of 2) · 40 of 100 requests · 30 s left for this task"
 
 
 def test_plain_progress_is_a_line_a_task() -> None:

@@ -42,13 +42,13 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert main(["sweep", "--extend", "rates", "seed=1,2"]) == 10
     assert "seed=1,2: is another space than the sweep's: its axes are optimizer.lr" in capsys.readouterr().err
     assert main(["sweep", "--extend", "rates-t0000", "seed=1,2"]) == 10
-    assert "--extend=rates-t0000: rates-t0000 is a run and no sweep" in capsys.readouterr().err
+    assert "--extend=rates-t0000: rates-t0000 is a run, not a sweep" in capsys.readouterr().err
     assert main(["sweep-report", "rates"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{swept / 'rates' / 'report' / 'index.html'}\n"
-    assert captured.err == "summary.md, numbers.json and figures lie beside it, and best.yaml\n"
+    assert captured.err == "in the same folder: summary.md, numbers.json, figures, best.yaml\n"
     assert main(["sweep-report", "rates-t0000"]) == 10
-    assert "SWEEP=rates-t0000: rates-t0000 is a run and no sweep" in capsys.readouterr().err
+    assert "SWEEP=rates-t0000: rates-t0000 is a run, not a sweep" in capsys.readouterr().err
     assert main(["stop", "rates"]) == 0
     assert "rates: finished" in capsys.readouterr().err
 
@@ -60,13 +60,13 @@ def test_unknown_or_great_cost_needs_a_yes(
     priced = ["sweep", *SMALL, "seed=1,2", "cluster.price_usd_per_node_hour=20"]
     assert main(priced) == 10
     assert capsys.readouterr().err.splitlines()[-2:] == [
-        "error: sweep.confirm_above_usd=100: a sweep of unknown cost needs a yes, and there is nobody to ask",
-        "hint: --yes goes on without asking",
+        "error: sweep.confirm_above_usd=100: a sweep of unknown cost must be confirmed, and stdin is not a terminal",
+        "hint: --yes starts it without asking",
     ]
     assert main([*priced, *HARDWARE, "cluster.price_usd_per_node_hour=1e9"]) == 10
     told = capsys.readouterr().err
     assert re.search(r"2 trials .*; at most .* of training, .* process-hours, as predicted, [\d,.]+ USD\n", told)
-    assert re.search(r"error: sweep.confirm_above_usd=100: a sweep of [\d,.]+ USD needs a yes", told)
+    assert re.search(r"error: sweep.confirm_above_usd=100: a sweep that costs [\d,.]+ USD must be confirmed", told)
     assert not (tmp_path / "runs").exists(), "nothing has been made"
 
 

@@ -61,7 +61,7 @@ def test_nothing_is_simulated_that_was_not_asked_to_be(
     assert captured.out == ""
     error, hint = captured.err.splitlines()
     assert error.startswith("error: cluster.launcher=mock: simulates jobs and starts none, so nothing would be trained")
-    assert hint == "hint: add --dry-run to simulate it, or see `hlatctl plan` with the same configuration"
+    assert hint == "hint: add --dry-run to simulate it, or run `hlatctl plan` with the same configuration"
     assert not runs_dir.exists()
 
 
@@ -90,7 +90,7 @@ def test_resuming_a_finished_run_tells_its_summary(runs_dir: Path, capsys: pytes
     assert captured.out == "done\n"
     assert "done: finished" in captured.err
     assert main(["stop", "done"]) == 0
-    assert capsys.readouterr().err == "done: is finished already\n"
+    assert capsys.readouterr().err == "done: is already finished\n"
 
 
 def test_a_run_that_another_process_drives_is_left_alone(
@@ -160,7 +160,7 @@ def test_a_detached_run_goes_on_after_its_command_has_returned(
     assert main(["train", "--dry-run", "--detach", "--run-id", "away", *OVERRIDES]) == 0
     captured = capsys.readouterr()
     assert captured.out == "away\n"
-    assert f"process {started[0].pid} drives the run" in captured.err
+    assert f"the run's driver is process {started[0].pid};" in captured.err
     assert started[0].wait(60) == 0
     run = RunPaths(runs_dir / "away")
     assert look(run).status == "finished"

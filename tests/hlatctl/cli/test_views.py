@@ -78,7 +78,7 @@ def test_a_run_whose_head_is_gone_is_interrupted_and_can_be_resumed(
     assert main(["status", "example", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
     captured = capsys.readouterr()
     assert "interrupted" in captured.out
-    assert captured.err == "hint: hlatctl resume example goes on with it (the process that drove it is gone)\n"
+    assert captured.err == "hint: `hlatctl resume example` continues the run (its driver is not running)\n"
 
 
 def test_a_live_run_shows_its_process_and_that_it_is_stopping(make_run: MakeRun, cli: Cli) -> None:
