@@ -64,9 +64,9 @@ class LocalLauncher:
             ) from None
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while records.started(handle) is None:
+        while records.recorded(handle) is None:
             if processes.identify(pid) is None or time.monotonic() > deadline:
-                if records.started(handle):  # it was as quick as that
+                if records.recorded(handle):  # it was as quick as that
                     break
                 raise LaunchError(f"job {job.name}: its script did not start", hint=f"see {job.log}")
             time.sleep(_POLL_S)

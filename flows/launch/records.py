@@ -16,6 +16,7 @@ from flows.launch.base import Handle
 from hlatctl import node
 from hlatctl.run import files, processes
 from hlatctl.run.processes import Identity
+from hlatctl.run.reading import DAMAGED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +58,25 @@ def paths(handle: Handle) -> tuple[Path, Path]:
 
 
 def started(handle: Handle) -> Record | None:
-    """The job as it was started; None if it was not, or if its process can't be told from a stranger's."""
+    """The job as it was started; None if it was not, or if its process can't be told from a stranger's.
+
+    A job whose record is missing or damaged is found by the command line of its node's program while that runs.
+    """
+    record = recorded(handle)
+    if record and processes.alive(record.process):
+        return record
+    return _running(handle) or record
+
+
+def recorded(handle: Handle) -> Record | None:
+    """The job as its record says; None if there is no record that can be used."""
     value = _read(paths(handle)[0])
     if isinstance(value, int):
         return _old(handle, value)
     try:
         process = Identity(pid=int(value["pid"]), started=str(value["started"]), boot_id=str(value["boot_id"]))
         return Record(process=process, token=str(value["token"]))
-    except (KeyError, TypeError, ValueError):
+    except DAMAGED:
         return None
 
 
@@ -73,8 +85,16 @@ def exit_code(handle: Handle) -> int | None:
     value = _read(paths(handle)[1])
     try:
         return int(value["code"]) if isinstance(value, dict) else None if value is None else int(value)
-    except (KeyError, TypeError, ValueError):
+    except DAMAGED:
         return None
+
+
+def _running(handle: Handle) -> Record | None:
+    base = os.fspath(Path(handle.launch_dir) / handle.name)
+    for process in processes.with_words("-m", "hlatctl.node", base):
+        tokens = (processes.job_of(pid) for pid in processes.descendants(process.pid))
+        return Record(process=process, token=next(filter(None, tokens), ""))
+    return None
 
 
 def _old(handle: Handle, pid: int) -> Record | None:
@@ -87,7 +107,7 @@ def _old(handle: Handle, pid: int) -> Record | None:
 def _read(path: Path) -> Any:
     try:
         return files.read_json(path)
-    except (OSError, ValueError):
+    except (OSError, *DAMAGED):
         return None
 
 

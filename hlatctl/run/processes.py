@@ -67,6 +67,8 @@ def send(process: Identity, number: signal.Signals) -> bool:
         with _pinned(process.pid) as descriptor:
             if not alive(process):
                 return False
+            if _owner(process.pid) != os.geteuid():  # root may signal anybody
+                raise PermissionError
             if descriptor is None:
                 os.kill(process.pid, number)
             else:
@@ -79,6 +81,20 @@ def send(process: Identity, number: signal.Signals) -> bool:
             hint=f"as that user or as root: kill -{number.name.removeprefix('SIG')} {process.pid}",
         ) from None
     return True
+
+
+def with_words(*words: str) -> list[Identity]:
+    """The processes of this user that were started with these words, one after the other. Linux only."""
+    count = len(words)
+    return [
+        process for process in _own() for line in [command_line(process.pid)]
+        if any(line[place : place + count] == words for place in range(len(line)))
+    ]  # fmt: skip
+
+
+def job_of(pid: int) -> str:
+    """The token of the job that a process belongs to; empty if it belongs to none."""
+    return _variable(pid, JOB_ENV)
 
 
 def of_job(token: str) -> list[Identity]:
@@ -192,12 +208,18 @@ def _identified(pids: Iterable[int]) -> list[Identity]:
 
 def _own() -> list[Identity]:
     """The processes of this user."""
-    pids = []
-    for entry in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid == os.geteuid():
-                pids.append(int(entry.name))
-    return _identified(pids)
+    pids = [int(entry.name) for entry in _PROC.glob("[0-9]*")]
+    return _identified(pid for pid in pids if _owner(pid) == os.geteuid())
+
+
+def _owner(pid: int) -> int | None:
+    """The user of a process; this one where there is no ``/proc`` to tell, None if it is gone."""
+    if not _PROC.joinpath("self").exists():
+        return os.geteuid()
+    try:
+        return (_PROC / str(pid)).stat().st_uid
+    except OSError:
+        return None
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from conf.schema import Config
 from flows import pretrain
+from flows.launch import records
 from flows.launch.base import Handle, Job, Launcher
 from flows.launch.local import LocalLauncher
 from flows.runtime.context import make_job
@@ -147,7 +148,10 @@ def test_a_process_that_got_a_lost_jobs_id_is_not_signalled(tmp_path: Path, styl
         innocent.kill()
 
 
-@pytest.mark.parametrize("text", ["1", "0", "-1", "true", "[]", '{"pid": 1}', "{", '{"pid": 1, "started": "1"}'])
+DAMAGED_RECORDS = ["1", "0", "-1", "true", "[]", '{"pid": 1}', "{", '{"pid": 1, "started": "1"}', '{"pid": 1e999}']
+
+
+@pytest.mark.parametrize("text", DAMAGED_RECORDS)
 def test_a_damaged_process_file_signals_nothing(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def harm(*_: object) -> None:
         raise AssertionError("a signal was sent")
@@ -159,6 +163,23 @@ def test_a_damaged_process_file_signals_nothing(tmp_path: Path, text: str, monke
     files.write_text(tmp_path / "launch" / "try.pid", text)
     launcher.cancel(handle, grace_s=0.1)
     assert launcher.status(handle).state == "lost"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "text", ["text", '{"pid": 1e999}', '{"pid": 1, "started": "1", "boot_id": "x", "token": ""}', None]
+)
+def test_a_job_that_runs_is_found_and_stopped_without_its_record(tmp_path: Path, text: str) -> None:
+    launcher = LocalLauncher()
+    handle = launcher.submit(launcher.render(python_job(tmp_path, "import time; time.sleep(600)")))
+    record = tmp_path / "launch" / "try.pid"
+    wait_until(lambda: len(records.started(handle).members()) > 1)  # type: ignore[union-attr]
+    members = records.started(handle).members()  # type: ignore[union-attr]
+    files.write_text(record, text)
+    assert launcher.status(handle).state == "running"
+    launcher.cancel(handle, grace_s=0)
+    assert launcher.status(handle).state == "failed"
+    assert not [process for process in members if processes.alive(process)]
 
 
 def test_a_job_that_an_older_version_started_is_found_and_can_be_stopped(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def _identity(process: subprocess.Popen[bytes]) -> processes.Identity:
     return found
 
 
+def test_root_signals_no_process_of_another_user() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start another user's process")
+    with subprocess.Popen(["sleep", "600"], user=65534) as other:
+        identity = processes.identify(other.pid)
+        assert identity
+        with pytest.raises(LaunchError, match="belongs to another user"):
+            processes.send(identity, signal.SIGTERM)
+        assert other.poll() is None
+        other.kill()
+
+
 @pytest.mark.parametrize("change", [{"started": "1"}, {"boot_id": "another boot"}])
 def test_a_process_that_got_the_id_of_another_is_not_signalled(
     sleeper: subprocess.Popen[bytes], change: dict[str, str]
