@@ -25,7 +25,7 @@ app = typer.Typer(
 Cache = Annotated[str, typer.Argument(metavar="CACHE", help="Name from `ls`, a folder, an archive, or s3://....")]
 MaybeCache = Annotated[
     str | None,
-    typer.Argument(metavar="[CACHE]", help="Name from `ls`, a folder, an archive, or s3://....  [default: all]"),
+    typer.Argument(metavar="CACHE", help="Name from `ls`, a folder, an archive, or s3://....  [default: all]"),
 ]
 
 

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
+        metavar="OVERRIDES",
         help="Configuration keys to set, such as experiment=quickstart train.tokens=10M.",
         show_default=False,
     ),
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")]
+RunOrSweepName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run or sweep id, a unique beginning of one, or `latest`.")
+]
 RunsDir = Annotated[
     Path | None,
     typer.Option(

@@ -53,7 +53,7 @@ def compare(
     output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Compare the scores of runs, also with published ones.
+    """Compare runs' scores with each other and published ones.
 
     Marks the best value of each row, or all values that are statistically equal to the best. Compares scores only if
     they have the same contract, and published scores only if shots and items are the same. `--baselines hlat` adds

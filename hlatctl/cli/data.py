@@ -34,7 +34,7 @@ from hlatctl.run.reading import why as reason
 _BAR = 40
 
 app = typer.Typer(
-    help="Inspect a corpus, and inspect or change a run's data.",
+    help="Inspect training data, and change the data of a run.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None,
 )  # fmt: skip
 Why = Annotated[str, typer.Option(help="Reason, recorded in the journal.")]

@@ -72,12 +72,12 @@ def evaluate(
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Evaluate pending milestones of a run, or a checkpoint or model.
+    """Evaluate a run's pending milestones, a checkpoint or a model.
 
     Prints the path of each results file. Finished tasks are kept if the evaluation fails.
 
     A run uses its own configuration. OVERRIDES can change only its eval.* keys, such as eval=hlat_core
-    eval.data_dir=DIR. The first evaluation freezes the run's contract. An evaluation that differs from it is refused.
+    eval.data_dir=DIR. The first evaluation freezes the run's contract. Other settings need --new-contract.
     """
     from flows import targets
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def plan(
     overrides: Overrides = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Rank the layouts that fit these nodes, cheapest first.")
+        bool, typer.Option("--search", help="Rank the layouts that fit the nodes, cheapest first.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from hlatctl.cli.common import Detach, RunName, RunsDir, announce, find_run, find_sweep
+from hlatctl.cli.common import Detach, RunOrSweepName, RunsDir, announce, find_run, find_sweep
 from hlatctl.cli.driving import drive, drive_sweep
 from hlatctl.cli.train import start_head
 
 
 def resume(
-    run: RunName,
+    run: RunOrSweepName,
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:

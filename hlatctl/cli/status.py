@@ -10,7 +10,7 @@ import typer
 from hlatctl.cli.common import (
     INTERRUPTED,
     Json,
-    RunName,
+    RunOrSweepName,
     RunsDir,
     RunView,
     columns,
@@ -32,7 +32,7 @@ _GOES_ON = {
 }
 
 
-def status(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
+def status(run: RunOrSweepName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
     """Show the state of a run or a sweep.
 
     Shows a run's stage, step, loss, speed, attempts and milestones, or a sweep's arms, best first.

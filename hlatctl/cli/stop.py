@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, find_run, find_sweep, look, say, user_name
+from hlatctl.cli.common import RunOrSweepName, RunsDir, find_run, find_sweep, look, say, user_name
 from hlatctl.run.paths import SweepPaths
 
 
 def stop(
-    run: RunName,
+    run: RunOrSweepName,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the run to stop.", min=0)] = 60.0,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Stop a run, or all runs of a sweep, after a checkpoint.
+    """Save a checkpoint and stop a run, or all runs of a sweep.
 
     Works from any terminal of the machine on which the driver runs.
     """

@@ -143,7 +143,7 @@ def test_import_prints_the_command_that_trains_from_it(
     assert asked == [("trainer.convert.import_model", "--from", os.fspath(tmp_path / "hf"), "--to", os.fspath(target))]
     out, err = capsys.readouterr()
     assert "260K parameters, float32" in err
-    assert "name it with tokenizer.path=" in err
+    assert "the model's folder has no tokenizer; set tokenizer.path=" in err
     hlatctl, train, *overrides = shlex.split(out)
     assert (hlatctl, train) == ("hlatctl", "train")
     composed = compose(overrides)

@@ -200,7 +200,7 @@ def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, mo
          "error: --at=300B: base_1 has no evaluated milestone of 300,000,000,000 tokens\n"
          "hint: nearest: 200B (200000000000), 400B (400000000000)\n"),
         (["base_1", "--at", "600B"], 10,
-         "error: --at=600B: base_1 has no evaluated milestone of 600,000,000,000 tokens, it is due\n"
+         "error: --at=600B: base_1 has no evaluated milestone of 600,000,000,000 tokens (its status is due)\n"
          "hint: nearest: 200B (200000000000), 400B (400000000000)\n"),
         (["base_1", "--at", "soon"], 10,
          "error: --at='soon': is no token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n"),

@@ -46,7 +46,8 @@ def test_what_fails_decides_the_exit_code_and_is_named(
     captured = capsys.readouterr()
     assert captured.out == "pass  python: 3.11\nfail  C++ compiler: g++: not found\n"
     assert captured.err == (
-        "error: 1 of 2 checks failed; the first: C++ compiler: g++: not found\nhint: run `g++ --version` to see the problem\n"
+        "error: 1 of 2 checks failed; the first: C++ compiler: g++: not found\n"
+        "hint: run `g++ --version` to see the problem\n"
     )
 
 
