@@ -169,7 +169,8 @@ def _drive_as_head(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] 
     except SystemExit:
         # The head is told to go (SIGTERM): training lives on, and the journal leaves open how it ends.
         ctx.signals.take()
-        ctx.message(f"this process ends, training goes on; `hlatctl resume {run.run_id}` looks after it again")
+        lives = "training goes on" if ctx.training_lives() else "nothing is training"
+        ctx.message(f"this process ends, {lives}; `hlatctl resume {run.run_id}` continues the run")
         raise
 
 

@@ -167,7 +167,7 @@ def test_a_damaged_process_file_signals_nothing(tmp_path: Path, text: str, monke
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "text", ["text", '{"pid": 1e999}', '{"pid": 1, "started": "1", "boot_id": "x", "token": ""}', None]
+    "text", ["text", '{"pid": 1e999}', '{"pid": 1, "started": "1", "boot_id": "x", "token": ""}', ""]
 )
 def test_a_job_that_runs_is_found_and_stopped_without_its_record(tmp_path: Path, text: str) -> None:
     launcher = LocalLauncher()

@@ -172,5 +172,5 @@ def test_a_side_process_brings_its_output_or_its_error(tmp_path: Path) -> None:
     assert "save_pretrained" in caught.value.hint
     with pytest.raises(LaunchError, match=r"trainer\.nothing: failed \(.*No module named trainer"):
         asking.ask("trainer.nothing")
-    with pytest.raises(LaunchError, match=r"trainer\.export: no answer after 0\.01 s"):
+    with pytest.raises(LaunchError, match=r"trainer\.convert\.export: no answer after 0\.01 s"):
         asking.ask("trainer.convert.export", "--help", timeout_s=0.01)

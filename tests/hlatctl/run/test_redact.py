@@ -29,6 +29,8 @@ def test_other_names_are_left_alone(name: str) -> None:
         ("see http://u:p@h/x", "see http://***@h/x"),
         ("http://u:p@ss@h", "http://***@h"),
         ("http://token@h", "http://***@h"),
+        ("npm_" + "a1B2" * 9, "***"),
+        ("AIza" + "a1B-" * 9 + "x", "***"),
         ("postgresql://h/d?a=1&password=pw", "postgresql://h/d?a=1&password=***"),
         ("+backend.env.MY_PAT=abcdefgh", "+backend.env.MY_PAT=***"),
         ('+password = "hunter22"', '+password = "***"'),
