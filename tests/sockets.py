@@ -15,8 +15,13 @@ LOOPBACK = frozenset({IPV4_LOOPBACK, "00000000000000000000000001000000", "000000
 _LISTENS = ("0A", "07")
 
 
+def hosts(sockets: Iterable[str]) -> set[str]:
+    """Their addresses without ports."""
+    return {socket.split(":")[0] for socket in sockets}
+
+
 def listening(pids: Iterable[int]) -> list[str]:
-    """The addresses, without ports and as the kernel writes them, of the sockets on which processes listen."""
+    """The sockets on which processes listen, ``ADDRESS:PORT`` in hexadecimal as the kernel writes them."""
     inodes = set()
     for pid in pids:
         with suppress(OSError):  # it has ended
@@ -28,4 +33,4 @@ def listening(pids: Iterable[int]) -> list[str]:
         for table in ("tcp", "tcp6", "udp", "udp6")
         for line in Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
     ]
-    return [row[1].split(":")[0] for row in rows if row[9] in inodes and row[3] in _LISTENS]
+    return [row[1] for row in rows if row[9] in inodes and row[3] in _LISTENS]

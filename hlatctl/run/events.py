@@ -31,6 +31,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 #: How the journal spells floats that JSON does not have.
 _NOT_FINITE = ("nan", "inf", "-inf")
+#: Fields that ``nonfinite`` events have as text, for either may be no number.
+_AS_TEXT = ("loss", "grad_norm")
 #: Fields that readers of a kind take for granted.
 _NEEDED = {
     "step": ("step",),
@@ -53,7 +55,8 @@ def is_event(value: Any) -> bool:
         return False
     if any(value.get(name) is None for name in _NEEDED.get(kind, ())):
         return False
-    return all(_is_of_its_type(name, item) for name, item in value.items())
+    as_text = _AS_TEXT if kind == "nonfinite" else ()
+    return all(_is(item, str) if name in as_text else _is_of_its_type(name, item) for name, item in value.items())
 
 
 def _is_of_its_type(name: str, value: Any) -> bool:

@@ -14,7 +14,7 @@ from flows.launch.records import started
 from hlatctl.run import processes
 from hlatctl.run.errors import StoppedError
 from tests.e2e.conftest import Cli, wait_for
-from tests.sockets import IPV4_LOOPBACK, listening
+from tests.sockets import IPV4_LOOPBACK, hosts, listening
 
 #: Enough steps that something can be done to a run while it trains.
 LONG = "train.max_steps=800"
@@ -59,7 +59,7 @@ def test_a_head_told_to_end_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losse
     head = cli.start_train("stopped", LONG)
     wait_for_new_checkpoints(cli, "stopped", 1)
     if sys.platform == "linux":
-        assert set(listening(pids_of(cli, "stopped", head))) == {IPV4_LOOPBACK}, "a real run, seen from its machine"
+        assert hosts(listening(pids_of(cli, "stopped", head))) == {IPV4_LOOPBACK}, "a real run, seen from its machine"
     head.terminate()
     output, _ = head.communicate(timeout=60)
     assert head.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), output

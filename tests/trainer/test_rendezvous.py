@@ -16,7 +16,7 @@ from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
 from flows.launch.records import started
 from hlatctl.run.errors import LaunchError, load_error
-from tests.sockets import LOOPBACK, listening
+from tests.sockets import LOOPBACK, hosts, listening
 
 _PEERS = os.fspath(Path(__file__).with_name("peers.py"))
 _WAIT_S = 120.0
@@ -70,7 +70,7 @@ def test_every_socket_of_a_job_that_listens_is_on_loopback(peers: tuple[Job, Han
     _wait_until(lambda: len(list(tmp_path.glob("met-*"))) == 2, job)
     addresses = _listening(handle)
     assert len(addresses) >= 4, "two ranks, each in two groups"
-    assert set(addresses) <= LOOPBACK
+    assert hosts(addresses) <= LOOPBACK
     (tmp_path / "let-them-go").touch()
     _wait_until(lambda: LocalLauncher().status(handle).ended, job)
     assert LocalLauncher().status(handle).state == "succeeded", job.log.read_text()
