@@ -306,10 +306,10 @@ def test_comparing_an_answer_takes_no_longer_than_the_program_may(
     hasty: sandbox.Worker, answer: str | None, test: str
 ) -> None:
     """Each comparison is one operation of the interpreter, which no signal handler written in Python can interrupt."""
-    # A fraction of two numbers of 26 Mbit, sent past what would take this program itself as long.
+    # A fraction of two random numbers of 26 Mbit, sent past what would take this program itself as long.
     send = (
-        "import gc, json, socket, struct\nown = next(x for x in gc.get_objects() if isinstance(x, socket.socket))\n"
-        "top, bottom = ('0x' + word * (26_000_000 // 64) for word in ('9e3779b97f4a7c15', 'bf58476d1ce4e5b9'))\n"
+        "import gc, json, random, socket, struct\nown = next(x for x in gc.get_objects() if isinstance(x, socket.socket))\n"
+        "top, bottom = (hex(random.getrandbits(26_000_000)) for _ in range(2))\n"
         "text = json.dumps(['return', ['fraction', top, bottom]]).encode()\n"
         "own.sendall(struct.pack('!I', len(text)) + text)\nwhile True: pass"
     )
