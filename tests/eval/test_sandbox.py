@@ -308,7 +308,8 @@ def test_comparing_an_answer_takes_no_longer_than_the_program_may(
     """Each comparison is one operation of the interpreter, which no signal handler written in Python can interrupt."""
     # A fraction of two random numbers of 26 Mbit, sent past what would take this program itself as long.
     send = (
-        "import gc, json, random, socket, struct\nown = next(x for x in gc.get_objects() if isinstance(x, socket.socket))\n"
+        "import gc, json, random, socket, struct\n"
+        "own = next(x for x in gc.get_objects() if isinstance(x, socket.socket))\n"
         "top, bottom = (hex(random.getrandbits(26_000_000)) for _ in range(2))\n"
         "text = json.dumps(['return', ['fraction', top, bottom]]).encode()\n"
         "own.sendall(struct.pack('!I', len(text)) + text)\nwhile True: pass"
