@@ -59,8 +59,9 @@ def amended_skips(events: Iterable[Event]) -> list[int | str]:
     """
     lists = (
         event.get("amended_skips", []) if event["kind"] == TRAIN_STARTED else event["value"]
-        for event in events if event["kind"] == TRAIN_STARTED or _amends(event, SKIP_STEPS)
-    )  # fmt: skip
+        for event in events
+        if event["kind"] == TRAIN_STARTED or _amends(event, SKIP_STEPS)
+    )
     flat = (entry for entries in lists for entry in (entries if isinstance(entries, list) else [entries]))
     return list(dict.fromkeys(entry if isinstance(entry, int | str) else str(entry) for entry in flat))
 

@@ -69,8 +69,10 @@ def override_eval(config: Config, overrides: Sequence[str]) -> Config:
     keys = [override.lstrip("+~").split("=")[0] for override in overrides]
     for key in keys:
         if key != "eval" and not key.startswith("eval."):
-            raise ConfigError(f"{key}: is settled by the run, whose evaluation may change eval.* only",
-                              hint="such as eval=hlat_core, eval.limit=100, eval.tasks=[piqa]")  # fmt: skip
+            raise ConfigError(
+                f"{key}: is settled by the run, whose evaluation may change eval.* only",
+                hint="such as eval=hlat_core, eval.limit=100, eval.tasks=[piqa]",
+            )
     if "eval" in keys:
         code = dataclasses.replace(config.eval.code, samples_per_problem=CodeConfig().samples_per_problem)
         config = dataclasses.replace(

@@ -20,14 +20,24 @@ from hlatctl import __version__
 
 _DATA_KEYS = ("data.source", "data.on_corrupt", "data.validation_fraction", "tokenizer.path")
 _GRAPH_KEYS = (
-    "precision.name", "data.mask_across_documents", "backend.name", "backend.device", "backend.compile",
-    "backend.compiler_flags", "train.seq_len", "cluster.threads_per_process",
-)  # fmt: skip
+    "precision.name",
+    "data.mask_across_documents",
+    "backend.name",
+    "backend.device",
+    "backend.compile",
+    "backend.compiler_flags",
+    "train.seq_len",
+    "cluster.threads_per_process",
+)
 #: PyTorch/XLA traces the optimizer's step too, and which processes talk to each other.
 _WHOLE_STEP_KEYS = (
-    "optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.weight_decay", "optimizer.decay",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.eps",
+    "optimizer.weight_decay",
+    "optimizer.decay",
     "optimizer.max_grad_norm",
-)  # fmt: skip
+)
 #: Variables of the runtime, the network and the C library, which no compiler reads.
 _NO_GRAPH_VARIABLES = ("NEURON_RT_", "FI_", "CCOM_", "MALLOC_", "TORCH_DIST_")
 

@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 SWEEP_FILES = CONF_DIR / "sweep"
 _CHOICES = {
-    "sampler": (None, "grid", "random", "tpe"), "direction": (None, "min", "max"),
+    "sampler": (None, "grid", "random", "tpe"),
+    "direction": (None, "min", "max"),
     "pruner": ("none", "median", "asha"),
-}  # fmt: skip
-_AT_LEAST = {
-    "trials": 1, "seeds": 1, "parallel": 1, "rungs": 1, "startup_trials": 0, "confirm_above_usd": 0.0,
-}  # fmt: skip
+}
+_AT_LEAST = {"trials": 1, "seeds": 1, "parallel": 1, "rungs": 1, "startup_trials": 0, "confirm_above_usd": 0.0}
 #: What an extended sweep may change besides its axes: it changes no trial and no comparison.
 _MAY_CHANGE = ("trials", "parallel", "confirm_above_usd")
 #: Arms that are drawn if nobody says how many.
@@ -238,15 +237,17 @@ def _check(space: Space) -> None:
         if (value := getattr(settings, name)) is not None and value < least:
             raise ConfigError(f"sweep.{name}={value}: must be at least {least}")
     if not space.axes and settings.seeds == 1:
-        raise ConfigError("nothing is swept: no argument has several values",
-                          hint="such as optimizer.beta2=0.95,0.99, or sweep.seeds=3")  # fmt: skip
+        raise ConfigError(
+            "nothing is swept: no argument has several values",
+            hint="such as optimizer.beta2=0.95,0.99, or sweep.seeds=3",
+        )
     interval = next((axis for axis in space.axes if axis.is_interval), None)
     if space.sampler == "grid" and interval:
         raise ConfigError(
             f"sweep.sampler=grid: {interval.key} is an interval from {interval.low:g} to {interval.high:g}, which has "
-            "no end of values", hint=f"list them, {interval.key}={interval.low:g},{interval.high:g}, or use "
-            "sweep.sampler=tpe",
-        )  # fmt: skip
+            "no end of values",
+            hint=f"list them, {interval.key}={interval.low:g},{interval.high:g}, or use sweep.sampler=tpe",
+        )
     if space.sampler == "grid" and settings.trials is not None:
         raise ConfigError(
             f"sweep.trials={settings.trials}: a grid tries all of its {space.arms} arms",

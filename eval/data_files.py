@@ -74,8 +74,10 @@ def needs(definition: Definition, shots: int) -> Needs:
     """
     dataset = definition["dataset_path"]
     if definition["custom_dataset"] or definition["class"] or not dataset or dataset in _LOADERS:
-        raise ConfigError(f"eval.tasks: {definition.name} makes its dataset itself, so eval.data_dir can't hold it",
-                          hint="set eval.data_dir=null for it, with a network")  # fmt: skip
+        raise ConfigError(
+            f"eval.tasks: {definition.name} makes its dataset itself, so eval.data_dir can't hold it",
+            hint="set eval.data_dir=null for it, with a network",
+        )
     evaluated = definition["test_split"] or definition["validation_split"]
     if not evaluated:
         raise ConfigError(f"eval.tasks: {definition.name} names no split to evaluate")

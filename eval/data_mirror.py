@@ -76,8 +76,10 @@ def _fetch(split: Split, target: Path, cache: Path) -> None:
         rows = datasets.load_dataset(split.dataset, split.config, split=split.split, cache_dir=str(cache))
     except Exception as error:  # the hub's client and the readers of its formats raise of their own kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{split.title}: split {split.split} can't be fetched ({reason})",
-                        hint="start the mirror again: what is there is kept") from error  # fmt: skip
+        raise DataError(
+            f"{split.title}: split {split.split} can't be fetched ({reason})",
+            hint="start the mirror again: what is there is kept",
+        ) from error
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -91,8 +91,11 @@ def run(
     _seed_all(seed)
     results = evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=_BOOTSTRAP_ITERS, log_samples=True)
     metrics, samples = results["results"][task.name], results["samples"][task.name]
-    plain = {key: value if isinstance(value, str | int) else float(value) for key, value in metrics.items()
-             if isinstance(value, str | int | float)}  # fmt: skip
+    plain = {
+        key: value if isinstance(value, str | int) else float(value)
+        for key, value in metrics.items()
+        if isinstance(value, str | int | float)
+    }
     return TaskResult(plain, samples, _task_scores(task, loaded, plain, samples))
 
 
@@ -108,10 +111,12 @@ def render(task: Task, scratch: Path, *, seed: int) -> dict[str, Any]:
     text = json.dumps(first, sort_keys=True, default=str)
     generates = loaded.config.output_type == "generate_until"
     return {
-        "version": str(loaded.VERSION), "shots": int(loaded.get_config("num_fewshot") or 0),
-        "items": len(loaded.eval_docs), "prompts": hashlib.sha256(text.encode()).hexdigest(),
+        "version": str(loaded.VERSION),
+        "shots": int(loaded.get_config("num_fewshot") or 0),
+        "items": len(loaded.eval_docs),
+        "prompts": hashlib.sha256(text.encode()).hexdigest(),
         "generation": json.loads(json.dumps(loaded.config.generation_kwargs, default=str)) if generates else None,
-    }  # fmt: skip
+    }
 
 
 def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str, Any]:
@@ -220,9 +225,11 @@ def _named_scores(
         suffix = re.sub(r"\W+", "_", filter_name or metric)
         stderr = metrics.get(f"{metric}_stderr,{key.partition(',')[2]}")
         scores[f"{title}_{suffix}" if scores else title] = Score(
-            metric=metric, value=float(metrics[key]),
-            stderr=float(stderr) if isinstance(stderr, int | float) else None, n=count(key),
-        )  # fmt: skip
+            metric=metric,
+            value=float(metrics[key]),
+            stderr=float(stderr) if isinstance(stderr, int | float) else None,
+            n=count(key),
+        )
     if not scores:
         known = ", ".join(sorted(key for key in metrics if "," in key and "_stderr," not in key))
         raise ConfigError(f"eval.groups: {title} has none of the metrics {', '.join(names)}", hint=f"it has {known}")

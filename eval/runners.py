@@ -114,8 +114,12 @@ def make(name: str, request: Request) -> Any:
 
 def arguments(name: str, request: Request) -> dict[str, Any]:
     """What the harness's class of an optional runner is called with."""
-    common = {"pretrained": str(request.folder), "batch_size": request.batch_size, "dtype": DTYPES[name],
-              "trust_remote_code": False}  # fmt: skip
+    common = {
+        "pretrained": str(request.folder),
+        "batch_size": request.batch_size,
+        "dtype": DTYPES[name],
+        "trust_remote_code": False,
+    }
     if name == "vllm":
         size = request.tensor_parallel_size
         return {**common, "max_model_len": request.max_length, "seed": request.seed, "tensor_parallel_size": size}

@@ -35,8 +35,16 @@ _GRACE_S = 20.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _HERE = Path(__file__).resolve().parent
 # No thread pools, which would eat the limit on processes; no chance in the order of sets, so that verdicts repeat.
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": FOLDER, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}  # fmt: skip
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": FOLDER,
+    "TMPDIR": FOLDER,
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
 _DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 #: What making a cell and watching its memory takes, in a user namespace that has no rights outside of itself.
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_PTRACE")
@@ -181,9 +189,15 @@ def _start_unsandboxed(settings: CodeConfig, log: IO[bytes], folder: str) -> sub
 def _popen(command: list[str], log: IO[bytes], folder: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=folder, pass_fds=pass_fds,
-            env={**_ENVIRONMENT, "HOME": folder, "TMPDIR": folder}, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=folder,
+            pass_fds=pass_fds,
+            env={**_ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
+            start_new_session=True,
+        )
     except OSError as error:
         raise EvaluationError(
             f"{command[0]}: can't be started ({error.strerror})", hint="apt-get install bubblewrap"
@@ -204,9 +218,7 @@ def _map_users(told: int) -> None:
 
 
 def _python(packages: str, settings: CodeConfig, *, namespaces: bool) -> list[str]:
-    limits = {
-        "cpu_s": math.ceil(settings.timeout_s) + 2, "memory_bytes": settings.memory_bytes, "hidden": _answers(),
-    }  # fmt: skip
+    limits = {"cpu_s": math.ceil(settings.timeout_s) + 2, "memory_bytes": settings.memory_bytes, "hidden": _answers()}
     options = json.dumps({"timeout_s": settings.timeout_s, "namespaces": namespaces, "limits": limits})
     program = "import sys; sys.path.insert(0, sys.argv[1]); from eval.cell.examiner import main; main(sys.argv[2])"
     return [sys.executable, "-s", "-P", "-c", program, packages, options]
@@ -222,9 +234,22 @@ def _answers() -> list[str]:
 
 def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> list[str]:
     command = [
-        shutil.which("bwrap") or "bwrap", *(options or []), "--unshare-all", "--unshare-user", "--uid", "0",
-        "--gid", "0", "--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox",
-    ]  # fmt: skip
+        shutil.which("bwrap") or "bwrap",
+        *(options or []),
+        "--unshare-all",
+        "--unshare-user",
+        "--uid",
+        "0",
+        "--gid",
+        "0",
+        "--cap-drop",
+        "ALL",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--hostname",
+        "sandbox",
+    ]
     for name in _CAPABILITIES:
         command += ["--cap-add", name]
     for name, value in _ENVIRONMENT.items():

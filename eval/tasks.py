@@ -108,8 +108,11 @@ def run_task(this: Evaluation, journal: JournalWriter, task: str | suites.Task, 
         found = validation.evaluate(this.loaded(), this.held_out, max_tokens=this.config.eval.validation_tokens)
         own = {"contract": this.kept_as(name)["contract"]}
     else:
-        outcome = _run_code_task(this, journal, task) if task.judge == "human_eval" else _run_language_task(
-            this, journal, task)  # fmt: skip
+        outcome = (
+            _run_code_task(this, journal, task)
+            if task.judge == "human_eval"
+            else _run_language_task(this, journal, task)
+        )
         if outcome is None:
             return None
         found, metrics, samples = outcome
@@ -117,9 +120,12 @@ def run_task(this: Evaluation, journal: JournalWriter, task: str | suites.Task, 
         files.write_text(this.folder / f"samples-{name}.jsonl", "".join(lines))
     scores.check_finite(found)
     record = scores.write_results(
-        kept, kept_as=this.kept_as(name), metrics=metrics, wall_s=round(time.monotonic() - started, 3),
+        kept,
+        kept_as=this.kept_as(name),
+        metrics=metrics,
+        wall_s=round(time.monotonic() - started, 3),
         scores={title: {**score, **own} for title, score in scores.to_json(found).items()},
-    )  # fmt: skip
+    )
     _answers_file(this, name).unlink(missing_ok=True)
     return record
 
@@ -163,9 +169,13 @@ def _run_code_task(this: Evaluation, journal: JournalWriter, task: suites.Task) 
         return None
     wanted = this.config.eval
     programs = code.generate(
-        _begin(this, journal, task), task, this.scratch, samples=wanted.code.samples_per_problem, limit=wanted.limit,
+        _begin(this, journal, task),
+        task,
+        this.scratch,
+        samples=wanted.code.samples_per_problem,
+        limit=wanted.limit,
         seed=this.config.seed,
-    )  # fmt: skip
+    )
     judged = code.judge(code.read_jsonl(task.items), programs, wanted.code)
     return code.pass_at_k(task.name, judged), {}, judged
 

@@ -10,7 +10,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
-from hlatctl.run.lease import head_pid, wait_until_undriven
+from hlatctl.run.lease import driver_pid, wait_until_undriven
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 
@@ -35,12 +35,12 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
         with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
             journal.append("stop_requested", durable=True, by=by)
     except StorageError as error:
-        pid = head_pid(run)
+        pid = driver_pid(run)
         error.hint = f"`kill -INT {pid}` asks the run's process to stop; or free space" if pid else error.hint
         raise
     wait_until_undriven(run, wait_s)
     state = fold(read_events(run))
-    if head_pid(run) is None:
+    if driver_pid(run) is None:
         _stop_orphan(run, state)
     return fold(read_events(run))
 

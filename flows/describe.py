@@ -51,31 +51,40 @@ def describe(config: Config) -> FlowDescription:
         StageDescription(name="provenance", fingerprint=whole, will_run=True, why="once a run"),
         StageDescription(name="preflight", fingerprint=hardware, will_run=True, why="always"),
         StageDescription(
-            name="data", fingerprint=data_key, will_run=not prepared,
+            name="data",
+            fingerprint=data_key,
+            will_run=not prepared,
             why="prepared before" if prepared else "not prepared yet",
         ),
         _compile_stage(config, graphs, compiled),
         StageDescription(
-            name="warm_cache", fingerprint=graphs, will_run=not (none := nothing_ahead(config)),
+            name="warm_cache",
+            fingerprint=graphs,
+            will_run=not (none := nothing_ahead(config)),
             why=none or "checked every time",
         ),
         StageDescription(
-            name="coverage", fingerprint=graphs, will_run=not (why_not := no_coverage(config)),
+            name="coverage",
+            fingerprint=graphs,
+            will_run=not (why_not := no_coverage(config)),
             why=why_not or "a few steps must find every graph in the cache",
         ),
         StageDescription(name="train", fingerprint=whole, will_run=True, why=f"{config.total_steps:,} steps"),
         StageDescription(
-            name="evaluate", fingerprint=whole, will_run=bool(config.milestones),
+            name="evaluate",
+            fingerprint=whole,
+            will_run=bool(config.milestones),
             why=f"{len(config.milestones)} milestones" if config.milestones else "eval.enabled=false",
         ),
         StageDescription(name="report", fingerprint=whole, will_run=True, why="always"),
-    ]  # fmt: skip
+    ]
     job = training_job(config, RunPaths(Path(config.runs_dir) / "RUN_ID"), 1)
     return FlowDescription(
-        stages=stages, launch_script=launcher_for(config).render(job).script,
+        stages=stages,
+        launch_script=launcher_for(config).render(job).script,
         collisions=[str(collision) for collision in environment.collisions(config, os.environ)],
         simulated=is_mock(config),
-    )  # fmt: skip
+    )
 
 
 def _compile_stage(config: Config, key: str, compiled: bool) -> StageDescription:

@@ -29,7 +29,7 @@ from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, RunBusyError, StoppedError
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
-from hlatctl.run.lease import Holder, head_pid, hold, hold_head
+from hlatctl.run.lease import Holder, driver_pid, hold, hold_driver
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
@@ -63,9 +63,14 @@ class Request:
 
 
 def of_run(
-    run: RunPaths, config: Config, state: RunState, *, at: int | None = None, step: int | None = None,
+    run: RunPaths,
+    config: Config,
+    state: RunState,
+    *,
+    at: int | None = None,
+    step: int | None = None,
     new_contract: bool = False,
-) -> Request:  # fmt: skip
+) -> Request:
     """What a run's evaluation takes in: every milestone that it has reached, or one.
 
     Args:
@@ -82,8 +87,10 @@ def of_run(
     """
     if state.evaluates:
         return Request(run=run, config=config, steps={0: 0}, new_contract=new_contract, model=Path(state.evaluates))
-    planned = {tokens: at_step for at_step, tokens in replace(config, eval=replace(config.eval, enabled=True))
-               .milestones.items()}  # fmt: skip
+    planned = {
+        tokens: at_step
+        for at_step, tokens in replace(config, eval=replace(config.eval, enabled=True)).milestones.items()
+    }
     known = planned | {tokens: milestone.step for tokens, milestone in state.milestones.items()}
     if step is not None:
         tokens = next((t for t, s in known.items() if s == step), step * config.tokens_per_step)
@@ -117,9 +124,14 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> RunPaths:
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode)
     with files.created_like(run.root), JournalWriter(run, FLOW_WRITER) as journal:
         simulated = config.cluster.launcher == "mock"
-        journal.append("run_created", durable=True, run_id=run.run_id, simulated=simulated,
-                       argv=[hide(word) for word in argv],
-                       evaluates=os.fspath(folder))  # fmt: skip
+        journal.append(
+            "run_created",
+            durable=True,
+            run_id=run.run_id,
+            simulated=simulated,
+            argv=[hide(word) for word in argv],
+            evaluates=os.fspath(folder),
+        )
         journal.append("milestone", durable=True, milestone_tokens=0, tokens=0, step=0)
     return run
 
@@ -138,7 +150,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         held.enter_context(files.created_like(run.root))
         held.enter_context(hold(run.evaluator_lock, partial(_refuse, run)))
         if request.model:
-            held.enter_context(hold_head(run))
+            held.enter_context(hold_driver(run))
         ctx = open_context(run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=False)
         held.callback(ctx.close)
         if request.model:
@@ -240,7 +252,7 @@ def _conclude(ctx: FlowContext, request: Request, failed: list[int], found: list
 
 def _is_alone(ctx: FlowContext, request: Request) -> bool:
     """Nobody else drives the run, who would write its report and copy its journal to MLflow."""
-    return request.model is not None or head_pid(ctx.run) is None
+    return request.model is not None or driver_pid(ctx.run) is None
 
 
 def _run(ctx: FlowContext, request: Request, found: list[Path]) -> None:
@@ -262,8 +274,7 @@ def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> N
 
 def _refuse(run: RunPaths, holder: Holder) -> None:
     raise RunBusyError(
-        f"run {run.run_id}: {holder} evaluates it already",
-        hint=f"`hlatctl status {run.run_id}` tells how far it is",
+        f"run {run.run_id}: {holder} evaluates it already", hint=f"`hlatctl status {run.run_id}` tells how far it is"
     )
 
 

@@ -15,7 +15,7 @@ from flows import pretrain
 from flows.runtime.clock import Clock
 from hlatctl.report import timeline
 from hlatctl.report.forecast import Course
-from hlatctl.report.ledger import ledger
+from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import read_events
@@ -38,9 +38,7 @@ def variants(config: Config) -> dict[str, Config]:
         found[f"checkpoint.every_steps={steps}"] = saving(steps)
     if config.cluster.nodes > 1:
         for spare in sorted({0, rehearsal.spare_nodes + 2} - {rehearsal.spare_nodes}):
-            found[f"rehearsal.spare_nodes={spare}"] = replace(
-                config, rehearsal=replace(rehearsal, spare_nodes=spare)
-            )  # fmt: skip
+            found[f"rehearsal.spare_nodes={spare}"] = replace(config, rehearsal=replace(rehearsal, spare_nodes=spare))
     slow_s = rehearsal.start_s * 4
     found[f"rehearsal.start_s={slow_s:g}"] = replace(config, rehearsal=replace(rehearsal, start_s=slow_s))
     found["recovery.enabled=false"] = replace(config, recovery=replace(config.recovery, enabled=False))
@@ -79,22 +77,28 @@ def play(config: Config, seed: int) -> Course:
             pretrain.drive(run, caller_of=lambda ctx: _BareCaller(run, ctx.clock))
         except HlatctlError as error:
             message = error.message
-        found = ledger(read_events(run), played)
+        found = measure_goodput(read_events(run), played)
     return Course(
-        seed=seed, message=message, wall_s=found.wall_s,
-        uptime_fraction=found.uptime_fraction or 0.0, goodput_fraction=found.ettr_fraction or 0.0,
-        lost_s=found.seconds.get(timeline.LOST, 0.0), failures=sum(found.checkpointing.failures.values()),
+        seed=seed,
+        message=message,
+        wall_s=found.wall_s,
+        uptime_fraction=found.uptime_fraction or 0.0,
+        goodput_fraction=found.ettr_fraction or 0.0,
+        lost_s=found.seconds.get(timeline.LOST, 0.0),
+        failures=sum(found.checkpointing.failures.values()),
         cost_usd=found.cost_usd,
-    )  # fmt: skip
+    )
 
 
 def _bare(config: Config, seed: int, folder: str) -> Config:
     """The run as it is played: nothing is shown and no failure is staged, those that happen are drawn."""
     return replace(
-        config, runs_dir=folder, cluster=replace(config.cluster, launcher="mock"),
+        config,
+        runs_dir=folder,
+        cluster=replace(config.cluster, launcher="mock"),
         tracking=replace(config.tracking, enabled=False),
         rehearsal=replace(config.rehearsal, seed=seed, step_events=1, shows_recovery=False),
-    )  # fmt: skip
+    )
 
 
 class _BareCaller(pretrain.PlainCaller):

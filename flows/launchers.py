@@ -22,9 +22,14 @@ def launcher_for(config: Config) -> Launcher:
 
 
 def open_context(
-    run: RunPaths, observer: Observer | None = None, *, config: Config | None = None, writer: str = FLOW_WRITER,
-    heeds_stop: bool = True, world: World | None = None,
-) -> FlowContext:  # fmt: skip
+    run: RunPaths,
+    observer: Observer | None = None,
+    *,
+    config: Config | None = None,
+    writer: str = FLOW_WRITER,
+    heeds_stop: bool = True,
+    world: World | None = None,
+) -> FlowContext:
     """A flow's context on the cluster of its run's configuration.
 
     Args:

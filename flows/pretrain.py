@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import conf.load
 from conf.schema import Config
 from flows.launchers import open_context
-from flows.runtime.clock import Clock, HeadLostError
+from flows.runtime.clock import Clock, DriverLostError
 from flows.runtime.context import FlowContext, is_mock
 from flows.runtime.observer import Observer
 from flows.simulation.world import START_UNIX_S
@@ -37,7 +37,7 @@ from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError, storage_errors
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
@@ -121,7 +121,7 @@ def drive(
         StoppedError: it was stopped on request and can be resumed.
         HlatctlError: what a person must mend.
     """
-    with storage_errors(), files.created_like(run.root), hold_head(run):
+    with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
         if ctx.state.status == "finished":
             ctx.message(f"run {run.run_id} is finished")
@@ -133,7 +133,7 @@ def drive(
             prefect_api.begin(Path(ctx.config.runs_dir), ctx.message)
             copier = follower.start(ctx)
         try:
-            while (resumed_after_s := _drive_as_head(ctx, caller_of)) is not None:
+            while (resumed_after_s := _drive(ctx, caller_of)) is not None:
                 ctx = _successor(ctx, resumed_after_s)
         except SystemExit:
             follower.abandon(copier)
@@ -145,7 +145,7 @@ def drive(
         return ctx.refresh()
 
 
-def _drive_as_head(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> float | None:
+def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> float | None:
     """Drive a run as one head does; None at its end, or in a rehearsal the time until somebody resumes it."""
     run = ctx.run
     try:
@@ -159,7 +159,7 @@ def _drive_as_head(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] 
             return after_s
         _report_anyway(ctx)
         raise
-    except HeadLostError:
+    except DriverLostError:
         return ctx.config.rehearsal.head_restart_s
     except KeyboardInterrupt:
         ctx.signals.take()

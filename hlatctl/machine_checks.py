@@ -95,8 +95,9 @@ def _folder(name: str, folder: Path) -> Check:
             free = shutil.disk_usage(there).free
     except OSError as error:
         return Check(name=name, status="fail", shows=f"{folder}: can't be written ({error.strerror})", command=command)
-    return Check(name=name, status="pass", shows=f"{folder}: {size(free)} free", command=command,
-                 values={"free_bytes": free})  # fmt: skip
+    return Check(
+        name=name, status="pass", shows=f"{folder}: {size(free)} free", command=command, values={"free_bytes": free}
+    )
 
 
 def _loopback() -> Check:

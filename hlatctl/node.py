@@ -90,10 +90,14 @@ class Node:
         for kind in ("pid", "exit_code"):
             self._reserved(kind).write_bytes(b" " * _RECORD_BYTES)
         with scratch.private_folder("job") as own:
-            self._write("pid", {
-                **asdict(processes.identify(os.getpid()) or _unknown()), "token": self._token,
-                "tmp_dir": os.fspath(own.path),
-            })  # fmt: skip
+            self._write(
+                "pid",
+                {
+                    **asdict(processes.identify(os.getpid()) or _unknown()),
+                    "token": self._token,
+                    "tmp_dir": os.fspath(own.path),
+                },
+            )
             code = self._run_command(own)
             self._end_all()
         after = processes.oom_kills()
@@ -103,9 +107,12 @@ class Node:
 
     def _run_command(self, own: scratch.Scratch) -> int:
         env = {
-            **os.environ, **one_machine(own.path), processes.JOB_ENV: self._token, "TMPDIR": os.fspath(own.path),
+            **os.environ,
+            **one_machine(own.path),
+            processes.JOB_ENV: self._token,
+            "TMPDIR": os.fspath(own.path),
             scratch.JOB_FOLDER_ENV: os.fspath(own.path),
-        }  # fmt: skip
+        }
         try:
             child = subprocess.Popen(self._command, env=env, process_group=0, pass_fds=[own.lock])
         except OSError as error:

@@ -22,10 +22,17 @@ settings.load_profile("hlatctl")
 
 #: The files that take longest; a worker that began one of them last would end long after the others.
 _FIRST = (
-    "e2e/test_drill.py", "e2e/test_train.py", "e2e/test_survival.py", "trainer/test_layouts.py",
-    "e2e/test_checkpoint.py", "trainer/test_processes.py", "test_readme.py", "e2e/test_bad_input.py",
-    "trainer/test_cache.py", "e2e/test_sweep.py",
-)  # fmt: skip
+    "e2e/test_drill.py",
+    "e2e/test_train.py",
+    "e2e/test_survival.py",
+    "trainer/test_layouts.py",
+    "e2e/test_checkpoint.py",
+    "trainer/test_processes.py",
+    "test_readme.py",
+    "e2e/test_bad_input.py",
+    "trainer/test_cache.py",
+    "e2e/test_sweep.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,9 +52,12 @@ def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "flows.tracking.prefect_server", str(listener.fileno())],
-            pass_fds=[listener.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
             env={**os.environ, **prefect_api.settings(home), local_server.AUTH_ENV: auth},
-        )  # fmt: skip
+        )
     os.environ["PREFECT_API_AUTH_STRING"] = auth
     while server.poll() is None and not prefect_api.answers(url):
         time.sleep(0.1)

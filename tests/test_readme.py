@@ -33,9 +33,14 @@ def folder(tmp_path: Path) -> Path:
 
     cli = Cli(tmp_path)
     sentencepiece.SentencePieceTrainer.train(
-        input=os.fspath(cli.folder / "corpus" / "part.jsonl"), model_prefix=os.fspath(tmp_path / "llama"),
-        vocab_size=150, model_type="bpe", byte_fallback=False, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        input=os.fspath(cli.folder / "corpus" / "part.jsonl"),
+        model_prefix=os.fspath(tmp_path / "llama"),
+        vocab_size=150,
+        model_type="bpe",
+        byte_fallback=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     return tmp_path
 
 
@@ -51,9 +56,7 @@ def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(folder)
     overrides = small_overrides(folder)
     ids: list[str] = []
-    environment = {
-        **os.environ, "HLATCTL_RUNS_DIR": os.fspath(folder / "runs"), "PREFECT_API_URL": prefect_api_url,
-    }  # fmt: skip
+    environment = {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(folder / "runs"), "PREFECT_API_URL": prefect_api_url}
     for command in readme_commands():
         if command[0] == "make":
             subprocess.run(["make", "-C", os.fspath(REPOSITORY), "-n", *command[1:]], check=True, capture_output=True)

@@ -45,18 +45,28 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hlatctl(installed: Path, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
-        [installed / "bin" / "hlatctl", *arguments], cwd=folder, capture_output=True, text=True, check=False,
+        [installed / "bin" / "hlatctl", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**inherited, "NO_COLOR": "1", **variables},
-    )  # fmt: skip
+    )
 
 
 def test_the_installed_command_runs_a_dry_run_outside_of_the_checkout(
     installed: Path, tmp_path: Path, prefect_api_url: str
 ) -> None:
     result = hlatctl(
-        installed, tmp_path, "train", "--dry-run", "train.max_steps=20", "eval.enabled=false", "tracking=none",
+        installed,
+        tmp_path,
+        "train",
+        "--dry-run",
+        "train.max_steps=20",
+        "eval.enabled=false",
+        "tracking=none",
         PREFECT_API_URL=prefect_api_url,
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     run = tmp_path / "runs" / result.stdout.split()[-1]
     assert (run / "report" / "index.html").is_file()

@@ -81,9 +81,11 @@ def judge(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> 
         CompileError: a graph was missing, on any process.
     """
     mine = {
-        "host": platform.node(), "rank": backend.rank, **backend.compile_counters(),
+        "host": platform.node(),
+        "rank": backend.rank,
+        **backend.compile_counters(),
         "missing": sorted(cached_graphs(config) - before),
-    }  # fmt: skip
+    }
     processes = backend.gather(mine)
     if backend.rank == 0:
         record = summary(processes)

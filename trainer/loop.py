@@ -21,8 +21,8 @@ from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
-from trainer.backends.base import Backend, Sums
-from trainer.checkpoint.checkpointer import Checkpointer, Restored, rng_state, set_rng_state
+from trainer.backends.base import Backend, StepMetrics
+from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
 from trainer.model import count_parameters
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, RankTimes, Sign, drift_alarm
@@ -41,7 +41,7 @@ class _Asked:
     started: float
     lr: float
     data_wait_s: float
-    sums: Callable[[], Sums]
+    sums: Callable[[], StepMetrics]
 
 
 class Training:
@@ -59,17 +59,22 @@ class Training:
     """
 
     def __init__(
-        self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None, *,
+        self,
+        config: Config,
+        run: RunPaths,
+        backend: Backend,
+        journal: JournalWriter | None,
+        *,
         max_checkpoint_step: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.backend, self.journal = config, backend, journal
         self.stop = _StopRequest()
         dataset = _dataset(run)
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
         self.model = backend.build_model(document_end_id=end_id)
         self.optimizer = backend.optimizer(self.model)
-        self.checkpointer = Checkpointer(config, run, backend, journal)
-        restored = self.checkpointer.restore(self.optimizer.tensors(), max_checkpoint_step)
+        self.checkpoints = CheckpointManager(config, run, backend, journal)
+        restored = self.checkpoints.restore(self.optimizer.tensors(), max_checkpoint_step)
         self.step = self.first_step = 0
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
@@ -82,7 +87,7 @@ class Training:
             self.optimizer.loaded(restored.shared["optimizer_steps"])
             set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
         elif config.train.init_from:
-            self.checkpointer.begin_from(Path(config.train.init_from), self.optimizer.tensors())
+            self.checkpoints.begin_from(Path(config.train.init_from), self.optimizer.tensors())
         self.dataset_fingerprint = str(dataset["fingerprint"])
         self.loader, self.amended_skips = _loader(config, run, dataset, backend, restored)
 
@@ -109,9 +114,9 @@ class Training:
                 reason = self._why_checkpoint(outcome)
                 if reason:
                     self._save(reason)
-            self.checkpointer.wait()
+            self.checkpoints.wait()
         finally:
-            self.checkpointer.close()
+            self.checkpoints.close()
             self.loader.close()
         if self.step >= self.config.total_steps and outcome != _ROLLBACK:
             outcome = _FINISHED
@@ -124,7 +129,7 @@ class Training:
         self.loader.wait_s = 0.0
         self.optimizer.zero_grad()
         inputs, targets = self.loader.next()
-        loss_share = self.backend.accumulate(self.model, inputs, targets)
+        loss_share = self.backend.forward_backward(self.model, inputs, targets)
         self.backend.wait()
         self.rank_times.add(time.perf_counter() - started)
         lr = learning_rate(self.step, self.config)
@@ -132,10 +137,14 @@ class Training:
         self.backend.step_boundary()
         self.asked.append(
             _Asked(
-                step=self.step, batch=self.loader.batch, started=started, lr=lr, data_wait_s=self.loader.wait_s,
+                step=self.step,
+                batch=self.loader.batch,
+                started=started,
+                lr=lr,
+                data_wait_s=self.loader.wait_s,
                 sums=sums,
             )
-        )  # fmt: skip
+        )
 
     def _account(self, *, but_for: int) -> str:
         """Journal the steps that were asked for, but for the newest few; why training has to end, mostly empty."""
@@ -145,7 +154,7 @@ class Training:
             outcome = self._account_for(asked, asked.sums()) or outcome
         return outcome
 
-    def _account_for(self, asked: _Asked, sums: Sums) -> str:
+    def _account_for(self, asked: _Asked, sums: StepMetrics) -> str:
         stopping = _STOP if sums.stops else ""
         if not sums.finite:
             return self._nonfinite(asked, sums) or stopping
@@ -154,32 +163,48 @@ class Training:
         step_s = now - max(asked.started, self.accounted)
         self.accounted = now
         self._note(
-            "step", step=asked.step, tokens=self._tokens(asked.step), loss=sums.loss, grad_norm=sums.grad_norm,
-            param_norm=sums.param_norm, lr=asked.lr, step_s=step_s, data_wait_s=asked.data_wait_s,
+            "step",
+            step=asked.step,
+            tokens=self._tokens(asked.step),
+            loss=sums.loss,
+            grad_norm=sums.grad_norm,
+            param_norm=sums.param_norm,
+            lr=asked.lr,
+            step_s=step_s,
+            data_wait_s=asked.data_wait_s,
             tokens_per_s=self.config.tokens_per_step / step_s,
-        )  # fmt: skip
+        )
         self._watch(asked.step, sums, step_s)
-        self.checkpointer.healthy_step()
+        self.checkpoints.healthy_step()
         return stopping
 
-    def _nonfinite(self, asked: _Asked, sums: Sums) -> str:
+    def _nonfinite(self, asked: _Asked, sums: StepMetrics) -> str:
         """Leave the update out, or give the attempt up, as the configuration says."""
         action = self.config.train.on_nonfinite
         self.nonfinite_steps += 1
         if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
             action = "stop"
         self._note(
-            "nonfinite", durable=True, step=asked.step, tokens=self._tokens(asked.step), loss=str(sums.loss),
-            grad_norm=str(sums.grad_norm), action=action,
-        )  # fmt: skip
+            "nonfinite",
+            durable=True,
+            step=asked.step,
+            tokens=self._tokens(asked.step),
+            loss=str(sums.loss),
+            grad_norm=str(sums.grad_norm),
+            action=action,
+        )
         if action == "stop":
             raise _not_finite(asked.step, sums)
         if action == "skip":
             return ""
         self._note(
-            AMENDED, durable=True, key=SKIP_STEPS, value=[asked.batch], by="trainer",
+            AMENDED,
+            durable=True,
+            key=SKIP_STEPS,
+            value=[asked.batch],
+            by="trainer",
             why=f"loss={sums.loss}, grad_norm={sums.grad_norm}",
-        )  # fmt: skip
+        )
         self.step = asked.step
         self.asked.clear()  # those after it were made with what it left
         return _ROLLBACK
@@ -198,26 +223,35 @@ class Training:
         return None if self.step % self.config.checkpoint.every_steps else "interval"
 
     def _save(self, reason: str) -> None:
-        self.checkpointer.save(
-            self.optimizer.tensors(), step=self.step, tokens=self._tokens(self.step), reason=reason,
+        self.checkpoints.save(
+            self.optimizer.tensors(),
+            step=self.step,
+            tokens=self._tokens(self.step),
+            reason=reason,
             shared={
-                "optimizer_steps": self.optimizer.step_count, "monitor": self.monitor.state,
+                "optimizer_steps": self.optimizer.step_count,
+                "monitor": self.monitor.state,
                 "dataset_fingerprint": self.dataset_fingerprint,
             },
             own={"loader": self.loader.state if self.backend.speaks_for_replica else [], "rng": rng_state()},
-        )  # fmt: skip
+        )
 
     def _tokens(self, step: int) -> int:
         return step * self.config.tokens_per_step
 
     def _note_start(self) -> None:
         self._note(
-            TRAIN_STARTED, resumed_from_step=self.step, tokens=self._tokens(self.step), world=self.backend.world_size,
-            device=str(self.backend.device), parameters=count_parameters(self.config.model),
-            peak_flops_per_s=self.backend.peak_flops_per_s(), amended_skips=self.amended_skips,
-        )  # fmt: skip
+            TRAIN_STARTED,
+            resumed_from_step=self.step,
+            tokens=self._tokens(self.step),
+            world=self.backend.world_size,
+            device=str(self.backend.device),
+            parameters=count_parameters(self.config.model),
+            peak_flops_per_s=self.backend.peak_flops_per_s(),
+            amended_skips=self.amended_skips,
+        )
 
-    def _watch(self, step: int, sums: Sums, step_s: float) -> None:
+    def _watch(self, step: int, sums: StepMetrics, step_s: float) -> None:
         """Journal what is remarkable about the step, and after the first one what was compiled."""
         signs = self.monitor.observe(step, sums.loss, sums.grad_norm)
         first = step == self.first_step + 1
@@ -252,7 +286,7 @@ def compile_only(config: Config, backend: Backend) -> None:
     micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 2
     shape = (config.micro_batch_size * min(micro_batches, config.grad_accum_steps), config.train.seq_len)
     tokens = torch.randint(config.model.vocab_size, shape)
-    loss_share = backend.accumulate(model, tokens, tokens)
+    loss_share = backend.forward_backward(model, tokens, tokens)
     sums = backend.update(optimizer, loss_share, lr=learning_rate(1, config), asked_to_stop=False)
     backend.step_boundary()
     sums()
@@ -302,7 +336,7 @@ def _loader(
     return loader, amended_skips(events)
 
 
-def _not_finite(step: int, sums: Sums) -> TrainingError:
+def _not_finite(step: int, sums: StepMetrics) -> TrainingError:
     return TrainingError(
         f"step {step}: loss={sums.loss}, grad_norm={sums.grad_norm}: not finite, and nothing that is kept is",
         hint="lower optimizer.lr, or look at the steps before it in the journal",

@@ -62,11 +62,11 @@ class Parts:
         """Token ids (batch, seq) to (batch, seq, width), cut by entries."""
         return nn.Embedding(entries // self.slices, width)
 
-    def by_outputs(self, in_features: int, out_features: int) -> nn.Module:
+    def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """A product without bias that is cut by its outputs."""
         return Linear(in_features, out_features // self.slices)
 
-    def by_inputs(self, in_features: int, out_features: int) -> nn.Module:
+    def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """A product without bias that is cut by its inputs."""
         return Linear(in_features // self.slices, out_features)
 
@@ -104,8 +104,8 @@ class Attention(nn.Module):
         self.queries_per_group = config.num_heads // groups
         self.head_dim = config.head_dim
         rows = groups * (self.queries_per_group + 2) * self.head_dim
-        self.qkv = parts.by_outputs(config.hidden_size, rows)
-        self.o = parts.by_inputs(config.num_heads * self.head_dim, config.hidden_size)
+        self.qkv = parts.column_parallel(config.hidden_size, rows)
+        self.o = parts.row_parallel(config.num_heads * self.head_dim, config.hidden_size)
         self.recompute_core = False
         """Keep no intermediate result of the attention's core for the backward pass, but compute it again."""
 
@@ -132,8 +132,8 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
         self.block_rows = config.intermediate_size // mlp_blocks(config)
-        self.gate_up = parts.by_outputs(config.hidden_size, 2 * config.intermediate_size)
-        self.down = parts.by_inputs(config.intermediate_size, config.hidden_size)
+        self.gate_up = parts.column_parallel(config.hidden_size, 2 * config.intermediate_size)
+        self.down = parts.row_parallel(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
@@ -205,10 +205,16 @@ class Llama(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, seq_len: int, *, layers: Sequence[int] | None = None,
-        compute_dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None,
-        document_end_id: int | None = None, parts: Parts | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        seq_len: int,
+        *,
+        layers: Sequence[int] | None = None,
+        compute_dtype: torch.dtype = torch.float32,
+        tp: TensorParallel | None = None,
+        document_end_id: int | None = None,
+        parts: Parts | None = None,
+    ) -> None:
         super().__init__()
         self.parts = parts or (Parts(tp.rank, tp.size) if tp else Parts())
         layers = range(config.num_layers) if layers is None else layers
@@ -219,7 +225,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleDict({str(index): Layer(config, self.parts, tp) for index in layers})
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
-        self.head = self.parts.by_outputs(hidden, vocab) if untied else None
+        self.head = self.parts.column_parallel(hidden, vocab) if untied else None
         self.rotary = Rotary(seq_len, config.head_dim, config.rope_theta)
 
     def blocks(self) -> Iterator[Layer]:

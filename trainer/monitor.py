@@ -56,9 +56,11 @@ class Monitor:
     def state(self) -> dict[str, Any]:
         """All that the monitor knows, as JSON."""
         return {
-            "grad_norms": list(self._norms), "losses": list(self._losses), "spike": self._spike,
+            "grad_norms": list(self._norms),
+            "losses": list(self._losses),
+            "spike": self._spike,
             "leaking": self._leaking,
-        }  # fmt: skip
+        }
 
     def observe(self, step: int, loss: float, grad_norm: float) -> list[Sign]:
         """Take a step; what is remarkable about it, mostly nothing."""
@@ -144,9 +146,14 @@ class RankTimes:
         self._slow = {rank: self._slow.get(rank, 0) + 1 for rank, ratio in enumerate(ratios) if ratio > self._factor}
         slowest = max(range(len(ranks)), key=ratios.__getitem__)
         times = {
-            "step": step, "median_s": median_s, "slowest_rank": slowest, "host": ranks[slowest][0],
-            "ratio": ratios[slowest], "max_s": ranks[slowest][1], "min_s": min(own_s for _, own_s in ranks),
-        }  # fmt: skip
+            "step": step,
+            "median_s": median_s,
+            "slowest_rank": slowest,
+            "host": ranks[slowest][0],
+            "ratio": ratios[slowest],
+            "max_s": ranks[slowest][1],
+            "min_s": min(own_s for _, own_s in ranks),
+        }
         named = [rank for rank, windows in self._slow.items() if windows == self._windows]
         return [Sign("rank_times", times), *(self._straggler(step, r, ranks[r][0], ratios[r]) for r in named)]
 

@@ -25,7 +25,7 @@ from trainer.shared_heads import Cut, Pieces
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class ParameterShard:
     """A parameter, as this process has it.
 
     Args:
@@ -68,8 +68,9 @@ class Held:
         if self.slice_dim is not None:
             shape[self.slice_dim] *= self.mesh["tp"].size()
         placements: list[Placement] = [
-            Replicate() if self.slice_dim is None else Shard(self.slice_dim), Shard(0) if self.sharded else Replicate()
-        ]  # fmt: skip
+            Replicate() if self.slice_dim is None else Shard(self.slice_dim),
+            Shard(0) if self.sharded else Replicate(),
+        ]
         size = torch.Size(shape)
         stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=stride)
@@ -88,9 +89,15 @@ class AdamW:
     """
 
     def __init__(
-        self, held: Mapping[str, Held], config: OptimizerConfig, *, stochastic_rounding: bool = False, seed: int = 0,
-        noise_device: torch.device | None = None, fused: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        held: Mapping[str, ParameterShard],
+        config: OptimizerConfig,
+        *,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        noise_device: torch.device | None = None,
+        fused: bool = True,
+    ) -> None:
         self._config, self._stochastic, self._seed = config, stochastic_rounding, seed
         self._held = dict(sorted(held.items(), key=lambda item: item[1].holders))
         self._values = {name: local(part.parameter.detach()) for name, part in self._held.items()}

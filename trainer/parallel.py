@@ -18,7 +18,7 @@ from conf.schema import Config
 from trainer.collectives import TensorParallel
 from trainer.loss import cross_entropy
 from trainer.model import Llama, cut_dim
-from trainer.optim import Held
+from trainer.optim import ParameterShard
 from trainer.precision import Precision
 from trainer.shared_heads import SharedHeads
 
@@ -74,9 +74,8 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     tp = None
     if parallel.tensor_parallel_size > 1:
         tp = TensorParallel(
-            mesh["tp"].get_group(), mesh.get_local_rank("tp"), parallel.tensor_parallel_size,
-            parallel.sequence_parallel,
-        )  # fmt: skip
+            mesh["tp"].get_group(), mesh.get_local_rank("tp"), parallel.tensor_parallel_size, parallel.sequence_parallel
+        )
     return Layout(config=config, mesh=mesh, pp_rank=mesh.get_local_rank("pp"), dp_rank=mesh.get_local_rank("dp"), tp=tp)
 
 
@@ -115,10 +114,10 @@ def _keep_to_own_cache() -> None:
     config.cpp_cache_precompile_headers = False
 
 
-def held_parameters(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -> dict[str, Held]:
+def held_parameters(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -> dict[str, ParameterShard]:
     """The parameters of this process: how they are cut, and how many processes have the same values."""
     if layout.mesh is None:
-        return {name: Held(parameter=parameter) for name, parameter in named}
+        return {name: ParameterShard(parameter=parameter) for name, parameter in named}
     held = {}
     for name, parameter in named:
         dim = cut_dim(name) if layout.tp else None
@@ -127,10 +126,16 @@ def held_parameters(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -
         holders = math.prod(layout.mesh[axis].size() for axis in copied_over)
         # Each process has seen a slice of the sequence only, so what it knows of the gradient is a part.
         partial = dim is None and layout.tp is not None and layout.tp.sequence
-        held[name] = Held(
-            parameter=parameter, holders=holders, copied_over=copied_over, mesh=layout.mesh["tp", "dp"], slice_dim=dim,
-            sharded=layout.fsdp, partial_gradient=partial, cut=layout.heads.cut(name) if layout.heads else None,
-        )  # fmt: skip
+        held[name] = ParameterShard(
+            parameter=parameter,
+            holders=holders,
+            copied_over=copied_over,
+            mesh=layout.mesh["tp", "dp"],
+            slice_dim=dim,
+            sharded=layout.fsdp,
+            partial_gradient=partial,
+            cut=layout.heads.cut(name) if layout.heads else None,
+        )
     return held
 
 

@@ -31,14 +31,23 @@ class Pipeline:
             sequence //= layout.tp.size
         # Given here, so that the stages need not tell each other in the first step; gradients flow back.
         hidden = torch.empty(
-            config.micro_batch_size, sequence, config.model.hidden_size, dtype=model.compute_dtype, device="meta",
+            config.micro_batch_size,
+            sequence,
+            config.model.hidden_size,
+            dtype=model.compute_dtype,
+            device="meta",
             requires_grad=True,
-        )  # fmt: skip
+        )
         tokens = torch.empty(config.micro_batch_size, config.train.seq_len, dtype=torch.int64, device="meta")
         stage = PipelineStage(
-            model, layout.pp_rank, config.parallel.pipeline_parallel_size, device,
-            input_args=tokens if self._first else hidden, output_args=hidden, group=layout.mesh["pp"].get_group(),
-        )  # fmt: skip
+            model,
+            layout.pp_rank,
+            config.parallel.pipeline_parallel_size,
+            device,
+            input_args=tokens if self._first else hidden,
+            output_args=hidden,
+            group=layout.mesh["pp"].get_group(),
+        )
         # The losses are scaled, so the gradients need not be.
         self._schedule = Schedule1F1B(stage, config.grad_accum_steps, loss_fn=loss, scale_grads=False)
 

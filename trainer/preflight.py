@@ -48,14 +48,16 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
     """What this process shows, and under ``failures`` what of it is not enough."""
     preflight = config.preflight
     worker: Worker = {
-        "host": platform.node(), "rank": backend.rank, "device": str(backend.device),
+        "host": platform.node(),
+        "rank": backend.rank,
+        "device": str(backend.device),
         "matmul_gflops_per_s": _matmul_gflops_per_s(backend),
         "allreduce_mib_per_s": _allreduce_mib_per_s(backend),
         "clock_skew_s": _clock_skew_s(backend),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "free_disk_bytes": shutil.disk_usage(run.root).free,
         "checkpoints_bytes": checkpoints_bytes(config, run),
-    }  # fmt: skip
+    }
     least = ("matmul_gflops_per_s", "allreduce_mib_per_s", "open_files")
     failures = [
         f"{name}={worker[name]:g}: below preflight.min_{name}={getattr(preflight, f'min_{name}'):g}"

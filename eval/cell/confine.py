@@ -151,11 +151,15 @@ def _mount_one(source: str, target: str, kind: str, flags: int, options: str) ->
 
 def _set_limits(limits: Limits) -> None:
     values = {
-        resource.RLIMIT_CPU: limits.cpu_s, resource.RLIMIT_AS: limits.memory_bytes,
-        resource.RLIMIT_FSIZE: limits.file_bytes, resource.RLIMIT_NOFILE: limits.open_files,
-        resource.RLIMIT_NPROC: limits.processes, resource.RLIMIT_SIGPENDING: limits.signals,
-        resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0,
-    }  # fmt: skip
+        resource.RLIMIT_CPU: limits.cpu_s,
+        resource.RLIMIT_AS: limits.memory_bytes,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_NPROC: limits.processes,
+        resource.RLIMIT_SIGPENDING: limits.signals,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
     for name, value in values.items():
         ceiling = resource.getrlimit(name)[1]
         least = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)

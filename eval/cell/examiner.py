@@ -22,10 +22,15 @@ from eval.cell import confine, values, zygote
 
 #: Judged before all others. It imports what the zygote has not, so that it fails where a cell can't read the library.
 _PROBE = {
-    "problem": {"task_id": "probe", "prompt": "def f():\n", "canonical_solution": "    return 1\n", "entry_point": "f",
-                "test": "def check(candidate):\n    assert candidate() == 1\n"},
+    "problem": {
+        "task_id": "probe",
+        "prompt": "def f():\n",
+        "canonical_solution": "    return 1\n",
+        "entry_point": "f",
+        "test": "def check(candidate):\n    assert candidate() == 1\n",
+    },
     "program": "def f():\n    import colorsys\n    return 1\n",
-}  # fmt: skip
+}
 _PROBE_TIMEOUT_S = 20.0
 
 

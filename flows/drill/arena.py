@@ -16,7 +16,7 @@ from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError, TrainingError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import DRILL_WRITER, Event, JournalTail, JournalWriter
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import Identity
 from hlatctl.run.state import AttemptState, RunState
@@ -67,12 +67,12 @@ class Arena:
 
     def drive(self) -> None:
         """Start a head process."""
-        detached.start_head(self.run, inside=_YIELDING)
+        detached.start_driver(self.run, inside=_YIELDING)
         self._driven = True
 
     def revive(self) -> None:
         """Bring a run that has ended, or that a fault has left without a head, back to training, if that can be."""
-        if head_pid(self.run) is None:
+        if driver_pid(self.run) is None:
             with suppress(LaunchError):
                 self.drive()
         self._driven = True
@@ -126,7 +126,7 @@ class Arena:
         limit_s = patience_s or _PATIENCE_S + self.config.recovery.hang_floor_s + _PATIENCE_STARTS * self.cold_start_s
         deadline = time.monotonic() + limit_s
         while True:
-            driven = head_pid(self.run) is not None
+            driven = driver_pid(self.run) is not None
             self.look()
             if value := found():
                 return value
@@ -139,7 +139,7 @@ class Arena:
 
     def head(self) -> Identity:
         """The process that drives the run; from here on it may be gone without that being a failure."""
-        head = processes.identify(head_pid(self.run) or 0)
+        head = processes.identify(driver_pid(self.run) or 0)
         if head is None:
             raise NotRecovered("nobody drives the run")
         self._driven = False

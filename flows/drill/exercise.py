@@ -110,9 +110,14 @@ def _on_one_run(arena: Arena, faults: list[str], servers: Servers, say: Callable
 
 
 def _on_a_small_disk(
-    config: Config, argv: list[str], fault: str, drilled: Arena, journal: JournalWriter, servers: Servers,
+    config: Config,
+    argv: list[str],
+    fault: str,
+    drilled: Arena,
+    journal: JournalWriter,
+    servers: Servers,
     say: Callable[[str], None],
-) -> _Trial:  # fmt: skip
+) -> _Trial:
     """A run of its own whose directory lies on a disk that holds a few more checkpoints than it keeps."""
     sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
     size_bytes = max(sizes) * (config.checkpoint.keep + _SMALL_DISK_SPARE) + _SMALL_DISK_REST_BYTES
@@ -169,8 +174,9 @@ def describe(seen: Seen) -> str:
 
 def _compare(undisturbed: Arena, trials: list[_Trial]) -> None:
     """Whether every step from a fault to the next one, done again or not, has the undisturbed run's very numbers."""
-    expected = {event["step"]: (event["loss"], event["grad_norm"]) for event in undisturbed.events
-                if event["kind"] == "step"}  # fmt: skip
+    expected = {
+        event["step"]: (event["loss"], event["grad_norm"]) for event in undisturbed.events if event["kind"] == "step"
+    }
     for trial in trials:
         lost = trial.seen.lost_steps if trial.seen else 0
         window = range(trial.first_step - lost + 1, trial.last_step + 1)
@@ -186,8 +192,13 @@ def _journal(journal: JournalWriter, trials: list[_Trial], skipped: dict[str, st
     for trial in trials:
         seen = dataclasses.asdict(trial.seen) if trial.seen else {}
         journal.append(
-            "drill_outcome", fault=trial.fault, title=FAULTS[trial.fault].title, failure=trial.failure,
-            skipped=trial.skipped, losses_equal=trial.losses_equal, **seen,
-        )  # fmt: skip
+            "drill_outcome",
+            fault=trial.fault,
+            title=FAULTS[trial.fault].title,
+            failure=trial.failure,
+            skipped=trial.skipped,
+            losses_equal=trial.losses_equal,
+            **seen,
+        )
     for name, why in skipped.items():
         journal.append("drill_outcome", fault=name, title=FAULTS[name].title, failure="", skipped=why)

@@ -22,7 +22,7 @@ from flows.drill.arena import Arena, NotRecovered, NotTried
 from flows.drill.tracking import Servers
 from hlatctl.run import files
 from hlatctl.run.journal import Event, heartbeat, train_writer
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import MANIFEST, steps_in
 from hlatctl.run.processes import Identity, send
 
@@ -155,16 +155,15 @@ def trackers_down(arena: Arena, servers: Servers) -> Seen:
     _still(arena, attempt)
     back = arena.event("MLflow's return", mark, _kind("tracking_back"))
     return Seen(
-        detected_as=_name(lost), detected_s=lost["time_unix_s"] - struck_s,
-        recovered_s=back["time_unix_s"] - struck_s,
-    )  # fmt: skip
+        detected_as=_name(lost), detected_s=lost["time_unix_s"] - struck_s, recovered_s=back["time_unix_s"] - struck_s
+    )
 
 
 def kill_head(arena: Arena, _: Servers) -> Seen:
     """SIGKILL to the head process; another one takes over, and training has not noticed."""
     attempt, head = arena.attempt.number, arena.head()
     struck_s, mark = arena.strike("kill_head", lambda: send(head, signal.SIGKILL))
-    arena.wait("the head's end", lambda: head_pid(arena.run) is None)
+    arena.wait("the head's end", lambda: driver_pid(arena.run) is None)
     detected_s = time.time() - struck_s
     arena.drive()
     attached = arena.event("re-attachment", mark, _kind("attempt_attached"))
@@ -193,9 +192,10 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
     if missing:
         raise NotRecovered(f"the full disk cost the events of steps {missing}")
     return Seen(
-        detected_as=_name(alarm), detected_s=alarm["time_unix_s"] - struck_s,
+        detected_as=_name(alarm),
+        detected_s=alarm["time_unix_s"] - struck_s,
         recovered_s=saved["time_unix_s"] - struck_s,
-    )  # fmt: skip
+    )
 
 
 def _outlives(arena: Arena, ballast: Path, struck_s: float) -> Callable[[], bool]:
@@ -228,10 +228,11 @@ def _restarted(
     )
     noticed = arena.event(notice, mark, _kind(notice))
     return Seen(
-        detected_as=_name(noticed), detected_s=noticed["time_unix_s"] - struck_s,
+        detected_as=_name(noticed),
+        detected_s=noticed["time_unix_s"] - struck_s,
         recovered_s=step["time_unix_s"] - struck_s,
         lost_steps=broken.last_step - (arena.attempt.resumed_from_step or 0),
-    )  # fmt: skip
+    )
 
 
 def _kind(kind: str) -> Callable[[Event], bool]:

@@ -163,14 +163,16 @@ def _spawn_session(script: Path, log: Path) -> int:
     """Run a script as the leader of a new session, its output appended to a log; its process id."""
     with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
         return os.posix_spawn(
-            "/bin/sh", ["/bin/sh", os.fspath(script)], os.environ,
+            "/bin/sh",
+            ["/bin/sh", os.fspath(script)],
+            os.environ,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
                 (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
                 (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
             ],
             setsid=True,
-        )  # fmt: skip
+        )
 
 
 def _wait_for_end(record: records.Record, timeout_s: float) -> None:

@@ -14,9 +14,21 @@ from hlatctl.run.errors import DataError, HlatctlError, StorageError, TrainingEr
 from hlatctl.run.state import AttemptState
 
 Cause = Literal[
-    "finished", "stopped", "preempted", "rollback", "nonfinite", "data_error", "disk_full", "error", "hang",
-    "out_of_memory", "collective_timeout", "killed", "crashed", "lost",
-]  # fmt: skip
+    "finished",
+    "stopped",
+    "preempted",
+    "rollback",
+    "nonfinite",
+    "data_error",
+    "disk_full",
+    "error",
+    "hang",
+    "out_of_memory",
+    "collective_timeout",
+    "killed",
+    "crashed",
+    "lost",
+]
 
 #: Causes that may be a node's fault; the rest are the program's, the data's or somebody's wish.
 NODE_CAUSES: frozenset[Cause] = frozenset({"hang", "collective_timeout", "killed", "lost"})
@@ -72,9 +84,15 @@ class Ending:
 
 
 def classify(
-    *, status: Status, attempt: AttemptState, train_stopped: str, error: HlatctlError | None, log_tail: str,
-    stop_requested: bool = False, oom_kills: int | None = None,
-) -> Ending:  # fmt: skip
+    *,
+    status: Status,
+    attempt: AttemptState,
+    train_stopped: str,
+    error: HlatctlError | None,
+    log_tail: str,
+    stop_requested: bool = False,
+    oom_kills: int | None = None,
+) -> Ending:
     """Name the cause of an attempt's end.
 
     Args:
@@ -134,9 +152,11 @@ def _from_log(log_tail: str, exit_code: int | None, *, out_of_memory_killer: boo
     if signal and signal[0] == _SIGKILL and out_of_memory_killer:
         return "out_of_memory", f"{signal[1]}, and the kernel has killed a process for want of memory"
     patterns: tuple[tuple[Cause, re.Pattern[str]], ...] = (
-        ("out_of_memory", _OUT_OF_MEMORY), ("disk_full", _NO_SPACE), ("data_error", _BAD_TOKEN),
+        ("out_of_memory", _OUT_OF_MEMORY),
+        ("disk_full", _NO_SPACE),
+        ("data_error", _BAD_TOKEN),
         ("collective_timeout", _COLLECTIVE_TIMEOUT),
-    )  # fmt: skip
+    )
     for cause, pattern in patterns:
         found = [line for line in exception_lines(log_tail) if pattern.search(line)]
         if found:

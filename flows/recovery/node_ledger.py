@@ -118,9 +118,10 @@ def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
     """Hosts that have failed their newest preflight, not long ago, with its time."""
     newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", "preflight_failed")}
     return {
-        host: entry.time_unix_s for host, entry in newest.items()
+        host: entry.time_unix_s
+        for host, entry in newest.items()
         if entry.kind == "preflight_failed" and now_unix_s - entry.time_unix_s < REJECTED_S
-    }  # fmt: skip
+    }
 
 
 def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
@@ -168,8 +169,12 @@ def _parse(line: str) -> Entry | None:
     try:
         value: dict[str, Any] = parse_json(line)
         return Entry(
-            time_unix_s=float(value["time_unix_s"]), host=str(value["host"]), kind=value["kind"],
-            run_id=str(value["run_id"]), attempt=int(value["attempt"]), detail=str(value.get("detail", "")),
-        )  # fmt: skip
+            time_unix_s=float(value["time_unix_s"]),
+            host=str(value["host"]),
+            kind=value["kind"],
+            run_id=str(value["run_id"]),
+            attempt=int(value["attempt"]),
+            detail=str(value.get("detail", "")),
+        )
     except DAMAGED:
         return None

@@ -109,35 +109,53 @@ POLICY: tuple[Row, ...] = (
     Row("done", lambda c: c.cause == "finished", "training is finished"),
     Row("stop", lambda c: c.cause == "stopped", "stopped on request after writing a checkpoint"),
     Row("stop", lambda c: c.cause == "error", "a restart can not mend this"),
-    Row("stop", lambda c: c.cause == "nonfinite",
-        "a restart would meet the same numbers (train.on_nonfinite=rollback leaves such a batch out)"),
+    Row(
+        "stop",
+        lambda c: c.cause == "nonfinite",
+        "a restart would meet the same numbers (train.on_nonfinite=rollback leaves such a batch out)",
+    ),
     Row("stop", lambda c: c.cause == "disk_full", "a restart would find the disk as full", "free space"),
     Row("stop", lambda c: c.stop_requested, "stopped on request; it ended before it could write a checkpoint"),
     Row("stop", lambda c: not c.enabled, "nothing is restarted by itself (recovery.enabled=false)"),
-    Row("stop", lambda c: c.cause in ("crashed", "data_error") and not c.made_a_step and c.repeats == 1,
-        "it crashed before its first step: a fault of code or configuration"),
-    Row("stop", lambda c: c.out_of_memory >= 2, "out of memory again after a restart",
-        "lower train.micro_batch_size, or set parallel.activation_checkpointing=full"),
-    Row("stop", lambda c: c.repeats >= 3, "{c.place} has failed {c.repeats} times in the same way",
-        "mend what the evidence names, or leave the batch out with `hlatctl data skip RUN --steps {c.step}`"),
-    Row("stop", lambda c: c.no_progress > c.limit,
-        "{c.limit} restarts in a row gained no checkpoint (recovery.max_restarts_without_progress={c.limit})"),
-    Row("skip_data", lambda c: c.repeats == 2 and c.cause == "data_error" and c.batch is not None,
-        "step {c.step} has failed twice on its data: restarting {c.start} without batch {c.batch}"),
-    Row("walk_back", lambda c: c.repeats == 2 and c.earlier is not None,
-        "{c.place} has failed twice in the same way: walking back from checkpoint {c.newest} to {c.earlier}"),
+    Row(
+        "stop",
+        lambda c: c.cause in ("crashed", "data_error") and not c.made_a_step and c.repeats == 1,
+        "it crashed before its first step: a fault of code or configuration",
+    ),
+    Row(
+        "stop",
+        lambda c: c.out_of_memory >= 2,
+        "out of memory again after a restart",
+        "lower train.micro_batch_size, or set parallel.activation_checkpointing=full",
+    ),
+    Row(
+        "stop",
+        lambda c: c.repeats >= 3,
+        "{c.place} has failed {c.repeats} times in the same way",
+        "mend what the evidence names, or leave the batch out with `hlatctl data skip RUN --steps {c.step}`",
+    ),
+    Row(
+        "stop",
+        lambda c: c.no_progress > c.limit,
+        "{c.limit} restarts in a row gained no checkpoint (recovery.max_restarts_without_progress={c.limit})",
+    ),
+    Row(
+        "skip_data",
+        lambda c: c.repeats == 2 and c.cause == "data_error" and c.batch is not None,
+        "step {c.step} has failed twice on its data: restarting {c.start} without batch {c.batch}",
+    ),
+    Row(
+        "walk_back",
+        lambda c: c.repeats == 2 and c.earlier is not None,
+        "{c.place} has failed twice in the same way: walking back from checkpoint {c.newest} to {c.earlier}",
+    ),
     Row("restart_without", lambda c: bool(c.left_out), "restarting {c.start} without {c.hosts}"),
     Row("restart", lambda c: True, "restarting {c.start}"),
-)  # fmt: skip
+)
 
 
 def decide(
-    state: RunState,
-    ending: Ending,
-    config: RecoveryConfig,
-    *,
-    batch: int | None = None,
-    left_out: tuple[str, ...] = (),
+    state: RunState, ending: Ending, config: RecoveryConfig, *, batch: int | None = None, left_out: tuple[str, ...] = ()
 ) -> Decision:
     """Choose what follows the newest attempt.
 
@@ -154,10 +172,13 @@ def decide(
     if row.action in ("done", "stop"):
         return Decision(action=row.action, why=why, hint=hint, max_checkpoint_step=case.ceiling)
     return Decision(
-        action=row.action, why=why, hint=hint, wait_s=_wait_s(case.no_progress, config),
+        action=row.action,
+        why=why,
+        hint=hint,
+        wait_s=_wait_s(case.no_progress, config),
         max_checkpoint_step=case.earlier if row.action == "walk_back" else case.ceiling,
         skip_batch=case.batch if row.action == "skip_data" else None,
-    )  # fmt: skip
+    )
 
 
 def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
@@ -179,8 +200,9 @@ def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
     if newest.cause == "out_of_memory" and alike > 1:
         return Decision(action="stop", why="out of memory again after a restart")
     if len(ends) > limit:
-        return Decision(action="stop", why=f"{limit} restarts did not help "
-                                           f"(recovery.max_restarts_without_progress={limit})")  # fmt: skip
+        return Decision(
+            action="stop", why=f"{limit} restarts did not help (recovery.max_restarts_without_progress={limit})"
+        )
     return Decision(action="restart", why="restarting", wait_s=_wait_s(len(ends), config))
 
 
@@ -243,14 +265,23 @@ def _case(
     ceiling = _ceiling(state)
     usable = [checkpoint for checkpoint in state.checkpoints if ceiling is None or checkpoint <= ceiling]
     return Case(
-        cause=ending.cause, evidence=ending.evidence, stop_requested=state.stop_requested, step=step,
+        cause=ending.cause,
+        evidence=ending.evidence,
+        stop_requested=state.stop_requested,
+        step=step,
         begun=begun,
-        made_a_step=attempt.last_step > 0, repeats=1 if ending.cause in _NEVER_THE_SAME else same + 1,
+        made_a_step=attempt.last_step > 0,
+        repeats=1 if ending.cause in _NEVER_THE_SAME else same + 1,
         out_of_memory=(ending.cause == "out_of_memory") * (1 + sum(a.cause == "out_of_memory" for a in since_progress)),
-        no_progress=no_progress, newest=usable[-1] if usable else 0, earlier=usable[-2] if len(usable) > 1 else None,
-        ceiling=ceiling, batch=batch, left_out=left_out, limit=config.max_restarts_without_progress,
+        no_progress=no_progress,
+        newest=usable[-1] if usable else 0,
+        earlier=usable[-2] if len(usable) > 1 else None,
+        ceiling=ceiling,
+        batch=batch,
+        left_out=left_out,
+        limit=config.max_restarts_without_progress,
         enabled=config.enabled,
-    )  # fmt: skip
+    )
 
 
 def _ceiling(state: RunState) -> int | None:

@@ -32,9 +32,12 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
             result = subprocess.run(
                 spawn.command(module, *argv),
                 env={**spawn.environment(), ERROR_FILE_ENV: os.fspath(error_file), **told},
-                stdout=subprocess.PIPE, stderr=None if show_talk else subprocess.PIPE, text=True, timeout=timeout_s,
+                stdout=subprocess.PIPE,
+                stderr=None if show_talk else subprocess.PIPE,
+                text=True,
+                timeout=timeout_s,
                 check=False,
-            )  # fmt: skip
+            )
         except subprocess.TimeoutExpired:
             raise LaunchError(f"{module}: no answer after {timeout_s:g} s") from None
         if result.returncode:

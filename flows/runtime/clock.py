@@ -22,7 +22,7 @@ T = TypeVar("T")
 _LOOK_S = 0.2
 
 
-class HeadLostError(BaseException):
+class DriverLostError(BaseException):
     """A rehearsal's head has died here, as of kill -9: nothing that could have handled it is left."""
 
 
@@ -168,7 +168,7 @@ class VirtualClock:
             threading.Thread(target=self._work, args=(sleeper,), name="evaluate", daemon=True).start()
         return future
 
-    def lose_head(self) -> None:
+    def lose_driver(self) -> None:
         """End every thread that waits now, and what has been queued: the head's process has died."""
         for future, _ in self._queue:
             future.cancel()
@@ -190,7 +190,7 @@ class VirtualClock:
         finally:
             sleeper.gone = True  # after an interrupt too: a turn that it got now would be lost
         if sleeper.lost:
-            raise HeadLostError
+            raise DriverLostError
 
     def _await_turn(self, sleeper: _Sleeper) -> None:
         try:

@@ -63,9 +63,16 @@ class FlowContext:
     """
 
     def __init__(
-        self, run: RunPaths, config: Config, launcher: Launcher, observer: Observer | None = None, *,
-        writer: str = FLOW_WRITER, heeds_stop: bool = True, world: World | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run: RunPaths,
+        config: Config,
+        launcher: Launcher,
+        observer: Observer | None = None,
+        *,
+        writer: str = FLOW_WRITER,
+        heeds_stop: bool = True,
+        world: World | None = None,
+    ) -> None:
         self.run, self.config, self.launcher = run, config, launcher
         self.heeds_stop = heeds_stop
         self.world = world
@@ -170,9 +177,15 @@ class FlowContext:
         self._journal.close()
 
     def job(
-        self, name: str, *argv: str, attempt: int = 0, distributed: bool = False, each_node: bool = False,
-        env: dict[str, str] | None = None, wrapper: tuple[str, ...] = (),
-    ) -> Job:  # fmt: skip
+        self,
+        name: str,
+        *argv: str,
+        attempt: int = 0,
+        distributed: bool = False,
+        each_node: bool = False,
+        env: dict[str, str] | None = None,
+        wrapper: tuple[str, ...] = (),
+    ) -> Job:
         """A job of this run; see :func:`make_job`. It is kept from hosts that the node ledger leaves out."""
         job = make_job(
             self.config,

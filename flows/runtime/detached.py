@@ -11,14 +11,14 @@ from pathlib import Path
 from flows.runtime import spawn
 from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 
 
-def start_head(
+def start_driver(
     run: RunPaths, *, inside: Sequence[str] = (), env: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start ``hlatctl resume`` for a run in a session of its own; returns once it drives the run, or has ended well.
@@ -31,13 +31,13 @@ def start_head(
     Raises:
         LaunchError: it ended, or did not begin.
     """
-    log = head_log(run)
+    log = driver_log(run)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         resume = spawn.command("hlatctl", "resume", run.run_id, "--runs-dir", os.fspath(run.root.parent))
         head = spawn.beside([*inside, *resume], output, env={**os.environ, **(env or {})})
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while head_pid(run) not in (head.pid, *processes.descendants(head.pid)):
+    while driver_pid(run) not in (head.pid, *processes.descendants(head.pid)):
         if head.poll() == 0:
             break  # it had nothing left to do
         if head.returncode is not None:
@@ -48,6 +48,6 @@ def start_head(
     return head
 
 
-def head_log(run: RunPaths) -> Path:
+def driver_log(run: RunPaths) -> Path:
     """Where a head of its own prints what it would show a person."""
     return run.root / "logs" / "head.log"

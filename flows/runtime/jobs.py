@@ -20,9 +20,14 @@ ENDING_TAIL = {"lines": 400, "size_bytes": 128 * 1024}
 
 
 def run_job(
-    ctx: FlowContext, job: Job, *, timeout_s: float | None = None, timeout_key: str = "", reattach: bool = False,
+    ctx: FlowContext,
+    job: Job,
+    *,
+    timeout_s: float | None = None,
+    timeout_key: str = "",
+    reattach: bool = False,
     until: Callable[[], bool] | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Submit a job and wait for it. An interrupt, or the time-out, cancels it.
 
     Args:

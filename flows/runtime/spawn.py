@@ -26,9 +26,13 @@ def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def beside(
-    words: Sequence[str], output: Any, *, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL,
+    words: Sequence[str],
+    output: Any,
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
     **options: Any,
-) -> subprocess.Popen[bytes]:  # fmt: skip
+) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own: Ctrl-C is for the flow, which then has something to finish.
 
     Args:

@@ -20,9 +20,11 @@ def write(run: RunPaths, config: Config, step: int) -> tuple[Path, Manifest]:
     temporary.mkdir(parents=True)
     (temporary / "simulated.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
     manifest = Manifest(
-        step=step, tokens=step * config.tokens_per_step, files=files.describe_tree(temporary),
+        step=step,
+        tokens=step * config.tokens_per_step,
+        files=files.describe_tree(temporary),
         world={"data_parallel_size": config.data_parallel_size},
-    )  # fmt: skip
+    )
     record = {**asdict(manifest), "sha256": manifest.sha256}
     (temporary / MANIFEST).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)

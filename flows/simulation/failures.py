@@ -39,9 +39,7 @@ class Failures:
     def __init__(self, rates: FailureRatesConfig, hosts: tuple[str, ...], random_numbers: random.Random) -> None:
         self._hosts, self._random = hosts, random_numbers
         per_s = {kind: float(rate) / _S_PER_RATE for kind, rate in asdict(rates).items()}
-        self._kinds = {
-            kind: rate * (1 if kind in _OF_THE_HEAD else len(hosts)) for kind, rate in per_s.items()
-        }  # fmt: skip
+        self._kinds = {kind: rate * (1 if kind in _OF_THE_HEAD else len(hosts)) for kind, rate in per_s.items()}
 
     def next(self) -> Failure | None:
         """The next one; None if nothing ever breaks."""
@@ -49,6 +47,4 @@ class Failures:
         if not total_per_s:
             return None
         kind = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
-        return Failure(
-            kind=kind, host=self._random.choice(self._hosts), after_s=self._random.expovariate(total_per_s)
-        )  # fmt: skip
+        return Failure(kind=kind, host=self._random.choice(self._hosts), after_s=self._random.expovariate(total_per_s))

@@ -37,10 +37,13 @@ def _preflight(world: World, job: Job) -> Script:
     yield max(0.0, world.no_nodes_until_s - world.clock.now_unix_s()) + world.settings.preflight_s
     unfit = [host for host in hosts if world.is_broken(host)]
     workers = [
-        {"host": host, "rank": number * world.config.cluster.processes_per_node,
-         "failures": [evidence.UNFIT] if host in unfit else []}
+        {
+            "host": host,
+            "rank": number * world.config.cluster.processes_per_node,
+            "failures": [evidence.UNFIT] if host in unfit else [],
+        }
         for number, host in enumerate(hosts)
-    ]  # fmt: skip
+    ]
     files.write_json(world.run.preflight, {"v": 1, "ok": not unfit, "simulated": True, "workers": workers})
     if not unfit:
         return 0
@@ -53,11 +56,20 @@ def _data(world: World, job: Job) -> Script:
     config = world.config
     yield world.settings.prepare_data_s
     tokenizer = {"path": "", "vocab_size": config.model.vocab_size, "bos_id": 0, "eos_id": 1, "fingerprint": "mock"}
-    files.write_json(Path(argument(job, "--to")) / "dataset.json", {
-        "v": 1, "fingerprint": "mock", "simulated": True, "text_column": config.data.text_column, "files": [],
-        "documents": 0, "text_bytes": 0, "validation": {"path": "", "documents": 0, "text_bytes": 0},
-        "tokenizer": tokenizer,
-    })  # fmt: skip
+    files.write_json(
+        Path(argument(job, "--to")) / "dataset.json",
+        {
+            "v": 1,
+            "fingerprint": "mock",
+            "simulated": True,
+            "text_column": config.data.text_column,
+            "files": [],
+            "documents": 0,
+            "text_bytes": 0,
+            "validation": {"path": "", "documents": 0, "text_bytes": 0},
+            "tokenizer": tokenizer,
+        },
+    )
     return 0
 
 
@@ -115,10 +127,21 @@ def _evaluate(world: World, job: Job) -> Script:
             world.clock.now_unix_s() - started_s,
             {"validation_loss": validation, **dict.fromkeys(tasks, score)},
         )
-        files.write_sealed_json(world.run.eval(milestone_tokens) / "results.json", {
-            "v": 1, **common, "suite": suite, "simulated": True, "versions": {}, "contract": _CONTRACT,
-            "weights": argument(job, "--weights"), "scores": scores, "skipped": {}, "wall_s": wall_s,
-        })  # fmt: skip
+        files.write_sealed_json(
+            world.run.eval(milestone_tokens) / "results.json",
+            {
+                "v": 1,
+                **common,
+                "suite": suite,
+                "simulated": True,
+                "versions": {},
+                "contract": _CONTRACT,
+                "weights": argument(job, "--weights"),
+                "scores": scores,
+                "skipped": {},
+                "wall_s": wall_s,
+            },
+        )
         journal.append("eval_finished", **common, scores=scores, skipped={}, wall_s=wall_s, contract=_CONTRACT)
     return 0
 

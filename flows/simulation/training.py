@@ -91,10 +91,14 @@ class Training:
             path = os.fspath(self._world.run.checkpoint(self._first))
             self._journal.append("checkpoint_verified", step=self._first, path=path)
         self._journal.append(
-            "train_started", resumed_from_step=self._first, tokens=self._first * self._config.tokens_per_step,
-            world=self._config.world_size, device="simulated",
-            parameters=arithmetic.parameters(self._config.model).total, peak_flops_per_s=None,
-        )  # fmt: skip
+            "train_started",
+            resumed_from_step=self._first,
+            tokens=self._first * self._config.tokens_per_step,
+            world=self._config.world_size,
+            device="simulated",
+            parameters=arithmetic.parameters(self._config.model).total,
+            peak_flops_per_s=None,
+        )
 
     def _checkpoint(self) -> int:
         """The step of the one it begins from."""
@@ -136,8 +140,9 @@ class Training:
         marks = [
             (step // self._thinning + 1) * self._thinning,
             (step // config.checkpoint.every_steps + 1) * config.checkpoint.every_steps,
-            config.total_steps, *(at for at in self._milestones if at > step),
-        ]  # fmt: skip
+            config.total_steps,
+            *(at for at in self._milestones if at > step),
+        ]
         if config.checkpoint.keep_every_tokens:
             permanent = step * config.tokens_per_step // config.checkpoint.keep_every_tokens + 1
             marks.append(-(-permanent * config.checkpoint.keep_every_tokens // config.tokens_per_step))
@@ -151,10 +156,15 @@ class Training:
         self._step += made
         many: dict[str, Any] = {"steps": made} if made > 1 else {}
         self._journal.append(
-            "step", step=self._step, tokens=self._step * self._config.tokens_per_step,
-            **self._curves.step(self._step), step_s=step_s, data_wait_s=0.0,
-            tokens_per_s=self._config.tokens_per_step / step_s, **many,
-        )  # fmt: skip
+            "step",
+            step=self._step,
+            tokens=self._step * self._config.tokens_per_step,
+            **self._curves.step(self._step),
+            step_s=step_s,
+            data_wait_s=0.0,
+            tokens_per_s=self._config.tokens_per_step / step_s,
+            **many,
+        )
         if self._step == self._first + 1 and self._config.backend.compile:
             self._journal.append("compile_cache", hits=0, misses=0, wall_s=step_s)
         if self._step == self._first + 1 or self._world.steps_are_news:
@@ -198,9 +208,14 @@ class Training:
             return
         folder, manifest, deleted = self._world.checkpoints.add(step)
         self._journal.append(
-            "checkpoint_written", step=step, tokens=manifest.tokens, wall_s=save_s, stall_s=stall_s, reason=reason,
+            "checkpoint_written",
+            step=step,
+            tokens=manifest.tokens,
+            wall_s=save_s,
+            stall_s=stall_s,
+            reason=reason,
             bytes=arithmetic.checkpoint_bytes(self._config),
-        )  # fmt: skip
+        )
         self._journal.append("checkpoint_committed", step=step, manifest_sha256=manifest.sha256)
         self._journal.append("checkpoint_verified", step=step, path=os.fspath(folder))
         for gone in deleted:
@@ -257,15 +272,19 @@ class Training:
             return evidence.not_finite(self._step + 1)
         self._journal.append(
             "amended", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
-        )  # fmt: skip
+        )
         return self._stopped("rollback", _ROLLED_BACK)
 
     def _note_nonfinite(self) -> None:
         step = self._step + 1
         self._journal.append(
-            "nonfinite", step=step, tokens=step * self._config.tokens_per_step, loss="nan", grad_norm="nan",
+            "nonfinite",
+            step=step,
+            tokens=step * self._config.tokens_per_step,
+            loss="nan",
+            grad_norm="nan",
             action=self._config.train.on_nonfinite,
-        )  # fmt: skip
+        )
 
     def _stopped(self, reason: str, exit_code: int) -> Evidence:
         tokens = self._step * self._config.tokens_per_step

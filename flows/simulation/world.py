@@ -59,7 +59,7 @@ class World:
         self.slow: dict[str, float] = {}
         self.no_nodes_until_s = self.disk_full_until_s = start_unix_s
         self.head = 0
-        self._head_is_there = True
+        self._driver_is_there = True
         self._seed = f"{config.rehearsal.seed}/{start_unix_s}"
         self._failures = Failures(self.settings.failures, self.hosts, self.random("failures"))
         self._mending = self.random("mending")
@@ -123,9 +123,9 @@ class World:
 
     def pass_without_head(self, seconds: float) -> None:
         """Let time pass in which nobody drives the run."""
-        self._head_is_there = False
+        self._driver_is_there = False
         self.clock.sleep(seconds)
-        self._head_is_there = True
+        self._driver_is_there = True
 
     def _by_a_person(self) -> float:
         """Somebody comes, frees the disk and replaces what is broken."""
@@ -155,9 +155,9 @@ class World:
             self.no_nodes_until_s = now_s + settings.upgrade_s
         elif failure.kind == "disk_full":
             self.disk_full_until_s = now_s + self._mending.expovariate(1 / max(settings.person_s, 1.0))
-        elif failure.kind == "head_crash" and self._head_is_there:
+        elif failure.kind == "head_crash" and self._driver_is_there:
             self.head += 1
-            self.clock.lose_head()
+            self.clock.lose_driver()
         elif failure.kind == "mlflow_outage":
             self._lose_mlflow()
         if failure.kind in _STRIKES_TRAINING:
@@ -173,9 +173,7 @@ class World:
                 journal.append(kind, what="mlflow", **fields)
 
         tell("tracking_lost", message="simulated: MLflow does not answer; the run goes on")
-        self.clock.at(
-            self.clock.now_unix_s() + self.settings.mlflow_outage_s, partial(tell, "tracking_back", events=0)
-        )  # fmt: skip
+        self.clock.at(self.clock.now_unix_s() + self.settings.mlflow_outage_s, partial(tell, "tracking_back", events=0))
 
     def _ended(self, job: Job, file: Path, code: int) -> None:
         if not job.log.is_file():

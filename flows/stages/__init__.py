@@ -61,9 +61,14 @@ def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[s
                 error.message = f"{error.message}; {decision.why}"
             restart = decision is not None and decision.action == "restart"
             ctx.event(
-                "stage_failed", stage=name, fingerprint=fingerprint, error=type(error).__name__,
-                message=error.message, hint=error.hint, restart=restart,
-            )  # fmt: skip
+                "stage_failed",
+                stage=name,
+                fingerprint=fingerprint,
+                error=type(error).__name__,
+                message=error.message,
+                hint=error.hint,
+                restart=restart,
+            )
             if decision is None or not restart:
                 raise
             ctx.message(f"{name}: {error.message}" + (f" in {decision.wait_s:g} s" if decision.wait_s else ""))

@@ -62,9 +62,18 @@ def compile_graphs(ctx: FlowContext) -> None:
     def work() -> dict[str, Any]:
         make_private(partial)
         job = ctx.job(
-            "compile", "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only",
-            distributed=True, env=cache_env(ctx.config, partial), wrapper=_wrapper(ctx.config, partial),
-        )  # fmt: skip
+            "compile",
+            "-m",
+            "trainer",
+            "--run-dir",
+            os.fspath(ctx.run.root),
+            "--attempt",
+            "0",
+            "--compile-only",
+            distributed=True,
+            env=cache_env(ctx.config, partial),
+            wrapper=_wrapper(ctx.config, partial),
+        )
         try:
             run_job(ctx, job)
             graphs = merge_nodes(partial) if job.wrapper else {}
@@ -153,9 +162,10 @@ def merge_nodes(folder: Path) -> dict[str, Any]:
         shutil.rmtree(node)
     write_manifest(folder)
     return {
-        "graphs": len(list(folder.glob("neuronxcc-*/MODULE_*"))), "nodes": len(nodes),
+        "graphs": len(list(folder.glob("neuronxcc-*/MODULE_*"))),
+        "nodes": len(nodes),
         "slowest_graph_s": max(slowest_s, default=0.0),
-    }  # fmt: skip
+    }
 
 
 def _slowest_s(report: Path) -> float:

@@ -28,9 +28,17 @@ def check_coverage(ctx: FlowContext) -> None:
     def work() -> dict[str, Any]:
         ctx.run.coverage.unlink(missing_ok=True)
         job = ctx.job(
-            STAGE, "-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--check-coverage",
-            distributed=True, env=cache_env(ctx.config, local_cache(ctx.config)),
-        )  # fmt: skip
+            STAGE,
+            "-m",
+            "trainer",
+            "--run-dir",
+            os.fspath(ctx.run.root),
+            "--attempt",
+            "0",
+            "--check-coverage",
+            distributed=True,
+            env=cache_env(ctx.config, local_cache(ctx.config)),
+        )
         limit_s = ctx.config.recovery.start_timeout_s
         run_job(ctx, job, timeout_s=limit_s, timeout_key="recovery.start_timeout_s")
         with reading(ctx.run.coverage):

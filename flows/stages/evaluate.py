@@ -12,7 +12,7 @@ from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError, StoppedError
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import read_manifest
 from hlatctl.run.model_folder import fingerprint
 from hlatctl.run.scores import in_words
@@ -105,8 +105,22 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     if not (model / "config.json").is_file():
         export = ("-m", "trainer.convert.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(model))
         _run_beside_training(ctx, int(step), f"export-{milestone_tokens}{own}", *export)
-    judge = ("-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step,
-             "--model", os.fspath(model), "--weights", weights, "--try", str(number))  # fmt: skip
+    judge = (
+        "-m",
+        "eval",
+        "--run-dir",
+        run_dir,
+        "--milestone-tokens",
+        str(milestone_tokens),
+        "--step",
+        step,
+        "--model",
+        os.fspath(model),
+        "--weights",
+        weights,
+        "--try",
+        str(number),
+    )
     name = f"eval-{milestone_tokens}{own}"
     asked_words = _asked_words(ctx, name, asked) if asked else ()
     _run_beside_training(ctx, int(step), name, *judge, *asked_words, reattach=True)
@@ -136,7 +150,7 @@ def _yields(ctx: FlowContext, step: int) -> bool:
     """Whether there is training that the evaluation of this step's checkpoint could slow."""
     attempt = ctx.state.attempt
     is_trained = step >= ctx.config.total_steps or (attempt is not None and attempt.cause == "finished")
-    return not is_trained and (ctx.heeds_stop or head_pid(ctx.run) not in (None, os.getpid()))
+    return not is_trained and (ctx.heeds_stop or driver_pid(ctx.run) not in (None, os.getpid()))
 
 
 def _asked_words(ctx: FlowContext, name: str, asked: Asked) -> tuple[str, ...]:

@@ -76,9 +76,20 @@ def training_job(config: Config, run: RunPaths, number: int, *, max_checkpoint_s
     env = cache_env(config, local_cache(config)) if config.backend.compile else {}
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     return make_job(
-        config, run, "train", "-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number), *ceiling,
-        attempt=number, distributed=True, env=env,
-    )  # fmt: skip
+        config,
+        run,
+        "train",
+        "-m",
+        "trainer",
+        "--run-dir",
+        os.fspath(run.root),
+        "--attempt",
+        str(number),
+        *ceiling,
+        attempt=number,
+        distributed=True,
+        env=env,
+    )
 
 
 def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
@@ -107,9 +118,13 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Hand
     handle = ctx.launcher.handle(plan)
     # First the journal, then the job: a head that dies in between finds a handle that says "lost" and starts the next.
     ctx.event(
-        "attempt_started", attempt=number, handle=handle.to_json(), max_checkpoint_step=ceiling,
-        oom_kills=ctx.launcher.oom_kills(), left_out_hosts=list(job.excluded_hosts),
-    )  # fmt: skip
+        "attempt_started",
+        attempt=number,
+        handle=handle.to_json(),
+        max_checkpoint_step=ceiling,
+        oom_kills=ctx.launcher.oom_kills(),
+        left_out_hosts=list(job.excluded_hosts),
+    )
     ctx.require_journal()
     ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
     ctx.message(f"attempt {number}: started")
@@ -184,20 +199,33 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
     attempt = state.attempts[-1]
     error, tail = load_error(job.error_file), log_tail(job.log, **ENDING_TAIL)
     ending = failure_causes.classify(
-        status=status, attempt=attempt, train_stopped=state.train_stopped, error=error,
-        log_tail=tail, stop_requested=state.stop_requested,
+        status=status,
+        attempt=attempt,
+        train_stopped=state.train_stopped,
+        error=error,
+        log_tail=tail,
+        stop_requested=state.stop_requested,
         oom_kills=ctx.launcher.oom_kills(),
-    )  # fmt: skip
+    )
     decision = policy.decide(
-        state, ending, ctx.config.recovery,
+        state,
+        ending,
+        ctx.config.recovery,
         batch=_failing_batch(ctx, attempt) if ending.cause == "data_error" else None,
         left_out=_newly_left_out(ctx, job, ending, failure_causes.failed_host(tail)),
-    )  # fmt: skip
+    )
     ctx.event(
-        "attempt_ended", attempt=attempt.number, cause=ending.cause, evidence=ending.evidence,
-        signature=ending.signature, exit_code=ending.exit_code, step=attempt.last_step, decision=decision.action,
-        why=decision.why, max_checkpoint_step=decision.max_checkpoint_step,
-    )  # fmt: skip
+        "attempt_ended",
+        attempt=attempt.number,
+        cause=ending.cause,
+        evidence=ending.evidence,
+        signature=ending.signature,
+        exit_code=ending.exit_code,
+        step=attempt.last_step,
+        decision=decision.action,
+        why=decision.why,
+        max_checkpoint_step=decision.max_checkpoint_step,
+    )
     if decision.action != "stop":
         ctx.require_journal()
     ctx.message(_sentence(attempt, ending, decision))

@@ -26,9 +26,12 @@ def validate(ctx: FlowContext) -> None:
     def work() -> dict[str, Any]:
         for collision in environment.collisions(ctx.config, os.environ):
             ctx.event(
-                "environment_collision", name=collision.name, configured=collision.configured, found=collision.found,
+                "environment_collision",
+                name=collision.name,
+                configured=collision.configured,
+                found=collision.found,
                 message=str(collision),
-            )  # fmt: skip
+            )
             ctx.message(str(collision))
         check(ctx.config, begun=bool(checkpoint_steps(ctx.run)))
         return {}

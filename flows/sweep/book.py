@@ -43,10 +43,13 @@ class Book:
         self.example = example = self.variations.compose(self.space.example())
         self.objective = objective(self.settings, example)
         self._study = Study(
-            self.space, self.state, minimize=self.objective.minimize, seed=example.seed,
+            self.space,
+            self.state,
+            minimize=self.objective.minimize,
+            seed=example.seed,
             first_rung_tokens=self.objective.rungs(example, self.settings.rungs)[0],
             path=None if self.state.simulated else sweep.study,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Release the journal."""
@@ -98,9 +101,14 @@ class Book:
                 seed = self._study.seed + sum(trial.arm == arm for trial in self.trials)
                 overrides.append(f"seed={seed}")
             self.event(
-                "trial_asked", trial=number, run_id=self.sweep.trial(number).run_id, arm=arm, point=point, seed=seed,
+                "trial_asked",
+                trial=number,
+                run_id=self.sweep.trial(number).run_id,
+                arm=arm,
+                point=point,
+                seed=seed,
                 overrides=overrides,
-            )  # fmt: skip
+            )
             self._study.add(self.state.trials[number])
             return number
 

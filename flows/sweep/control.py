@@ -5,7 +5,7 @@ from __future__ import annotations
 from flows import control
 from hlatctl.run import files
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
-from hlatctl.run.lease import head_pid, wait_until_undriven
+from hlatctl.run.lease import driver_pid, wait_until_undriven
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import SweepState, fold
 
@@ -26,7 +26,7 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
     """
     with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
         journal.append("stop_requested", durable=True, by=by)
-        if head_pid(sweep) is None:
+        if driver_pid(sweep) is None:
             for trial in _running(fold(read_events(sweep))):
                 journal.append("trial_paused", durable=True, trial=trial)
                 control.request_stop(sweep.trial(trial), by=by, wait_s=wait_s)

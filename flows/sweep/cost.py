@@ -86,14 +86,18 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
     days = sum(found.days for found, _ in told)
     usd = [found.usd for found, _ in told if found.usd is not None]
     return Plan(
-        arms=space.arms, seeds=space.settings.seeds, trials=space.trials, parallel=space.settings.parallel,
+        arms=space.arms,
+        seeds=space.settings.seeds,
+        trials=space.trials,
+        parallel=space.settings.parallel,
         steps=round(each * sum(config.total_steps for config in known)),
         tokens=round(each * sum(config.total_tokens for config in known)),
-        wall_s=each * days * 86400 / space.settings.parallel if complete else None, measured=all(measured),
+        wall_s=each * days * 86400 / space.settings.parallel if complete else None,
+        measured=all(measured),
         process_hours=each * sum(found.accelerator_hours for found, _ in told) if complete else None,
         usd=each * sum(usd) if len(usd) == len(known) else None,
         priced=any(config.cluster.price_usd_per_node_hour for config in known),
-    )  # fmt: skip
+    )
 
 
 class _Pace:

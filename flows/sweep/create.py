@@ -23,7 +23,7 @@ from hlatctl.plan.memory import check_memory
 from hlatctl.run import files, runs
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.redact import hide
 from hlatctl.run.sweep import fold
@@ -91,12 +91,19 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
     sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space), int(prepared.runs_mode, 8))
     with files.created_like(sweep.root), JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
-            "sweep_created", durable=True, sweep_id=sweep_id, simulated=prepared.simulated,
+            "sweep_created",
+            durable=True,
+            sweep_id=sweep_id,
+            simulated=prepared.simulated,
             argv=[hide(word) for word in argv],
-            folder=prepared.space.folder, overrides=prepared.space.overrides, objective=prepared.objective.name,
-            direction="min" if prepared.objective.minimize else "max", accelerators=prepared.accelerators,
-            plan=asdict(prepared.plan), **_space_fields(prepared.space),
-        )  # fmt: skip
+            folder=prepared.space.folder,
+            overrides=prepared.space.overrides,
+            objective=prepared.objective.name,
+            direction="min" if prepared.objective.minimize else "max",
+            accelerators=prepared.accelerators,
+            plan=asdict(prepared.plan),
+            **_space_fields(prepared.space),
+        )
     return sweep
 
 
@@ -107,7 +114,7 @@ def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
         RunBusyError: a process drives it.
     """
     try:
-        with files.created_like(sweep.root), hold_head(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
+        with files.created_like(sweep.root), hold_driver(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
             files.write_text(sweep.space, spaces.dump(prepared.space))
             journal.append(
                 "sweep_extended", durable=True, argv=[hide(word) for word in argv], **_space_fields(prepared.space)
@@ -118,9 +125,11 @@ def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
 
 def _space_fields(space: Space) -> dict[str, Any]:
     return {
-        "axes": [asdict(axis) for axis in space.axes], "settings": {**asdict(space.settings), "sampler": space.sampler},
-        "arms": space.arms, "trials": space.trials,
-    }  # fmt: skip
+        "axes": [asdict(axis) for axis in space.axes],
+        "settings": {**asdict(space.settings), "sampler": space.sampler},
+        "arms": space.arms,
+        "trials": space.trials,
+    }
 
 
 def _with_slots(space: Space) -> Space:
@@ -150,8 +159,10 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
     variations = _variations(space)
     first = variations.compose(space.example())
     if first.seed + space.settings.seeds > _SEEDS:
-        raise ConfigError(f"sweep.seeds={space.settings.seeds}: the last trial's seed would not be below 2^64",
-                          hint=f"lower sweep.seeds or seed={first.seed}")  # fmt: skip
+        raise ConfigError(
+            f"sweep.seeds={space.settings.seeds}: the last trial's seed would not be below 2^64",
+            hint=f"lower sweep.seeds or seed={first.seed}",
+        )
     aim = objective(space.settings, first)
     configs = list(_arms(space, variations, aim)) or [first]
     if not simulated:
@@ -160,10 +171,15 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
         _check_inputs(configs)
         _check_task(aim, first)
     return Prepared(
-        space=space, plan=plan(space, configs, Path(first.runs_dir)), objective=aim, runs_dir=Path(first.runs_dir),
+        space=space,
+        plan=plan(space, configs, Path(first.runs_dir)),
+        objective=aim,
+        runs_dir=Path(first.runs_dir),
         runs_mode=first.runs_mode,
-        experiment_name=first.experiment_name, simulated=simulated, accelerators=first.backend.device != "cpu",
-    )  # fmt: skip
+        experiment_name=first.experiment_name,
+        simulated=simulated,
+        accelerators=first.backend.device != "cpu",
+    )
 
 
 def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Config]:

@@ -51,8 +51,9 @@ class Objective:
         """The objective by tokens, at the rungs that the run has reached; NaN where it is no number."""
         if not self.score:
             return _losses(state, rungs)
-        found = {tokens: state.milestones[tokens].scores.get(self.score) for tokens in rungs
-                 if tokens in state.milestones}  # fmt: skip
+        found = {
+            tokens: state.milestones[tokens].scores.get(self.score) for tokens in rungs if tokens in state.milestones
+        }
         return {tokens: number(score, "value") for tokens, score in found.items() if score is not None}
 
 
@@ -65,14 +66,18 @@ def objective(settings: SweepConfig, config: Config) -> Objective:
     name = settings.objective or (_VALIDATION if config.eval.enabled else LOSS)
     match = _NAME.fullmatch(name)
     if not match:
-        raise ConfigError(f"sweep.objective={name}: not known",
-                          hint="loss, validation_loss, eval.TASK, each with @tokens=N for the value there")  # fmt: skip
+        raise ConfigError(
+            f"sweep.objective={name}: not known",
+            hint="loss, validation_loss, eval.TASK, each with @tokens=N for the value there",
+        )
     kind, task, at = match.groups()
     at_tokens = None if at is None else _tokens(at)
     found = Objective(
-        name=name, score="" if kind == LOSS else task or _VALIDATION, at_tokens=at_tokens,
+        name=name,
+        score="" if kind == LOSS else task or _VALIDATION,
+        at_tokens=at_tokens,
         minimize=(settings.direction or ("max" if task and not task.startswith("validation") else "min")) == "min",
-    )  # fmt: skip
+    )
     check(found, config)
     return found
 

@@ -63,20 +63,27 @@ def _winner(state: SweepState) -> Winner | None:
     overrides = [*state.overrides, *(f"{key}={value}" for key, value in arm.point.items())]
     typed = [text for text in overrides if not text.startswith("runs_dir=") and text not in MOCK]
     return Winner(
-        text=arm.text, command=shlex.join(["hlatctl", "train", *typed]),
+        text=arm.text,
+        command=shlex.join(["hlatctl", "train", *typed]),
         experiment=as_experiment(typed, Path(state.folder), f"The best arm of the sweep {state.sweep_id}."),
-    )  # fmt: skip
+    )
 
 
 def _numbers(state: SweepState, importances: dict[str, float], winner: Winner | None) -> str:
     first = best(state)
     found = [
-        {"arm": arm.number, "point": arm.point, "values": arm.values, "mean": arm.mean, "stderr": arm.stderr,
-         "off_the_best": distance(arm, first) if first else None, "trials": [trial.number for trial in arm.trials]}
+        {
+            "arm": arm.number,
+            "point": arm.point,
+            "values": arm.values,
+            "mean": arm.mean,
+            "stderr": arm.stderr,
+            "off_the_best": distance(arm, first) if first else None,
+            "trials": [trial.number for trial in arm.trials],
+        }
         for arm in arms(state)
-    ]  # fmt: skip
+    ]
     for trial in (told := dataclasses.asdict(state))["trials"].values():  # JSON has no NaN
         trial["rungs"] = {tokens: value if math.isfinite(value) else None for tokens, value in trial["rungs"].items()}
-    record = {**told, "best_first": found, "importances": importances,
-              "command": winner.command if winner else None}  # fmt: skip
+    record = {**told, "best_first": found, "importances": importances, "command": winner.command if winner else None}
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"

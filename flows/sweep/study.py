@@ -49,9 +49,11 @@ class Study:
         if path is not None:
             path.unlink(missing_ok=True)
         self._study = self._optuna.create_study(
-            storage=f"sqlite:///{path}" if path else None, study_name=state.sweep_id,
-            direction="minimize" if minimize else "maximize", pruner=self._pruner(first_rung_tokens),
-        )  # fmt: skip
+            storage=f"sqlite:///{path}" if path else None,
+            study_name=state.sweep_id,
+            direction="minimize" if minimize else "maximize",
+            pruner=self._pruner(first_rung_tokens),
+        )
         for _, trial in sorted(state.trials.items()):
             self._add(trial)
 
@@ -90,17 +92,24 @@ class Study:
         if len(self._distributions) < 2 or len(set(means.values())) < 2:
             return {}
         study = self._optuna.create_study()
-        study.add_trials([
-            self._optuna.trial.create_trial(params=dict(zip(self._distributions, point, strict=True)),
-                                            distributions=self._distributions, value=mean)
-            for point, mean in means.items() for _ in range(_COPIES)
-        ])  # fmt: skip
+        study.add_trials(
+            [
+                self._optuna.trial.create_trial(
+                    params=dict(zip(self._distributions, point, strict=True)),
+                    distributions=self._distributions,
+                    value=mean,
+                )
+                for point, mean in means.items()
+                for _ in range(_COPIES)
+            ]
+        )
         evaluator = self._optuna.importance.FanovaImportanceEvaluator(seed=self.seed % _SEEDS)
         try:
             shares = self._optuna.importance.get_param_importances(study, evaluator=evaluator)
         except ImportError as error:
-            raise DependencyError(f"importances of axes need scikit-learn ({error})",
-                                  hint="pip install 'hlatctl[head]'") from None  # fmt: skip
+            raise DependencyError(
+                f"importances of axes need scikit-learn ({error})", hint="pip install 'hlatctl[head]'"
+            ) from None
         return {key: float(share) for key, share in shares.items()}
 
     def tell(self, trial: TrialState) -> None:
@@ -111,10 +120,16 @@ class Study:
     def _add(self, trial: TrialState) -> None:
         state, value = self._outcome(trial)
         params = {axis.key: _value(axis, trial.point[axis.key]) for axis in self._space.axes}
-        self._study.add_trial(self._optuna.trial.create_trial(
-            state=state, value=value, params=params, distributions=self._distributions,
-            intermediate_values=dict(trial.rungs), user_attrs={"run_id": trial.run_id},
-        ))  # fmt: skip
+        self._study.add_trial(
+            self._optuna.trial.create_trial(
+                state=state,
+                value=value,
+                params=params,
+                distributions=self._distributions,
+                intermediate_values=dict(trial.rungs),
+                user_attrs={"run_id": trial.run_id},
+            )
+        )
 
     def _outcome(self, trial: TrialState) -> tuple[OptunaState, float | None]:
         """A trial that ended early counts with its newest rung; one without a number has failed."""

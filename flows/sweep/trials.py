@@ -23,7 +23,7 @@ from flows.stages.compile import graph_key
 from hlatctl.run.errors import HlatctlError, RunBusyError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import OPERATOR_WRITER, JournalTail, JournalWriter
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import folder_steps
 from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths
@@ -70,7 +70,7 @@ class Trial:
             return not self._played.done()
         if self._process is not None and self._process.poll() is None:
             return True
-        return head_pid(self.run) is not None
+        return driver_pid(self.run) is not None
 
     def refresh(self) -> RunState:
         """Fold what is new in its journal."""
@@ -93,7 +93,7 @@ class Trial:
             self._played = self._player.submit(self._play, on_update)
         else:
             self._make()
-            self._process = detached.start_head(self.run, env=env)
+            self._process = detached.start_driver(self.run, env=env)
 
     def end_of_play(self) -> None:
         """Raise what has ended a played trial, if that is no error that its journal tells of."""

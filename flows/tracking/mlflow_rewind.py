@@ -66,9 +66,12 @@ def remove(database: Path, mlflow_run_id: str, to: Rewind) -> None:
         sqlite3.Error: the database can't be written.
     """
     values = {
-        "run": mlflow_run_id, "step": to.step, "tokens": to.tokens, "by_step": f"{BY_STEP}*",
+        "run": mlflow_run_id,
+        "step": to.step,
+        "tokens": to.tokens,
+        "by_step": f"{BY_STEP}*",
         "by_tokens": f"{BY_TOKENS}*",
-    }  # fmt: skip
+    }
     with closing(sqlite3.connect(database, timeout=_TIMEOUT_S)) as connection, connection:
         for statement in _statements():
             connection.execute(statement, values)

@@ -127,9 +127,14 @@ class MirrorRun:
     """
 
     def __init__(
-        self, run: RunPaths, config: Config, client: MlflowClient, uri: str, artifact_location: str | None,
+        self,
+        run: RunPaths,
+        config: Config,
+        client: MlflowClient,
+        uri: str,
+        artifact_location: str | None,
         database: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._run, self._config, self._client, self._database = run, config, client, database
         self._artifact_location = artifact_location
         self._cursor = Cursor.read(run.mirror, hide(uri))

@@ -51,19 +51,19 @@ def _log(client: MlflowClient, run_id: str, state: SweepState) -> None:
     params |= {f"sweep.{name}": str(value) for name, value in state.settings.items()}
     winner = best(state)
     figures = {
-        "trials": len(state.trials), "trials_finished": state.count("finished"),
+        "trials": len(state.trials),
+        "trials_finished": state.count("finished"),
         "process_hours": sum(trial.process_hours for trial in state.trials.values()),
         "saved_process_hours": sum(trial.saved_process_hours for trial in state.trials.values()),
         **({"best_objective": winner.mean} if winner and winner.mean is not None else {}),
-    }  # fmt: skip
+    }
     now_ms = int(state.last_event_unix_s * 1000)
     known = client.get_run(run_id).data.params  # which MLflow lets nobody change
     client.log_batch(
         run_id,
         metrics=[Metric(name, float(value), now_ms, 0) for name, value in figures.items()],
-        params=[Param(name, hide(value)[:_MAX_PARAM_CHARS]) for name, value in params.items()
-                if name not in known],
-    )  # fmt: skip
+        params=[Param(name, hide(value)[:_MAX_PARAM_CHARS]) for name, value in params.items() if name not in known],
+    )
     if winner:
         client.set_tag(run_id, "hlatctl.best", winner.text)
     client.set_terminated(run_id, status=_STATUS.get(state.status, "RUNNING"), end_time=now_ms)

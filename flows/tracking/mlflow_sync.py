@@ -32,7 +32,7 @@ from flows.tracking.mlflow_run import MirrorRun
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths, mlflow_artifacts, mlflow_database
 from hlatctl.run.redact import hide
 
@@ -169,7 +169,7 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
     watch, failures, lost = _Watch(run), 0, False
     while True:
         # Looked at before the copy, so that whatever was written before the end is part of it.
-        driven, ended = head_pid(run) is not None, watch.ended()
+        driven, ended = driver_pid(run) is not None, watch.ended()
         try:
             with _only_copier(run):
                 copied = copy_new(run, config)

@@ -144,9 +144,12 @@ def _start_own() -> None:
         port, auth = listener.getsockname()[1], local_server.new_auth()
         _use(f"http://127.0.0.1:{port}/api", auth)
         _own_server = spawn.beside(
-            spawn.command("flows.tracking.prefect_server", str(listener.fileno())), log, stdin=subprocess.PIPE,
-            env={**os.environ, local_server.AUTH_ENV: auth}, pass_fds=[listener.fileno()],
-        )  # fmt: skip
+            spawn.command("flows.tracking.prefect_server", str(listener.fileno())),
+            log,
+            stdin=subprocess.PIPE,
+            env={**os.environ, local_server.AUTH_ENV: auth},
+            pass_fds=[listener.fileno()],
+        )
     atexit.register(stop)
 
 

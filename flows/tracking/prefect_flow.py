@@ -146,7 +146,7 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = "pretrai
     """
     try:
         prefect_api.configure(Path(ctx.config.runs_dir), ctx.message)
-        lock = ctx.run.head_lock if name == "pretrain" else ctx.run.evaluator_lock
+        lock = ctx.run.driver_lock if name == "pretrain" else ctx.run.evaluator_lock
         prefect_stale.mark_crashed(Path(ctx.config.runs_dir), ctx.message, lock)
         stop = _Stop()
         flow = _make_flow(ctx, pipeline, name, stop)

@@ -98,7 +98,7 @@ def _lock(runs_dir: Path, flow_run: Any) -> Path | None:
     """The lock that a flow run's process would hold; None if it is no flow run of this runs folder."""
     asked = flow_run.parameters.get(LOCK)
     if asked is None and "run_id" in flow_run.parameters and "//127.0.0.1:" in os.environ["PREFECT_API_URL"]:
-        asked = RunPaths(runs_dir / str(flow_run.name)).head_lock  # made before flow runs named their locks
+        asked = RunPaths(runs_dir / str(flow_run.name)).driver_lock  # made before flow runs named their locks
     lock = Path(str(asked))
     return lock if asked and lock.is_relative_to(runs_dir) and ".." not in lock.parts and lock.is_file() else None
 

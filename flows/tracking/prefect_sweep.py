@@ -77,11 +77,13 @@ class PrefectView:
 
         client = get_client(sync_client=True)
         client.__enter__()
-        prefect_stale.mark_crashed(self._sweep.root.parent, self._say, self._sweep.head_lock)
+        prefect_stale.mark_crashed(self._sweep.root.parent, self._say, self._sweep.driver_lock)
         made = client.create_flow_run(
-            flow(name="sweep")(sweep), name=self._sweep.run_id, state=Running(),
-            parameters={LOCK: os.fspath(self._sweep.head_lock)},
-        )  # fmt: skip
+            flow(name="sweep")(sweep),
+            name=self._sweep.run_id,
+            state=Running(),
+            parameters={LOCK: os.fspath(self._sweep.driver_lock)},
+        )
         self._client, self._flow_run_id = client, made.id
 
     def _task(self, number: int, run_id: str) -> Any:
@@ -90,9 +92,12 @@ class PrefectView:
 
         if number not in self._tasks:
             made = self._client.create_task_run(
-                task(name="trial")(_nothing), flow_run_id=self._flow_run_id, dynamic_key=str(number), name=run_id,
+                task(name="trial")(_nothing),
+                flow_run_id=self._flow_run_id,
+                dynamic_key=str(number),
+                name=run_id,
                 state=Running(),
-            )  # fmt: skip
+            )
             self._tasks[number] = made.id
         return self._tasks[number]
 

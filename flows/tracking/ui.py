@@ -69,9 +69,12 @@ class _Started:
 
 
 def serve(
-    runs_dir: Path, prefect_port: int, mlflow_port: int, on_ready: Callable[[dict[str, str], str], None],
+    runs_dir: Path,
+    prefect_port: int,
+    mlflow_port: int,
+    on_ready: Callable[[dict[str, str], str], None],
     say: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Serve both pages until Ctrl-C or SIGTERM; returns when both servers have ended.
 
     Args:
@@ -166,9 +169,13 @@ def _running(servers: list[Server], logs: Path) -> Iterator[list[_Started]]:
             fd, log = server.listener.fileno(), logs / f"{server.name}.log"
             with log.open("wb") as output:
                 process = spawn.beside(
-                    spawn.command(f"flows.tracking.{server.name}_server", str(fd), *server.argv), output,
-                    stdin=subprocess.PIPE, env=server.env, pass_fds=[fd], cwd=logs,
-                )  # fmt: skip
+                    spawn.command(f"flows.tracking.{server.name}_server", str(fd), *server.argv),
+                    output,
+                    stdin=subprocess.PIPE,
+                    env=server.env,
+                    pass_fds=[fd],
+                    cwd=logs,
+                )
             started.append(_Started(server, process, log))
         yield started
     finally:
@@ -266,6 +273,5 @@ def _check_alive(started: list[_Started]) -> None:
         code = _exit_code(one.process)
         if code is not None:
             raise LaunchError(
-                f"{one.server.name}'s server has ended by itself (exit code {code})",
-                hint=f"see {one.log}",
+                f"{one.server.name}'s server has ended by itself (exit code {code})", hint=f"see {one.log}"
             )

@@ -55,11 +55,12 @@ def _entries(folder: Path, paths: list[str]) -> list[Entry]:
     known, store = manifest.read(Folder(folder)) or {}, Folder(folder)
     return [
         {
-            "path": path, "bytes": (folder / path).stat().st_size,
+            "path": path,
+            "bytes": (folder / path).stat().st_size,
             "sha256": known[path]["sha256"] if path in known else sha256_of(store, path),
         }
         for path in sorted(paths)
-    ]  # fmt: skip
+    ]
 
 
 def _add(archive: tarfile.TarFile, name: str, file: io.BufferedIOBase) -> None:

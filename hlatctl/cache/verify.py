@@ -39,9 +39,7 @@ def verify(store: Store) -> Verified:
     expected = {path: str(entry["sha256"]) for path, entry in (entries or {}).items()}
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
         reasons = pool.map(lambda module: _why_broken(store, module, expected, entries is not None), found.modules)
-        found.broken = {
-            module.name: reason for module, reason in zip(found.modules, reasons, strict=True) if reason
-        }  # fmt: skip
+        found.broken = {module.name: reason for module, reason in zip(found.modules, reasons, strict=True) if reason}
     found.broken |= {path: f"{path}: missing" for path in sorted(expected.keys() - there)}
     found.compared = sum(
         file.path in expected for module in found.modules if module.name not in found.broken for file in module.files

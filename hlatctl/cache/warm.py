@@ -100,9 +100,14 @@ class _Bringing:
     """One warm-up's threads' work."""
 
     def __init__(
-        self, source: Store, target: Path, expected: dict[str, str], there: dict[str, File], own: dict[str, Entry],
+        self,
+        source: Store,
+        target: Path,
+        expected: dict[str, str],
+        there: dict[str, File],
+        own: dict[str, Entry],
         done: Warmed,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._source, self._target, self._expected, self._there = source, target, expected, there
         self._own, self._done, self._numbers, self._lock = own, done, itertools.count(), threading.Lock()
         self._folder = Folder(target)
@@ -116,10 +121,12 @@ class _Bringing:
     def _is_known(self, file: File) -> bool:
         here, known = self._there.get(file.path), self._own.get(file.path)
         return (
-            here is not None and known is not None
-            and here.bytes == known["bytes"] == file.bytes and here.mtime_ns == known.get("mtime_ns")
+            here is not None
+            and known is not None
+            and here.bytes == known["bytes"] == file.bytes
+            and here.mtime_ns == known.get("mtime_ns")
             and self._expected.get(file.path) in (None, known["sha256"])
-        )  # fmt: skip
+        )
 
     def bring(self, module: Module) -> str:
         """Have a module in place; why it can't be, if so."""

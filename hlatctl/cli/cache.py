@@ -41,11 +41,15 @@ def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsD
     elif records:
         rows = [
             [
-                record["name"], ", ".join(record["layouts"]) or "-", str(record["modules"]), str(record["incomplete"]),
-                size(record["bytes"]), utc(record["written_unix_s"]) if record["written_unix_s"] else "-",
+                record["name"],
+                ", ".join(record["layouts"]) or "-",
+                str(record["modules"]),
+                str(record["incomplete"]),
+                size(record["bytes"]),
+                utc(record["written_unix_s"]) if record["written_unix_s"] else "-",
             ]
             for record in records
-        ]  # fmt: skip
+        ]
         typer.echo(columns([["CACHE", "LAYOUT", "MODULES", "INCOMPLETE", "SIZE", "WRITTEN"], *rows]))
     else:
         say(f"{compile_cache_dir(runs_folder(runs_dir))} contains no compiled graphs")
@@ -201,10 +205,14 @@ def _record(store: Store) -> dict[str, Any]:
     found: list[Module] = modules(listing)
     written_ns = next((file.mtime_ns for file in listing if file.path == MANIFEST), 0)
     return {
-        "name": Path(store.name).name, "path": store.name, "layouts": sorted({module.layout for module in found}),
-        "modules": len(found), "incomplete": sum(bool(module.problem) for module in found),
-        "bytes": sum(module.bytes for module in found), "written_unix_s": written_ns / 1e9 or None,
-    }  # fmt: skip
+        "name": Path(store.name).name,
+        "path": store.name,
+        "layouts": sorted({module.layout for module in found}),
+        "modules": len(found),
+        "incomplete": sum(bool(module.problem) for module in found),
+        "bytes": sum(module.bytes for module in found),
+        "written_unix_s": written_ns / 1e9 or None,
+    }
 
 
 def _all(runs_dir: Path | None) -> list[Store]:

@@ -140,16 +140,25 @@ def _record(run: RunPaths, config: Config, step: int, *, is_newest: bool) -> dic
     folder = run.checkpoint(step)
     reason = why_invalid(folder, checksums=False)
     record: dict[str, Any] = {
-        "step": step, "tokens": None, "bytes": None, "written_unix_s": None, "world": None,
-        "milestone_tokens": config.milestones.get(step), "permanent": config.is_permanent(step), "newest": is_newest,
-        "problem": reason, "path": os.fspath(folder),
-    }  # fmt: skip
+        "step": step,
+        "tokens": None,
+        "bytes": None,
+        "written_unix_s": None,
+        "world": None,
+        "milestone_tokens": config.milestones.get(step),
+        "permanent": config.is_permanent(step),
+        "newest": is_newest,
+        "problem": reason,
+        "path": os.fspath(folder),
+    }
     try:
         manifest = read_manifest(folder)
         record |= {
-            "tokens": manifest.tokens, "world": manifest.world, "bytes": manifest.size_bytes,
+            "tokens": manifest.tokens,
+            "world": manifest.world,
+            "bytes": manifest.size_bytes,
             "written_unix_s": (folder / MANIFEST).stat().st_mtime,
-        }  # fmt: skip
+        }
     except (CheckpointError, OSError) as error:
         record["problem"] = reason or str(error)
     return record
@@ -164,10 +173,14 @@ def _row(record: dict[str, Any]) -> list[str]:
     if record["world"] is None:
         return [str(record["step"]), "-", "-", "-", "-", ", ".join(kept) or "-", problem]
     return [
-        str(record["step"]), count(record["tokens"]), size(record["bytes"]), utc(record["written_unix_s"]),
-        ", ".join(f"{key} {value}" for key, value in record["world"].items()), ", ".join(kept) or "-",
+        str(record["step"]),
+        count(record["tokens"]),
+        size(record["bytes"]),
+        utc(record["written_unix_s"]),
+        ", ".join(f"{key} {value}" for key, value in record["world"].items()),
+        ", ".join(kept) or "-",
         problem or record["trust"] or "ok",
-    ]  # fmt: skip
+    ]
 
 
 def _whole(folder: Path) -> str:

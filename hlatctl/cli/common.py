@@ -50,21 +50,21 @@ class RunView:
 
     Args:
         status: as in ``RunState``, or ``interrupted`` (nobody drives it), ``stopping``, ``damaged``.
-        head_pid: the process that drives it.
+        driver_pid: the process that drives it.
         config: None if it can't be read; ``problem`` then says why.
     """
 
     run: RunPaths
     state: RunState
     status: str
-    head_pid: int | None
+    driver_pid: int | None
     config: Config | None
     problem: str = ""
 
     @property
     def ended(self) -> bool:
         """Nothing more will happen unless somebody resumes it."""
-        return self.head_pid is None
+        return self.driver_pid is None
 
     @property
     def total_steps(self) -> int | None:
@@ -129,10 +129,10 @@ def is_simulated(run: RunPaths) -> bool:
 
 def look(run: RunPaths) -> RunView:
     """How a run stands; a damaged folder is told of and never fails."""
-    from hlatctl.run.lease import head_pid
+    from hlatctl.run.lease import driver_pid
     from hlatctl.run.state import RunState
 
-    pid = head_pid(run)
+    pid = driver_pid(run)
     config, problem = _read_config(run)
     try:
         state = read_state(run)

@@ -35,8 +35,10 @@ _BAR = 40
 
 app = typer.Typer(
     help="Inspect training data, and change the data of a run.",
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-)  # fmt: skip
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 Why = Annotated[str, typer.Option(help="Reason, recorded in the journal.")]
 
 
@@ -230,8 +232,9 @@ def _source_text(source: dict[str, Any]) -> list[str]:
     most = max(histogram.values())
     bars = [[f"< {int(limit):,}", f"{n:,}", "#" * -(-n * _BAR // most)] for limit, n in histogram.items()]
     return [
-        "", f"{source['path']}: {source['weight']:.1%} of the tokens trained on",
+        "",
+        f"{source['path']}: {source['weight']:.1%} of the tokens trained on",
         f"{source['documents']:,} documents of {source['rows']:,} rows, {source['tokens']:,} tokens{estimated}, "
         f"{source['text_bytes']:,} bytes",
         columns([["tokens", "documents", ""], *bars]),
-    ]  # fmt: skip
+    ]

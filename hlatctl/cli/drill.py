@@ -57,8 +57,15 @@ def show(run: RunPaths, *, as_json: bool) -> None:
     found = report.drill(read_events(run))
     assert found is not None  # exercise has just written it
     if as_json:
-        print_json({"run": str(run.root), "steps": found.steps, "cold_start_s": found.cold_start_s,
-                    "killed_to_step_s": found.killed_to_step_s, "outcomes": found.outcomes})  # fmt: skip
+        print_json(
+            {
+                "run": str(run.root),
+                "steps": found.steps,
+                "cold_start_s": found.cold_start_s,
+                "killed_to_step_s": found.killed_to_step_s,
+                "outcomes": found.outcomes,
+            }
+        )
     else:
         typer.echo(columns([[cell.upper() for cell in report.HEADER], *report.rows(found)]) + "\n")
         typer.echo(columns([list(fact) for fact in report.facts(found)]))

@@ -44,13 +44,13 @@ def drive_sweep(sweep: SweepPaths) -> None:
     Raises:
         HlatctlError: the flow's own error.
     """
-    from flows.sweep import head
+    from flows.sweep import driver
     from hlatctl.report import sweep as report
     from hlatctl.run.journal import read_events
     from hlatctl.run.sweep import fold
 
     say(f"sweep {sweep.run_id} in {sweep.root}")
-    head.drive(sweep, say)
+    driver.drive(sweep, say)
     state = fold(read_events(sweep))
     rows = report.rows(state)
     say()

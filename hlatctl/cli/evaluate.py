@@ -94,9 +94,13 @@ def evaluate(
 
 
 def judge(
-    run: RunPaths, *, overrides: list[str] | None = None, at: int | None = None, step: int | None = None,
+    run: RunPaths,
+    *,
+    overrides: list[str] | None = None,
+    at: int | None = None,
+    step: int | None = None,
     new_contract: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Evaluate a run that is there, tell how it goes, and print the results' files."""
     import conf.load
     from conf.compose import override_eval

@@ -19,7 +19,7 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     measured stall of a save and the measured time between failures. All figures come from the journal.
     """
     import conf.load
-    from hlatctl.report import ledger
+    from hlatctl.report import goodput
     from hlatctl.run.fold import fold
     from hlatctl.run.journal import read_events
     from hlatctl.run.simulated import noted
@@ -27,14 +27,17 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     found = find_run(run, runs_dir)
     events = read_events(found)
     simulated = fold(events).simulated
-    account = ledger.ledger(events, conf.load.load(found.config))
+    account = goodput.measure_goodput(events, conf.load.load(found.config))
     if as_json:
         print_json({"run_id": found.run_id, "simulated": simulated, **dataclasses.asdict(account)})
         return
-    header, rows = ledger.time_table(account)
+    header, rows = goodput.time_table(account)
     typer.echo(
         columns(
-            [["run", noted(found.run_id, simulated=simulated)], *([name, text] for name, text in ledger.facts(account))]
+            [
+                ["run", noted(found.run_id, simulated=simulated)],
+                *([name, text] for name, text in goodput.facts(account)),
+            ]
         )
         + "\n"
     )

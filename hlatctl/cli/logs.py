@@ -14,7 +14,7 @@ import typer
 from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say
 from hlatctl.cli.journal_lines import JournalLines
 from hlatctl.run.errors import HlatctlError
-from hlatctl.run.lease import head_pid
+from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
 
 _POLL_S = 0.5
@@ -39,7 +39,7 @@ def logs(
     if not follow and not printer.printed:
         _nothing(found, printer, rank)
     while follow:
-        ended = head_pid(found) is None  # looked at first: what is written until then is still printed
+        ended = driver_pid(found) is None  # looked at first: what is written until then is still printed
         printer.print_new()
         if ended:
             return

@@ -51,10 +51,25 @@ app = typer.Typer(
 )
 
 for _command in (
-    train.train, plan.plan, forecast.forecast, sweep.sweep, sweep_report.sweep_report, runs.runs, status.status,
-    logs.logs, stop.stop, resume.resume, show.show, diff.diff, compare.compare, goodput.goodput, drill.drill,
-    doctor.doctor, ui.ui, sync.sync,
-):  # fmt: skip
+    train.train,
+    plan.plan,
+    forecast.forecast,
+    sweep.sweep,
+    sweep_report.sweep_report,
+    runs.runs,
+    status.status,
+    logs.logs,
+    stop.stop,
+    resume.resume,
+    show.show,
+    diff.diff,
+    compare.compare,
+    goodput.goodput,
+    drill.drill,
+    doctor.doctor,
+    ui.ui,
+    sync.sync,
+):
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(cache.app, name="cache")

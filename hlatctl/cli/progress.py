@@ -42,9 +42,13 @@ def observer_for(
     from rich.table import Column
 
     progress = Progress(
-        SpinnerColumn(), BarColumn(bar_width=20), TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        console=Console(file=stream), transient=True, redirect_stdout=False,
-    )  # fmt: skip
+        SpinnerColumn(),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        console=Console(file=stream),
+        transient=True,
+        redirect_stdout=False,
+    )
     with progress:
         yield (live or LiveObserver)(progress)
 
@@ -101,10 +105,12 @@ def _where(state: RunState, config: Config) -> str:
     if last is None:
         return f"training, attempt {attempt.number}: no step yet" if attempt else "starting"
     parts = [
-        f"step {state.step}/{config.total_steps}", f"{count(state.tokens)} tokens", f"loss {number(last, 'loss'):.3f}",
+        f"step {state.step}/{config.total_steps}",
+        f"{count(state.tokens)} tokens",
+        f"loss {number(last, 'loss'):.3f}",
         *_pace(state, config),
         *_milestones(state, config),
-    ]  # fmt: skip
+    ]
     return " · ".join(parts)
 
 

@@ -6,14 +6,10 @@ import typer
 
 from hlatctl.cli.common import Detach, RunOrSweepName, RunsDir, announce, find_run, find_sweep
 from hlatctl.cli.driving import drive, drive_sweep
-from hlatctl.cli.train import start_head
+from hlatctl.cli.train import start_driver
 
 
-def resume(
-    run: RunOrSweepName,
-    detach: Detach = False,
-    runs_dir: RunsDir = None,
-) -> None:
+def resume(run: RunOrSweepName, detach: Detach = False, runs_dir: RunsDir = None) -> None:
     """Continue a run or a sweep after a stop or a failure.
 
     Continues from the newest checkpoint, or re-attaches to a job that is still running. Finished stages and
@@ -24,7 +20,7 @@ def resume(
     announce(found)
     typer.echo(found.run_id)
     if detach:
-        start_head(found)
+        start_driver(found)
     elif swept:
         drive_sweep(swept)
     else:

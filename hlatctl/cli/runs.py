@@ -31,11 +31,18 @@ def runs(as_json: Json = False, runs_dir: RunsDir = None) -> None:
 def _record(view: RunView) -> dict[str, Any]:
     state, last = view.state, view.state.last_step
     return {
-        "run_id": view.run.run_id, "status": view.status, "simulated": state.simulated, "step": state.step,
-        "total_steps": view.total_steps, "tokens": state.tokens, "loss": last.get("loss") if last else None,
-        "validation_loss": validation_loss(state), "created_unix_s": state.created_unix_s or None,
-        "path": str(view.run.root), "problem": view.problem or None,
-    }  # fmt: skip
+        "run_id": view.run.run_id,
+        "status": view.status,
+        "simulated": state.simulated,
+        "step": state.step,
+        "total_steps": view.total_steps,
+        "tokens": state.tokens,
+        "loss": last.get("loss") if last else None,
+        "validation_loss": validation_loss(state),
+        "created_unix_s": state.created_unix_s or None,
+        "path": str(view.run.root),
+        "problem": view.problem or None,
+    }
 
 
 def _row(view: RunView) -> list[str]:

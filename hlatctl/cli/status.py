@@ -52,15 +52,25 @@ def status(run: RunOrSweepName, as_json: Json = False, runs_dir: RunsDir = None)
 def _record(view: RunView) -> dict[str, Any]:
     state = view.state
     return {
-        "run_id": view.run.run_id, "path": str(view.run.root), "status": view.status, "head_pid": view.head_pid,
-        "simulated": state.simulated, "step": state.step, "total_steps": view.total_steps, "tokens": state.tokens,
-        "last_step": state.last_step, "validation_loss": validation_loss(state), "checkpoints": state.checkpoints,
+        "run_id": view.run.run_id,
+        "path": str(view.run.root),
+        "status": view.status,
+        "head_pid": view.driver_pid,
+        "simulated": state.simulated,
+        "step": state.step,
+        "total_steps": view.total_steps,
+        "tokens": state.tokens,
+        "last_step": state.last_step,
+        "validation_loss": validation_loss(state),
+        "checkpoints": state.checkpoints,
         "stages": [dataclasses.asdict(stage) for stage in state.stages.values()],
         "attempts": [dataclasses.asdict(attempt) for attempt in state.attempts],
         "milestones": [dataclasses.asdict(milestone) for milestone in state.milestones.values()],
-        "gradient_spikes": len(state.spikes), "warnings": state.warnings, "message": state.message or view.problem,
+        "gradient_spikes": len(state.spikes),
+        "warnings": state.warnings,
+        "message": state.message or view.problem,
         "report": _report(view.run, state),
-    }  # fmt: skip
+    }
 
 
 def _report(run: RunPaths, state: RunState) -> str | None:
@@ -71,10 +81,10 @@ def _report(run: RunPaths, state: RunState) -> str | None:
 def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
     from hlatctl.report import sweep as report
     from hlatctl.run.journal import read_events
-    from hlatctl.run.lease import head_pid
+    from hlatctl.run.lease import driver_pid
     from hlatctl.run.sweep import fold
 
-    state, pid = fold(read_events(sweep)), head_pid(sweep)
+    state, pid = fold(read_events(sweep)), driver_pid(sweep)
     if state.status == "running" and pid is None:
         state.status = INTERRUPTED
     if as_json:

@@ -32,7 +32,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     state = view.state
     yield "run", noted(view.run.run_id, simulated=state.simulated)
     yield "folder", str(view.run.root)
-    yield "status", view.status + (f" (process {view.head_pid})" if view.head_pid else "")
+    yield "status", view.status + (f" (process {view.driver_pid})" if view.driver_pid else "")
     if view.problem:
         yield "problem", view.problem
     if state.message:

@@ -10,7 +10,7 @@ import typer
 
 from hlatctl.cli.common import Detach, Overrides, RunsDir, announce, find_run, find_sweep, say
 from hlatctl.cli.driving import drive_sweep
-from hlatctl.cli.train import start_head
+from hlatctl.cli.train import start_driver
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.simulated import WARNING
@@ -72,7 +72,7 @@ def _go(found: SweepPaths, *, detach: bool) -> None:
     typer.echo(found.run_id)
     sys.stdout.flush()
     if detach:
-        start_head(found)
+        start_driver(found)
     else:
         drive_sweep(found)
 

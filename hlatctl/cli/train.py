@@ -39,16 +39,16 @@ def train(
     typer.echo(run.run_id)
     sys.stdout.flush()
     if detach:
-        start_head(run)
+        start_driver(run)
     else:
         drive(run)
 
 
-def start_head(run: RunPaths) -> None:
+def start_driver(run: RunPaths) -> None:
     """Drive a run, or a sweep, in a process of its own, and tell how to look after it."""
     from flows.runtime import detached
 
-    head = detached.start_head(run)
+    head = detached.start_driver(run)
     is_sweep = isinstance(run, SweepPaths)
     say(f"the {'sweep' if is_sweep else 'run'}'s driver is process {head.pid}; it continues if this terminal closes")
     say(f"hlatctl status {run.run_id}     shows its state")

@@ -45,11 +45,13 @@ def cost(config: Config, step_s: float) -> Cost:
     price = config.cluster.price_usd_per_node_hour
     usd = None if price is None else node_hours * price
     return Cost(
-        days=run_s / _DAY_S, node_hours=node_hours,
+        days=run_s / _DAY_S,
+        node_hours=node_hours,
         accelerator_hours=node_hours * config.cluster.processes_per_node,
-        usd=usd, usd_per_4m_tokens=None if usd is None else usd * COMPARED_TOKENS / config.total_tokens,
+        usd=usd,
+        usd_per_4m_tokens=None if usd is None else usd * COMPARED_TOKENS / config.total_tokens,
         baseline_usd_per_4m_tokens=baseline_usd_per_4m_tokens(config),
-    )  # fmt: skip
+    )
 
 
 def baseline_usd_per_4m_tokens(config: Config) -> float | None:
@@ -61,7 +63,9 @@ def baseline_usd_per_4m_tokens(config: Config) -> float | None:
     if other.price_usd_per_node_hour is None or other.flops_per_s_per_node is None or other.mfu_fraction is None:
         return None
     node_hours = (
-        COMPARED_TOKENS * flops_per_token(config.model, config.train.seq_len)
-        / (other.flops_per_s_per_node * other.mfu_fraction) / _HOUR_S
-    )  # fmt: skip
+        COMPARED_TOKENS
+        * flops_per_token(config.model, config.train.seq_len)
+        / (other.flops_per_s_per_node * other.mfu_fraction)
+        / _HOUR_S
+    )
     return node_hours * other.price_usd_per_node_hour

@@ -217,8 +217,12 @@ def layer_bytes(config: Config) -> int:
 def _widths(config: Config) -> tuple[int, int, int, int]:
     """One process's width of the query heads, the key heads and the feed-forward layer; bytes of an activation."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
-    return (model.hidden_size // tensor, _kv_width(config), model.intermediate_size // tensor,
-            COMPUTE_BYTES[config.precision.name])  # fmt: skip
+    return (
+        model.hidden_size // tensor,
+        _kv_width(config),
+        model.intermediate_size // tensor,
+        COMPUTE_BYTES[config.precision.name],
+    )
 
 
 def _scores(config: Config) -> int:

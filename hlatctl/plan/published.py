@@ -19,9 +19,12 @@ from hlatctl.plan.step_time import StepTime, missing, step_time
 Compose = Callable[[Sequence[str]], Config]
 
 _GPU_BASELINE = (
-    "experiment=hlat_7b", "cluster=p4d_24xlarge", "cluster.nodes=64", "parallel.tensor_parallel_size=2",
+    "experiment=hlat_7b",
+    "cluster=p4d_24xlarge",
+    "cluster.nodes=64",
+    "parallel.tensor_parallel_size=2",
     "precision=mixed",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,13 @@ def _layouts(config: Config) -> Iterator[Config]:
         for data_parallel in _DATA_PARALLEL[config.backend.name]:
             for checkpointing in _CHECKPOINTING:
                 yield changed(
-                    config, tensor_parallel_size=tensor, sequence_parallel=tensor > 1, pipeline_parallel_size=stages,
-                    data_parallel=data_parallel, activation_checkpointing=checkpointing,
-                )  # fmt: skip
+                    config,
+                    tensor_parallel_size=tensor,
+                    sequence_parallel=tensor > 1,
+                    pipeline_parallel_size=stages,
+                    data_parallel=data_parallel,
+                    activation_checkpointing=checkpointing,
+                )
 
 
 def with_micro_batch(config: Config, size: int) -> Config:

@@ -104,8 +104,10 @@ def _memory(config: Config, found: Memory) -> list[Figure]:
     if found.fits:
         return lines
     found_remedies = remedies(config)
-    lines += [Figure("would fit with", text, f"{text} ({size(need.need_bytes)})", CALIBRATED if fitted else DERIVED)
-              for text, need in found_remedies]  # fmt: skip
+    lines += [
+        Figure("would fit with", text, f"{text} ({size(need.need_bytes)})", CALIBRATED if fitted else DERIVED)
+        for text, need in found_remedies
+    ]
     if not found_remedies:
         lines.append(
             Figure("would fit with", None, "no one or two changes; `hlatctl plan --search` looks at all", DERIVED)
@@ -120,19 +122,25 @@ def _time(config: Config, found: StepTime | None) -> list[Figure]:
     peak = peak_flops_per_s(config) or 0.0
     shares = {"products": hardware.compute_efficiency, "collectives on the links": hardware.collective_efficiency}
     parts = {
-        "products": found.compute_s, "tensor-parallel collectives": found.tensor_parallel_s,
-        "pipeline": found.pipeline_s, "data-parallel collectives": found.data_parallel_s,
+        "products": found.compute_s,
+        "tensor-parallel collectives": found.tensor_parallel_s,
+        "pipeline": found.pipeline_s,
+        "data-parallel collectives": found.data_parallel_s,
         "optimizer": found.optimizer_s,
-    }  # fmt: skip
+    }
     return [
         Figure("peak of all devices", peak, f"{peak / 1e15:.4g} PFLOP/s", GIVEN),
         *(Figure(f"share of the peak: {name}", share, f"{share:.1%}", CALIBRATED) for name, share in shares.items()),
         *(Figure(name, value_s, _seconds(value_s), CALIBRATED) for name, value_s in parts.items() if value_s),
         Figure("step", found.total_s, _seconds(found.total_s), CALIBRATED),
-        Figure("tokens per second", config.tokens_per_step / found.total_s,
-               count(config.tokens_per_step / found.total_s), CALIBRATED),
+        Figure(
+            "tokens per second",
+            config.tokens_per_step / found.total_s,
+            count(config.tokens_per_step / found.total_s),
+            CALIBRATED,
+        ),
         Figure("MFU", found.mfu_fraction, f"{found.mfu_fraction:.1%}", CALIBRATED),
-    ]  # fmt: skip
+    ]
 
 
 def _cost(config: Config, step_s: float) -> list[Figure]:
@@ -166,23 +174,35 @@ def _volume(config: Config, time: StepTime | None) -> list[Figure]:
     lines = [
         Figure("checkpoint", found.checkpoint_bytes, size(found.checkpoint_bytes), DERIVED),
         Figure("of it a node's", found.checkpoint_bytes_per_node, size(found.checkpoint_bytes_per_node), DERIVED),
-        Figure("checkpoints on disk", found.disk_bytes,
-               f"{size(found.disk_bytes)} ({found.checkpoints_kept} kept, one being written)", DERIVED),
+        Figure(
+            "checkpoints on disk",
+            found.disk_bytes,
+            f"{size(found.disk_bytes)} ({found.checkpoints_kept} kept, one being written)",
+            DERIVED,
+        ),
         Figure("journal", found.journal_bytes, size(found.journal_bytes), MEASURED),
         Figure("MLflow's database", found.mlflow_bytes, size(found.mlflow_bytes), MEASURED),
-    ]  # fmt: skip
+    ]
     if found.loader_tokens_per_s is None or found.checkpoint_every_s is None or found.checkpoint_bytes_per_s is None:
         return lines
     rate = found.checkpoint_bytes_per_s
     return [
-        Figure("a replica's loader, tokens per second", found.loader_tokens_per_s, f"{found.loader_tokens_per_s:,.0f}",
-               CALIBRATED),
+        Figure(
+            "a replica's loader, tokens per second",
+            found.loader_tokens_per_s,
+            f"{found.loader_tokens_per_s:,.0f}",
+            CALIBRATED,
+        ),
         *lines[:2],
         Figure("checkpoint every", found.checkpoint_every_s, duration(found.checkpoint_every_s), CALIBRATED),
-        Figure("written in time at", rate, f"{size(rate)}/s in all, {size(rate / config.cluster.nodes)}/s a node",
-               CALIBRATED),
+        Figure(
+            "written in time at",
+            rate,
+            f"{size(rate)}/s in all, {size(rate / config.cluster.nodes)}/s a node",
+            CALIBRATED,
+        ),
         *lines[2:],
-    ]  # fmt: skip
+    ]
 
 
 def _trust(compose: Compose) -> list[Figure]:

@@ -87,9 +87,13 @@ def step_time(config: Config) -> StepTime | None:
     total_s = micro_batches * (compute_s + exchange_s) + pipeline_s + data_s + optimizer_s
     model_flops = flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
     return StepTime(
-        compute_s=micro_batches * compute_s, tensor_parallel_s=micro_batches * exchange_s, pipeline_s=pipeline_s,
-        data_parallel_s=data_s, optimizer_s=optimizer_s, mfu_fraction=model_flops / (total_s * peak),
-    )  # fmt: skip
+        compute_s=micro_batches * compute_s,
+        tensor_parallel_s=micro_batches * exchange_s,
+        pipeline_s=pipeline_s,
+        data_parallel_s=data_s,
+        optimizer_s=optimizer_s,
+        mfu_fraction=model_flops / (total_s * peak),
+    )
 
 
 def _micro_batch_s(config: Config, stage: int) -> tuple[float, float]:

@@ -44,8 +44,12 @@ def volume(config: Config, step_s: float | None) -> Volume:
     tracked = config.tracking.enabled
     return Volume(
         loader_tokens_per_s=None if step_s is None else config.tokens_per_step / step_s / config.data_parallel_size,
-        checkpoint_bytes=one, checkpoint_bytes_per_node=one // config.cluster.nodes, checkpoint_every_s=every_s,
-        checkpoint_bytes_per_s=None if every_s is None else one / every_s, checkpoints_kept=kept,
-        disk_bytes=one * (kept + 1), journal_bytes=steps * JOURNAL_BYTES_PER_STEP,
+        checkpoint_bytes=one,
+        checkpoint_bytes_per_node=one // config.cluster.nodes,
+        checkpoint_every_s=every_s,
+        checkpoint_bytes_per_s=None if every_s is None else one / every_s,
+        checkpoints_kept=kept,
+        disk_bytes=one * (kept + 1),
+        journal_bytes=steps * JOURNAL_BYTES_PER_STEP,
         mlflow_bytes=steps * MLFLOW_ROWS_PER_STEP * MLFLOW_BYTES_PER_ROW if tracked else 0,
-    )  # fmt: skip
+    )

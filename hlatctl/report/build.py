@@ -9,7 +9,7 @@ from typing import Any
 
 import conf.load
 from hlatctl.report import drill, figures, page, summary
-from hlatctl.report.ledger import ledger
+from hlatctl.report.goodput import measure_goodput
 from hlatctl.report.numbers import numbers
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
@@ -28,7 +28,7 @@ def build(run: RunPaths) -> Path:
     """
     config = conf.load.load(run.config)
     events = read_events(run)
-    state, time = fold(events), ledger(events, config)
+    state, time = fold(events), measure_goodput(events, config)
     state.run_id = state.run_id or run.run_id
     found = numbers(state, config)
     drawn = figures.draw(state, config, found, time)

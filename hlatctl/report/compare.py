@@ -98,9 +98,13 @@ class Comparison:
 
 
 def run_scores(
-    run_id: str, milestone: MilestoneState, *, simulated: bool, contract: str | None,
+    run_id: str,
+    milestone: MilestoneState,
+    *,
+    simulated: bool,
+    contract: str | None,
     recorded: Sequence[contracts.Fields] = (),
-) -> RunScores:  # fmt: skip
+) -> RunScores:
     """A milestone's scores; what is damaged or no number is left out.
 
     Args:
@@ -119,24 +123,46 @@ def run_scores(
         if not math.isnan(value):
             found[str(name)] = _measured(str(name), record, value, contract, fields)
     return RunScores(
-        run_id=run_id, tokens=milestone.milestone_tokens, step=milestone.step, simulated=simulated, scores=found,
+        run_id=run_id,
+        tokens=milestone.milestone_tokens,
+        step=milestone.step,
+        simulated=simulated,
+        scores=found,
         asked={_key(known): contracts.across_runs(known) for known in recorded},
-    )  # fmt: skip
+    )
 
 
 def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Comparison:
     """The table of some runs and, after them, of published models."""
     models = published.models if published else ()
     columns = [
-        Column(name=run.run_id, kind=RUN, tokens=run.tokens, step=run.step, contracts=run.contracts,
-               limits=run.limits, data=run.data, simulated=run.simulated, source=None)
+        Column(
+            name=run.run_id,
+            kind=RUN,
+            tokens=run.tokens,
+            step=run.step,
+            contracts=run.contracts,
+            limits=run.limits,
+            data=run.data,
+            simulated=run.simulated,
+            source=None,
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     columns += [
-        Column(name=model.name, kind=BASELINE, tokens=model.tokens, step=None, contracts=[], limits=[], data=[],
-               simulated=False, source=published.source if published else None)
+        Column(
+            name=model.name,
+            kind=BASELINE,
+            tokens=model.tokens,
+            step=None,
+            contracts=[],
+            limits=[],
+            data=[],
+            simulated=False,
+            source=published.source if published else None,
+        )
         for model in models
-    ]  # fmt: skip
+    ]
     layout = baselines.layout()
     rows = _shown([_row(spec, runs, models) for spec in (*layout.rows, *_others(layout, runs))])
     notes = [*_differences(rows, runs), *(published.notes if published else ())]
@@ -150,10 +176,13 @@ def _measured(
     own = str(record.get("contract") or contract or "")
     fields = known.get(own)
     return Measured(
-        metric=str(record.get("metric", "")), value=value, stderr=None if math.isnan(stderr) else stderr,
-        n=count if isinstance(count, int) else None, conditions=of_score(fields, name),
+        metric=str(record.get("metric", "")),
+        value=value,
+        stderr=None if math.isnan(stderr) else stderr,
+        n=count if isinstance(count, int) else None,
+        conditions=of_score(fields, name),
         contract=_key(fields) if fields and own == contracts.of_tasks(fields) else own or None,
-    )  # fmt: skip
+    )
 
 
 def _key(fields: contracts.Fields) -> str:
@@ -200,12 +229,18 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
     kept = [pair for pair in found if not any(fnmatch.fnmatchcase(pair[0], p) for p in layout.left_out)]
     return [
         RowSpec(
-            id=name, section=layout.others, group=name, part="", shots=None, metric=metric, of=({name: metric},),
+            id=name,
+            section=layout.others,
+            group=name,
+            part="",
+            shots=None,
+            metric=metric,
+            of=({name: metric},),
             unit=baselines.PERCENT if metric in layout.fractions else baselines.PLAIN,
             best=layout.fractions.get(metric, baselines.UNKNOWN),
         )
         for name, metric in sorted(kept, key=lambda pair: (pair[1] not in layout.fractions, pair))
-    ]  # fmt: skip
+    ]
 
 
 def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> Row:
@@ -238,8 +273,14 @@ def _model_cell(spec: RowSpec, model: Model) -> Cell | None:
     if spec.id not in model.figures:
         return None
     value, stderr = model.figures[spec.id]
-    return Cell(value=value, stderr=stderr, n=model.items.get(spec.id), conditions=Conditions(shots=spec.shots),
-                contract=None, remark=PUBLISHED)  # fmt: skip
+    return Cell(
+        value=value,
+        stderr=stderr,
+        n=model.items.get(spec.id),
+        conditions=Conditions(shots=spec.shots),
+        contract=None,
+        remark=PUBLISHED,
+    )
 
 
 def _shown(rows: list[Row]) -> list[Row]:

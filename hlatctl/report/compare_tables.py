@@ -21,23 +21,36 @@ from hlatctl.units import count
 _NOTHING = "–"
 _TIE = "≈"
 _ITEMS_UNKNOWN = "°"
-_MARKS = {
-    cells.OTHER_CONTRACT: "†", cells.NO_CONTRACT: "‡", cells.SIMULATED: "§", cells.PUBLISHED_OTHERWISE: "¶",
-}  # fmt: skip
+_MARKS = {cells.OTHER_CONTRACT: "†", cells.NO_CONTRACT: "‡", cells.SIMULATED: "§", cells.PUBLISHED_OTHERWISE: "¶"}
 _MEANINGS = {
     cells.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row: not compared",
     cells.NO_CONTRACT: "nobody knows under which contract it was measured: not compared",
     cells.SIMULATED: "SIMULATED: nothing was trained; not compared",
-    cells.PUBLISHED_OTHERWISE:
-        "published for other shots or items than the leftmost run's, or the run's are unknown: not compared",
-}  # fmt: skip
+    cells.PUBLISHED_OTHERWISE: "published for other shots or items than the leftmost run's, or unknown ones: not compared",
+}
 _ANSI = re.compile("\x1b\\[[0-9]*m")
 _LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "≈": r"$\approx$", "–": "--", "†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}",
-    "¶": r"\P{}", "°": r"$^\circ$",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "≈": r"$\approx$",
+    "–": "--",
+    "†": r"\dag{}",
+    "‡": r"\ddag{}",
+    "§": r"\S{}",
+    "¶": r"\P{}",
+    "°": r"$^\circ$",
+}
 
 
 @dataclass(frozen=True)
@@ -86,10 +99,11 @@ def latex(found: Comparison) -> str:
     style = _Style(_escape_latex, lambda cell: f"\\textbf{{{cell}}}", "bold", "\\quad ")
     header = ["", "shots", "n", "metric", *(style.escape(column.name) for column in found.columns)]
     lines = [
-        f"\\midrule\n\\multicolumn{{{len(header)}}}{{l}}{{\\textit{{{line}}}}} \\\\\n" if isinstance(line, str)
+        f"\\midrule\n\\multicolumn{{{len(header)}}}{{l}}{{\\textit{{{line}}}}} \\\\\n"
+        if isinstance(line, str)
         else f"{' & '.join(line)} \\\\\n"
         for line in (header, *_body(found, style))
-    ]  # fmt: skip
+    ]
     notes = "".join(f"\n\\par {note}" for note in _notes(found, style))
     return (
         "% \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"

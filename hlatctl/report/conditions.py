@@ -42,9 +42,11 @@ def of_score(fields: Fields | None, name: str) -> Conditions:
     known = [task for task in tasks.values() if isinstance(task.get("items"), int)]
     whole = all(limit >= task["items"] for task in known) if limit is not None else True
     return Conditions(
-        shots=_same([task.get("shots") for task in tasks.values()]), limit=limit,
-        whole=whole if tasks and len(known) == len(tasks) else None, data=_data(tasks),
-    )  # fmt: skip
+        shots=_same([task.get("shots") for task in tasks.values()]),
+        limit=limit,
+        whole=whole if tasks and len(known) == len(tasks) else None,
+        data=_data(tasks),
+    )
 
 
 def of_mean(parts: Sequence[Conditions]) -> Conditions:
@@ -52,10 +54,11 @@ def of_mean(parts: Sequence[Conditions]) -> Conditions:
     data = [part.data for part in parts]
     whole = [part.whole for part in parts]
     return Conditions(
-        shots=_same([part.shots for part in parts]), limit=_same([part.limit for part in parts]),
+        shots=_same([part.shots for part in parts]),
+        limit=_same([part.limit for part in parts]),
         whole=None if None in whole else all(whole),
         data=data[0] if len(data) == 1 else None if None in data else digest(data),
-    )  # fmt: skip
+    )
 
 
 def data_of(fields: Fields) -> str | None:

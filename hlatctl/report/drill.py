@@ -45,9 +45,10 @@ def drill(events: Sequence[Event]) -> Drill | None:
     if not outcomes:
         return None
     return Drill(
-        outcomes=list(outcomes.values()), steps=int(baseline["steps"]) if baseline else 0,
+        outcomes=list(outcomes.values()),
+        steps=int(baseline["steps"]) if baseline else 0,
         cold_start_s=number(baseline, "cold_start_s") if baseline else None,
-    )  # fmt: skip
+    )
 
 
 def rows(found: Drill) -> list[list[str]]:
@@ -76,8 +77,11 @@ def _row(event: Event) -> list[str]:
         return [title, "–", "–", "–", "–", "–", f"NOT RECOVERED: {event['failure']}"]
     recovered_s = event["recovered_s"]
     return [
-        title, str(event["detected_as"]), f"{event['detected_s']:.1f} s",
-        "training went on" if recovered_s is None else f"{recovered_s:.1f} s", f"{event['lost_steps']:,}",
+        title,
+        str(event["detected_as"]),
+        f"{event['detected_s']:.1f} s",
+        "training went on" if recovered_s is None else f"{recovered_s:.1f} s",
+        f"{event['lost_steps']:,}",
         "the same" if event["losses_equal"] else "DIFFER",
         f"NOT RECOVERED: {event['failure']}" if event["failure"] else "recovered",
-    ]  # fmt: skip
+    ]

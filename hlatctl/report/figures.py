@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
 from hlatctl.report.forecast import Course
-from hlatctl.report.ledger import Ledger, label
+from hlatctl.report.goodput import Goodput, label
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, steps_of, thin
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.scores import HELD_OUT, headlines
@@ -28,10 +28,18 @@ TIME, SCORES = "time", "scores"
 INK, FAINT, MARK, QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
 #: Colours of the ledger's categories; restarts share one, and what is not named here another.
 _TIME_COLOURS = {
-    "productive": INK, "data_wait": "#6d9dc5", "checkpoint_stall": "#e0a458", "between_steps": FAINT, "lost": MARK,
-    "restart": "#8c2f39", "start": "#c99a8b", "compile": "#5b8e7d", "evaluation_wait": "#9d7fb0",
-    "end": "#c7b8d3", "idle": "#e6e8eb",
-}  # fmt: skip
+    "productive": INK,
+    "data_wait": "#6d9dc5",
+    "checkpoint_stall": "#e0a458",
+    "between_steps": FAINT,
+    "lost": MARK,
+    "restart": "#8c2f39",
+    "start": "#c99a8b",
+    "compile": "#5b8e7d",
+    "evaluation_wait": "#9d7fb0",
+    "end": "#c7b8d3",
+    "idle": "#e6e8eb",
+}
 #: Shares below this have no room for a line of the legend.
 _LEAST_SHARE = 0.001
 #: More labels than this hide what they name.
@@ -40,11 +48,23 @@ _LABELS_INSIDE = 3
 MAX_POINTS = 1500
 _STYLE: Any = {
     # Text stays text: small, searchable, and in the page's own typeface.
-    "svg.fonttype": "none", "svg.hashsalt": "hlatctl", "font.family": "sans-serif", "font.size": 9,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": QUIET, "axes.labelcolor": "#333",
-    "axes.grid": True, "grid.color": "#e6e8eb", "grid.linewidth": 0.7, "axes.axisbelow": True,
-    "xtick.color": "#555", "ytick.color": "#555", "lines.linewidth": 1.3, "legend.frameon": False,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hlatctl",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": "#333",
+    "axes.grid": True,
+    "grid.color": "#e6e8eb",
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "xtick.color": "#555",
+    "ytick.color": "#555",
+    "lines.linewidth": 1.3,
+    "legend.frameon": False,
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +84,7 @@ class Series:
         return cls(thin(column(steps, "tokens"), MAX_POINTS), values)
 
 
-def draw(state: RunState, config: Config, found: Numbers, time: Ledger) -> dict[str, str]:
+def draw(state: RunState, config: Config, found: Numbers, time: Goodput) -> dict[str, str]:
     """SVG text by the figure's name; empty if there is no step to draw.
 
     Raises:
@@ -125,7 +145,7 @@ def _over_tokens(plot: Callable[[Axes], None], restarts: Sequence[int], last_tok
         axes.legend(loc="upper right", fontsize=8)
 
 
-def _time(time: Ledger, axes: Axes) -> None:
+def _time(time: Goodput, axes: Axes) -> None:
     left, others = 0.0, itertools.cycle(("#b7bcc4", "#cdd1d6", "#a3a9b2"))
     for category, seconds in time.seconds.items():
         share = seconds / time.wall_s
@@ -174,9 +194,14 @@ def _loss(axes: Axes, series: Series, found: Numbers) -> None:
         )
         for tokens, value in scored:
             axes.annotate(
-                f"{value:.3f}", (tokens, value), xytext=(-4, 7), textcoords="offset points", color=MARK, fontsize=8,
+                f"{value:.3f}",
+                (tokens, value),
+                xytext=(-4, 7),
+                textcoords="offset points",
+                color=MARK,
+                fontsize=8,
                 horizontalalignment="right",
-            )  # fmt: skip
+            )
     axes.set_ylabel("loss (nats per token)")
 
 
@@ -215,8 +240,11 @@ def _scores(lines: Mapping[str, Sequence[tuple[int, float, float]]], axes: Axes)
 
 def _gradient_norm(axes: Axes, series: Series, state: RunState) -> None:
     _line(axes, series, "grad_norm", "gradient norm (L2)")
-    spikes = [(finite_or_nan(state.steps[at]["tokens"]), finite_or_nan(spike.get("grad_norm")))
-              for spike in state.spikes if (at := int(spike.get("step", 0))) in state.steps]  # fmt: skip
+    spikes = [
+        (finite_or_nan(state.steps[at]["tokens"]), finite_or_nan(spike.get("grad_norm")))
+        for spike in state.spikes
+        if (at := int(spike.get("step", 0))) in state.steps
+    ]
     if spikes:
         axes.plot(*zip(*spikes, strict=True), "^", color=MARK, markersize=4, label="spike")
 

@@ -81,9 +81,11 @@ def outlook(courses: Sequence[Course]) -> Outlook | None:
     }
     costs = [course.cost_usd for course in finished if course.cost_usd is not None]
     return Outlook(
-        courses=len(courses), unfinished={course.seed: course.message for course in courses if course.message},
-        cost_usd=Spread.of(costs) if costs else None, **spreads,
-    )  # fmt: skip
+        courses=len(courses),
+        unfinished={course.seed: course.message for course in courses if course.message},
+        cost_usd=Spread.of(costs) if costs else None,
+        **spreads,
+    )
 
 
 def rows(variants: Mapping[str, Outlook | None]) -> list[list[str]]:
@@ -121,6 +123,10 @@ def _cells(found: Outlook | None) -> list[str]:
 
     cost = "" if found.cost_usd is None else f"{found.cost_usd.median:,.0f}"
     return [
-        time(found.wall_s), percent(found.uptime_fraction), percent(found.goodput_fraction), time(found.lost_s),
-        f"{found.failures.median:.0f}", cost,
-    ]  # fmt: skip
+        time(found.wall_s),
+        percent(found.uptime_fraction),
+        percent(found.goodput_fraction),
+        time(found.lost_s),
+        f"{found.failures.median:.0f}",
+        cost,
+    ]

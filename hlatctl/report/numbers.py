@@ -218,22 +218,29 @@ def _milestones(state: RunState) -> list[Milestone]:
         for judged in (shown, *found.others):
             rows.append(
                 Milestone(
-                    tokens=found.milestone_tokens, step=found.step, status=found.status, skipped=dict(judged.skipped),
-                    message=found.message, contract=judged.contract,
+                    tokens=found.milestone_tokens,
+                    step=found.step,
+                    status=found.status,
+                    skipped=dict(judged.skipped),
+                    message=found.message,
+                    contract=judged.contract,
                     is_own=not judged.scores or judged.contract == state.contract,
                     scores=[_score(task, score, judged.contract) for task, score in sorted(judged.scores.items())],
                 )
-            )  # fmt: skip
+            )
     return rows
 
 
 def _score(task: str, score: dict[str, Any], contract: str) -> Score:
     count = score.get("n")
     return Score(
-        task=task, metric=str(score.get("metric", "")), value=_number(score.get("value")),
-        stderr=_number(score.get("stderr")), n=count if isinstance(count, int) else None,
+        task=task,
+        metric=str(score.get("metric", "")),
+        value=_number(score.get("value")),
+        stderr=_number(score.get("stderr")),
+        n=count if isinstance(count, int) else None,
         contract=str(score.get("contract") or contract),
-    )  # fmt: skip
+    )
 
 
 def comparable(milestones: list[Milestone], task: str) -> list[tuple[Milestone, Score]]:
@@ -255,13 +262,19 @@ def _attempts(state: RunState, config: Config) -> list[Attempt]:
         ended = attempt.ended_unix_s
         rows.append(
             Attempt(
-                number=attempt.number, started_unix_s=attempt.started_unix_s,
+                number=attempt.number,
+                started_unix_s=attempt.started_unix_s,
                 wall_s=ended - attempt.started_unix_s if ended is not None else None,
-                from_step=begun, tokens=begun * config.tokens_per_step, last_step=attempt.last_step or begun,
+                from_step=begun,
+                tokens=begun * config.tokens_per_step,
+                last_step=attempt.last_step or begun,
                 lost_steps=max(0, attempt.last_step - resumed) if resumed is not None else 0,
-                cause=attempt.cause, evidence=attempt.evidence, decision=attempt.decision, why=attempt.why,
+                cause=attempt.cause,
+                evidence=attempt.evidence,
+                decision=attempt.decision,
+                why=attempt.why,
             )
-        )  # fmt: skip
+        )
     return rows
 
 

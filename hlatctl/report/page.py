@@ -9,10 +9,10 @@ from html import escape
 from string import Template
 from typing import Any
 
-from hlatctl.report import drill, ledger
+from hlatctl.report import drill, goodput
 from hlatctl.report.drill import Drill
 from hlatctl.report.figures import SCORES, TIME
-from hlatctl.report.ledger import Ledger
+from hlatctl.report.goodput import Goodput
 from hlatctl.report.numbers import Attempt, Numbers, Stage
 from hlatctl.report.summary import contract_note, facts, score_table
 from hlatctl.run.scores import headlines
@@ -73,9 +73,13 @@ $body
 
 
 def render(
-    found: Numbers, time: Ledger, drilled: Drill | None, figures: dict[str, str], config_yaml: str,
+    found: Numbers,
+    time: Goodput,
+    drilled: Drill | None,
+    figures: dict[str, str],
+    config_yaml: str,
     provenance: dict[str, Any],
-) -> str:  # fmt: skip
+) -> str:
     """The page as HTML text.
 
     Args:
@@ -85,9 +89,16 @@ def render(
         provenance: the content of ``provenance.json``; empty if there is none.
     """
     sections = [
-        _head(found, time), _drill(drilled), _training(figures), _scores(found, figures), _time(time, figures),
-        _attempts(found.attempts), _stages(found.stages), _warnings(found), _origin(config_yaml, provenance),
-    ]  # fmt: skip
+        _head(found, time),
+        _drill(drilled),
+        _training(figures),
+        _scores(found, figures),
+        _time(time, figures),
+        _attempts(found.attempts),
+        _stages(found.stages),
+        _warnings(found),
+        _origin(config_yaml, provenance),
+    ]
     return document(found.run_id, sections)
 
 
@@ -96,7 +107,7 @@ def document(title: str, sections: Iterable[str]) -> str:
     return _PAGE.substitute(title=escape(f"{title} · hlatctl"), body="\n".join(filter(None, sections)))
 
 
-def _head(found: Numbers, time: Ledger) -> str:
+def _head(found: Numbers, time: Goodput) -> str:
     kicker = f"{found.experiment_name} · made {utc(found.created_unix_s)}"
     return heading(found.run_id, kicker, facts(found, time), simulated=found.simulated)
 
@@ -135,11 +146,11 @@ def figure(svg: str, caption: str) -> str:
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
-def _time(time: Ledger, figures: dict[str, str]) -> str:
+def _time(time: Goodput, figures: dict[str, str]) -> str:
     if not time.wall_s:
         return ""
     drawn = figure(figures[TIME], _CAPTIONS[TIME]) if TIME in figures else ""
-    split, follows = table(*ledger.time_table(time)), table(("what follows from it", ""), ledger.facts(time))
+    split, follows = table(*goodput.time_table(time)), table(("what follows from it", ""), goodput.facts(time))
     return "\n".join(filter(None, ["<h2>Time</h2>", drawn, split, follows]))
 
 
@@ -165,14 +176,17 @@ def _attempts(attempts: list[Attempt]) -> str:
         return ""
     rows = [
         [
-            str(a.number), utc(a.started_unix_s).removesuffix(" UTC"),
+            str(a.number),
+            utc(a.started_unix_s).removesuffix(" UTC"),
             "goes on" if a.wall_s is None else duration(a.wall_s),
-            f"{a.from_step:,}", f"{a.last_step:,}", f"{a.lost_steps:,}",
+            f"{a.from_step:,}",
+            f"{a.last_step:,}",
+            f"{a.lost_steps:,}",
             ": ".join(filter(None, [a.cause, a.evidence])) or "–",
             ": ".join(filter(None, [a.decision, a.why])) or "–",
         ]
         for a in attempts
-    ]  # fmt: skip
+    ]
     return f"<h2>Attempts</h2>\n{table(_ATTEMPT_HEADER, rows)}"
 
 

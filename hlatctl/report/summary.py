@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conf.schema import Config
-from hlatctl.report.ledger import Ledger, ledger
+from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Milestone, Numbers, Score, comparable, numbers
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
@@ -18,10 +18,10 @@ _OTHER = "†"
 
 def summary_markdown(events: Sequence[Event], config: Config) -> str:
     """The summary of a journal, as Markdown."""
-    return render(numbers(fold(events), config), ledger(events, config))
+    return render(numbers(fold(events), config), measure_goodput(events, config))
 
 
-def render(found: Numbers, time: Ledger) -> str:
+def render(found: Numbers, time: Goodput) -> str:
     """Numbers as Markdown."""
     parts = [f"# {found.run_id}\n"]
     if found.simulated:
@@ -39,7 +39,7 @@ def render(found: Numbers, time: Ledger) -> str:
     return "\n".join(parts)
 
 
-def facts(found: Numbers, time: Ledger) -> list[tuple[str, str]]:
+def facts(found: Numbers, time: Goodput) -> list[tuple[str, str]]:
     """The few facts that a person looks for first, name and text; what is not known is left out."""
     known = [
         ("status", found.status + (f": {found.message}" if found.message else "")),

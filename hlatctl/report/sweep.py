@@ -81,12 +81,17 @@ def rows(state: SweepState) -> list[list[str]]:
     winner = best(state)
     return [
         [
-            str(arm.number), *(arm.point[str(axis["key"])] for axis in state.axes), value_text(arm),
-            _off(arm, winner), str(len(arm.trials)), f"{sum(t.process_hours for t in arm.trials):.3g}",
-            f"{sum(t.saved_process_hours for t in arm.trials):.3g}", _how(arm),
+            str(arm.number),
+            *(arm.point[str(axis["key"])] for axis in state.axes),
+            value_text(arm),
+            _off(arm, winner),
+            str(len(arm.trials)),
+            f"{sum(t.process_hours for t in arm.trials):.3g}",
+            f"{sum(t.saved_process_hours for t in arm.trials):.3g}",
+            _how(arm),
         ]
         for arm in arms(state)
-    ]  # fmt: skip
+    ]
 
 
 def facts(state: SweepState) -> list[tuple[str, str]]:
@@ -126,10 +131,13 @@ def _off(arm: Arm, winner: Arm | None) -> str:
 def _arm(number: int, trials: list[TrialState]) -> Arm:
     values = [trial.value for trial in trials if trial.value is not None]
     return Arm(
-        number=number, point=trials[0].point, trials=trials, values=values,
+        number=number,
+        point=trials[0].point,
+        trials=trials,
+        values=values,
         mean=math.fsum(values) / len(values) if values else None,
         stderr=_stderr(values),
-    )  # fmt: skip
+    )
 
 
 def _stderr(values: list[float]) -> float | None:

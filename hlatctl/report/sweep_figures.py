@@ -38,8 +38,10 @@ class Curve:
     def of(cls, state: RunState) -> Curve:
         """From a folded journal."""
         steps = steps_of(state)
-        return cls(thin(column(steps, "tokens"), MAX_POINTS),
-                   thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS))  # fmt: skip
+        return cls(
+            thin(column(steps, "tokens"), MAX_POINTS),
+            thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS),
+        )
 
 
 def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[str, float]) -> dict[str, str]:
@@ -90,8 +92,12 @@ def _losses(axes: Axes, found: Sequence[Arm], curves: Mapping[int, Curve]) -> No
 def _range(curves: Sequence[Curve]) -> tuple[float, float]:
     """From the least loss to the greatest after the first tenth of the tokens, with a little room."""
     last = max(max(curve.tokens) for curve in curves)
-    values = [loss for curve in curves for at, loss in zip(curve.tokens, curve.losses, strict=True)
-              if at >= _SHOWN_FROM * last and math.isfinite(loss)]  # fmt: skip
+    values = [
+        loss
+        for curve in curves
+        for at, loss in zip(curve.tokens, curve.losses, strict=True)
+        if at >= _SHOWN_FROM * last and math.isfinite(loss)
+    ]
     values = values or [loss for curve in curves for loss in curve.losses if math.isfinite(loss)] or [0.0, 1.0]
     room = 0.05 * (max(values) - min(values)) or 0.1
     return min(values) - room, max(values) + room
@@ -110,9 +116,15 @@ def _settings(axes: Axes, state: SweepState, valued: Sequence[Arm]) -> None:
         axes.axvline(at, color=QUIET, linewidth=0.9)
         for text, height in scale.ticks:
             axes.annotate(
-                text, (at, height), xytext=(5, 0), textcoords="offset points", fontsize=8, color="#333",
-                verticalalignment="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
-            )  # fmt: skip
+                text,
+                (at, height),
+                xytext=(5, 0),
+                textcoords="offset points",
+                fontsize=8,
+                color="#333",
+                verticalalignment="center",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
+            )
     names = [*(_short(str(axis["key"]), 22) for axis in state.axes), _short(state.objective, 22)]
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.05, len(names) - 1 + 0.12 * (len(names) - 1))

@@ -47,11 +47,14 @@ def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None)
     """
     drawn = [page.figure(figures[name], _CAPTIONS[name]) for name in (LOSS, SETTINGS, IMPORTANCES) if name in figures]
     sections = [
-        page.heading(state.sweep_id, f"sweep · made {utc(state.created_unix_s)}", facts(state)[1:],
-                     simulated=state.simulated),
-        "<h2>Arms</h2>\n" + _arms(state), *drawn, _winner(winner),
+        page.heading(
+            state.sweep_id, f"sweep · made {utc(state.created_unix_s)}", facts(state)[1:], simulated=state.simulated
+        ),
+        "<h2>Arms</h2>\n" + _arms(state),
+        *drawn,
+        _winner(winner),
         "<h2>Trials</h2>\n" + page.table(_TRIAL_HEADER, trial_rows(state)) if state.trials else "",
-    ]  # fmt: skip
+    ]
     return page.document(state.sweep_id, sections)
 
 
@@ -75,12 +78,18 @@ def trial_rows(state: SweepState) -> list[list[str]]:
     """A trial a row, those of the best arm first."""
     return [
         [
-            trial.run_id, str(trial.arm), "–" if trial.seed is None else str(trial.seed),
-            "–" if trial.value is None else f"{trial.value:.4f}", count(trial.tokens), f"{trial.process_hours:.3g}",
-            trial.status, trial.why or "–",
+            trial.run_id,
+            str(trial.arm),
+            "–" if trial.seed is None else str(trial.seed),
+            "–" if trial.value is None else f"{trial.value:.4f}",
+            count(trial.tokens),
+            f"{trial.process_hours:.3g}",
+            trial.status,
+            trial.why or "–",
         ]
-        for arm in arms(state) for trial in arm.trials
-    ]  # fmt: skip
+        for arm in arms(state)
+        for trial in arm.trials
+    ]
 
 
 def _arms(state: SweepState) -> str:

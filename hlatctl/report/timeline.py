@@ -195,8 +195,8 @@ def _phases(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int
     for index, (event, after) in enumerate(itertools.pairwise(events)):
         phase.apply(event)
         # The head leaves no word when it dies: before a new one starts there was nobody, unless training lived on.
-        headless = after["kind"] == "head_started" and not phase.alive(index)
-        yield _Span(times_us[index], times_us[index + 1], IDLE if headless else phase.name(index))
+        driverless = after["kind"] == "head_started" and not phase.alive(index)
+        yield _Span(times_us[index], times_us[index + 1], IDLE if driverless else phase.name(index))
 
 
 def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
@@ -239,10 +239,12 @@ def _step_spans(event: Event, start_us: int, end_us: int, *, counts: bool) -> It
 def _steps(events: Sequence[Event], attempts: dict[int, _Attempt]) -> list[int]:
     """Indices of the steps of attempts, without late lines."""
     return [
-        index for index, event in enumerate(events)
-        if event["kind"] == "step" and (attempt := attempts.get(event["attempt"]))
+        index
+        for index, event in enumerate(events)
+        if event["kind"] == "step"
+        and (attempt := attempts.get(event["attempt"]))
         and attempt.started < index <= attempt.last
-    ]  # fmt: skip
+    ]
 
 
 def _stalls_us(events: Sequence[Event]) -> dict[tuple[int, float], int]:

@@ -10,25 +10,81 @@ from typing import Any
 #: 9999-12-31, the last day that can be shown.
 _LAST_UNIX_S = 253_402_300_799.0
 _WHOLE = (
-    "step", "tokens", "milestone_tokens", "resumed_from_step", "max_checkpoint_step", "length_steps", "rank", "trial",
-    "arm", "arms", "trials", "done", "total", "bytes", "hits", "misses", "oom_kills", "seed", "exit_code", "pid",
-)  # fmt: skip
+    "step",
+    "tokens",
+    "milestone_tokens",
+    "resumed_from_step",
+    "max_checkpoint_step",
+    "length_steps",
+    "rank",
+    "trial",
+    "arm",
+    "arms",
+    "trials",
+    "done",
+    "total",
+    "bytes",
+    "hits",
+    "misses",
+    "oom_kills",
+    "seed",
+    "exit_code",
+    "pid",
+)
 _NUMBERS = (
-    "loss", "grad_norm", "param_norm", "lr", "step_s", "data_wait_s", "tokens_per_s", "wall_s", "stall_s", "mean",
-    "peak_grad_norm", "ratio", "peak_flops_per_s", "process_hours", "saved_process_hours", "cold_start_s",
-    "recovered_s", "detected_s",
-)  # fmt: skip
+    "loss",
+    "grad_norm",
+    "param_norm",
+    "lr",
+    "step_s",
+    "data_wait_s",
+    "tokens_per_s",
+    "wall_s",
+    "stall_s",
+    "mean",
+    "peak_grad_norm",
+    "ratio",
+    "peak_flops_per_s",
+    "process_hours",
+    "saved_process_hours",
+    "cold_start_s",
+    "recovered_s",
+    "detected_s",
+)
 _TEXTS = (
-    "stage", "fingerprint", "why", "message", "reason", "cause", "evidence", "decision", "signature", "outcome",
-    "run_id", "sweep_id", "sweep", "task", "contract", "host", "path", "key", "fault", "title", "what",
-    "manifest_sha256", "evaluates",
-)  # fmt: skip
+    "stage",
+    "fingerprint",
+    "why",
+    "message",
+    "reason",
+    "cause",
+    "evidence",
+    "decision",
+    "signature",
+    "outcome",
+    "run_id",
+    "sweep_id",
+    "sweep",
+    "task",
+    "contract",
+    "host",
+    "path",
+    "key",
+    "fault",
+    "title",
+    "what",
+    "manifest_sha256",
+    "evaluates",
+)
 _LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "left_out_hosts")
 _OBJECTS = ("handle", "scores", "point", "settings")
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(_WHOLE, int), **dict.fromkeys(_NUMBERS, (int, float)), **dict.fromkeys(_TEXTS, str),
-    **dict.fromkeys(_LISTS, list), **dict.fromkeys(_OBJECTS, dict),
-}  # fmt: skip
+    **dict.fromkeys(_WHOLE, int),
+    **dict.fromkeys(_NUMBERS, (int, float)),
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(_LISTS, list),
+    **dict.fromkeys(_OBJECTS, dict),
+}
 #: How the journal spells floats that JSON does not have.
 _NOT_FINITE = ("nan", "inf", "-inf")
 #: Fields that ``nonfinite`` events have as text, for either may be no number.

@@ -53,9 +53,12 @@ def _stage(status: str) -> Any:
     def handler(state: RunState, event: Event) -> None:
         name = event.get("stage", "")
         state.stages[name] = StageState(
-            name, status, event.get("fingerprint", ""), event.get("wall_s", 0.0),
+            name,
+            status,
+            event.get("fingerprint", ""),
+            event.get("wall_s", 0.0),
             event.get("why") or event.get("message") or "",
-        )  # fmt: skip
+        )
 
     return handler
 
@@ -63,10 +66,13 @@ def _stage(status: str) -> Any:
 def _attempt_started(state: RunState, event: Event) -> None:
     state.attempts.append(
         AttemptState(
-            event["attempt"], event.get("handle", {}), event["time_unix_s"],
-            max_checkpoint_step=event.get("max_checkpoint_step"), oom_kills=event.get("oom_kills"),
+            event["attempt"],
+            event.get("handle", {}),
+            event["time_unix_s"],
+            max_checkpoint_step=event.get("max_checkpoint_step"),
+            oom_kills=event.get("oom_kills"),
         )
-    )  # fmt: skip
+    )
     state.train_stopped = ""
 
 
@@ -196,9 +202,7 @@ def _count(progress: EvaluationProgress) -> None:
 
 def _eval_finished(state: RunState, event: Event) -> None:
     milestone = _evaluated(state, event)
-    judgement = Judgement(
-        str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {}))
-    )  # fmt: skip
+    judgement = Judgement(str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {})))
     milestone.judgements.pop("", None)  # an older evaluation that did not say is replaced by any that does
     milestone.judgements[judgement.contract] = judgement
     state.contract = state.contract or judgement.contract

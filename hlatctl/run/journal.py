@@ -112,9 +112,13 @@ class JournalWriter:
         """
         with self._appending:
             event: Event = {
-                "v": _VERSION, "seq": self._seq, "time_unix_s": self._now_unix_s(), "attempt": self.attempt,
-                "kind": kind, **{key: _json_safe(value) for key, value in fields.items()},
-            }  # fmt: skip
+                "v": _VERSION,
+                "seq": self._seq,
+                "time_unix_s": self._now_unix_s(),
+                "attempt": self.attempt,
+                "kind": kind,
+                **{key: _json_safe(value) for key, value in fields.items()},
+            }
             self._write(_with_crc(json.dumps(event, separators=(",", ":"), allow_nan=False).encode()) + b"\n")
             self._seq += 1
         if durable:  # beside the appends of other threads: a slow disk must not hold them up
@@ -325,9 +329,14 @@ def _no_file(path: Path) -> Event:
 
 def _warning(message: str, writer: str, beside: Event) -> Event:
     return {
-        "v": _VERSION, "seq": beside["seq"], "time_unix_s": beside["time_unix_s"], "attempt": 0, "kind": "warning",
-        "message": message, "writer": writer,
-    }  # fmt: skip
+        "v": _VERSION,
+        "seq": beside["seq"],
+        "time_unix_s": beside["time_unix_s"],
+        "attempt": 0,
+        "kind": "warning",
+        "message": message,
+        "writer": writer,
+    }
 
 
 def _kind_and_size(path: Path) -> tuple[int, int]:

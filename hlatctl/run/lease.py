@@ -41,7 +41,7 @@ class Holder:
 
 
 @contextmanager
-def hold_head(run: RunPaths) -> Iterator[None]:
+def hold_driver(run: RunPaths) -> Iterator[None]:
     """Drive a run: hold its head lock.
 
     Raises:
@@ -51,17 +51,16 @@ def hold_head(run: RunPaths) -> Iterator[None]:
 
     def refuse() -> None:
         raise RunBusyError(
-            f"run {run.run_id}: process {head_pid(run) or '?'} drives it already",
-            hint=f"hlatctl status {run.run_id}",
+            f"run {run.run_id}: process {driver_pid(run) or '?'} drives it already", hint=f"hlatctl status {run.run_id}"
         ) from None
 
-    with _locked(run.head_lock, str(os.getpid()), refuse):
+    with _locked(run.driver_lock, str(os.getpid()), refuse):
         yield
 
 
-def head_pid(run: RunPaths) -> int | None:
+def driver_pid(run: RunPaths) -> int | None:
     """The process that drives a run now, or None if nobody does."""
-    text = _read_if_held(run.head_lock)
+    text = _read_if_held(run.driver_lock)
     return None if text is None else int(text) if _PID.fullmatch(text) else 0
 
 
@@ -73,7 +72,7 @@ def is_held(path: Path) -> bool:
 def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
     """Wait until no process drives a run, or a sweep, any more; at most so long."""
     deadline = time.monotonic() + wait_s
-    while head_pid(run) is not None and time.monotonic() < deadline:
+    while driver_pid(run) is not None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
@@ -100,9 +99,7 @@ def holder(path: Path) -> Holder | None:
         return None
     try:
         record = parse_json(text)
-        return Holder(
-            pid=int(record["pid"]), host=str(record["host"]), since_unix_s=float(record["since_unix_s"])
-        )  # fmt: skip
+        return Holder(pid=int(record["pid"]), host=str(record["host"]), since_unix_s=float(record["since_unix_s"]))
     except DAMAGED:
         return _UNKNOWN  # it has the lock and has not said yet who it is
 

@@ -14,8 +14,16 @@ _NEEDED = {
     "*.safetensors": "safetensors weights",
 }
 #: Files that transformers makes a tokenizer from; which of them a folder has depends on the kind of tokenizer.
-_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model",
-              "*.tiktoken", "chat_template*")  # fmt: skip
+_TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template*",
+)
 #: Defaults of every generated answer, such as a penalty for repetition.
 _GENERATION = "generation_config.json"
 

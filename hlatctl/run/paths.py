@@ -129,7 +129,7 @@ class RunPaths:
         return self.root / "report"
 
     @property
-    def head_lock(self) -> Path:
+    def driver_lock(self) -> Path:
         """Held (flock) by the process that drives the run."""
         return self.root / "head.lock"
 

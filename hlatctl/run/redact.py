@@ -11,9 +11,21 @@ import re
 MASK = "***"
 
 _SECRET_WORDS = {
-    "AUTH", "AUTHORIZATION", "CREDENTIAL", "CREDENTIALS", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS",
-    "SECRET", "SECRETS", "SIG", "SIGNATURE", "TOKEN",
-}  # fmt: skip
+    "AUTH",
+    "AUTHORIZATION",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "PASS",
+    "PASSPHRASE",
+    "PASSWD",
+    "PASSWORD",
+    "PASSWORDS",
+    "SECRET",
+    "SECRETS",
+    "SIG",
+    "SIGNATURE",
+    "TOKEN",
+}
 #: These mean a secret only at the end of a name: KEY_FILE and PATCH_SIZE don't.
 _SECRET_LAST_WORDS = {"KEY", "KEYS", "PAT", "PWD"}
 #: Words that are run together: GITHUBTOKEN, apikey.

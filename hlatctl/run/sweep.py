@@ -36,7 +36,7 @@ class TrialState:
         why: it was ended early or failed.
         process_hours: that its training took, over all its processes.
         saved_process_hours: that its training would have taken besides; 0 if it came to its end.
-        lost_heads: times that its head process was gone before the trial had ended.
+        lost_drivers: times that its head process was gone before the trial had ended.
     """
 
     number: int
@@ -53,7 +53,7 @@ class TrialState:
     why: str = ""
     process_hours: float = 0.0
     saved_process_hours: float = 0.0
-    lost_heads: int = 0
+    lost_drivers: int = 0
     asked_unix_s: float = 0.0
     started_unix_s: float | None = None
     ended_unix_s: float | None = None
@@ -145,9 +145,14 @@ def _head_started(state: SweepState, event: Event) -> None:
 
 def _trial_asked(state: SweepState, event: Event) -> None:
     state.trials[int(event["trial"])] = TrialState(
-        number=int(event["trial"]), run_id=event["run_id"], arm=int(event["arm"]), point=dict(event["point"]),
-        overrides=list(event["overrides"]), seed=event["seed"], asked_unix_s=event["time_unix_s"],
-    )  # fmt: skip
+        number=int(event["trial"]),
+        run_id=event["run_id"],
+        arm=int(event["arm"]),
+        point=dict(event["point"]),
+        overrides=list(event["overrides"]),
+        seed=event["seed"],
+        asked_unix_s=event["time_unix_s"],
+    )
 
 
 def _trial_started(state: SweepState, event: Event) -> None:
@@ -161,7 +166,7 @@ def _trial_paused(state: SweepState, event: Event) -> None:
 
 
 def _trial_head_lost(state: SweepState, event: Event) -> None:
-    state.trials[int(event["trial"])].lost_heads += 1
+    state.trials[int(event["trial"])].lost_drivers += 1
 
 
 def _trial_rung(state: SweepState, event: Event) -> None:

@@ -17,12 +17,16 @@ from tests.benchmarks import (
 )
 
 BENCHMARKS = {
-    "help_time": help_time.run, "flow_overhead": flow_overhead.run, "loader_speed": loader_speed.run,
-    "trainer_speed": trainer_speed.run, "checkpoint_stall": checkpoint_stall.run,
+    "help_time": help_time.run,
+    "flow_overhead": flow_overhead.run,
+    "loader_speed": loader_speed.run,
+    "trainer_speed": trainer_speed.run,
+    "checkpoint_stall": checkpoint_stall.run,
     "cache_speed": cache_speed.run,
     "code_speed": code_speed.run,
-    "eval_parity": eval_parity.run, "uptime": uptime.run,
-}  # fmt: skip
+    "eval_parity": eval_parity.run,
+    "uptime": uptime.run,
+}
 
 
 def main() -> int:

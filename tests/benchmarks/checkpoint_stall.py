@@ -22,10 +22,18 @@ _SAVES = 5
 _GOAL = 0.10
 #: Weights and moments of about 200 MB, as larger models have it: writing takes longer than starting to.
 _OVERRIDES = [
-    "model.hidden_size=256", "model.intermediate_size=688", "model.num_layers=8", "model.num_heads=4",
-    "model.num_kv_heads=4", "model.vocab_size=16000", "tokenizer.train_vocab_size=8192", "train.global_batch_size=4",
-    "cluster.processes_per_node=1", "backend.compile=false", "eval.enabled=false",
-]  # fmt: skip
+    "model.hidden_size=256",
+    "model.intermediate_size=688",
+    "model.num_layers=8",
+    "model.num_heads=4",
+    "model.num_kv_heads=4",
+    "model.vocab_size=16000",
+    "tokenizer.train_vocab_size=8192",
+    "train.global_batch_size=4",
+    "cluster.processes_per_node=1",
+    "backend.compile=false",
+    "eval.enabled=false",
+]
 
 
 def run() -> None:
@@ -46,7 +54,7 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
     import torch
 
     from trainer.backends.torch_native import TorchNative
-    from trainer.checkpoint.checkpointer import Checkpointer
+    from trainer.checkpoint.manager import CheckpointManager
 
     backend = TorchNative(config)
     model = backend.build_model(document_end_id=None)
@@ -54,25 +62,23 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
     tokens = torch.randint(config.model.vocab_size, (config.micro_batch_size, config.train.seq_len))
     stalls_s: dict[str, list[float]] = {"sync": [], "async": []}
     steps_s = []
-    checkpointers = {}
+    managers = {}
     for mode in stalls_s:
         run = RunPaths(folder / mode)
         own = replace(config, checkpoint=replace(config.checkpoint, mode=mode, keep=1))
-        checkpointers[mode] = Checkpointer(own, run, backend, JournalWriter(run, "train-rank00000"))
-        checkpointers[mode].restore(optimizer.tensors())
+        managers[mode] = CheckpointManager(own, run, backend, JournalWriter(run, "train-rank00000"))
+        managers[mode].restore(optimizer.tensors())
     for step in range(1, _SAVES + 1):
-        for mode, checkpointer in checkpointers.items():
+        for mode, checkpoints in managers.items():
             started = time.perf_counter()
             optimizer.zero_grad()
-            backend.accumulate(model, tokens, tokens)
+            backend.forward_backward(model, tokens, tokens)
             optimizer.step(lr=1e-4, grad_scale=1.0)
             steps_s.append(time.perf_counter() - started)
             started = time.perf_counter()
-            checkpointer.save(
-                optimizer.tensors(), step=step, tokens=step, reason="interval", shared={}, own={}
-            )  # fmt: skip
+            checkpoints.save(optimizer.tensors(), step=step, tokens=step, reason="interval", shared={}, own={})
             stalls_s[mode].append(time.perf_counter() - started)
-            checkpointer.wait()
+            checkpoints.wait()
     backend.close()
     shutil.rmtree(folder, ignore_errors=True)
     return stalls_s, steps_s

@@ -49,15 +49,31 @@ def run() -> None:
 
 def _compare(name: str, model: Path, root: Path) -> None:
     made = _run_directory(root)
-    ours_s = _timed([sys.executable, "-m", "eval", "--run-dir", str(made.root), "--milestone-tokens", str(_TOKENS),
-                     "--step", "1", "--model", str(model)])  # fmt: skip
+    ours_s = _timed(
+        [
+            sys.executable,
+            "-m",
+            "eval",
+            "--run-dir",
+            str(made.root),
+            "--milestone-tokens",
+            str(_TOKENS),
+            "--step",
+            "1",
+            "--model",
+            str(model),
+        ]
+    )
     ours = {path.stem: _plain(files.read_json(path)["metrics"]) for path in made.eval(_TOKENS).glob("tasks/*.json")}
     asked = {task: _samples(made.eval(_TOKENS) / f"samples-{task}.jsonl") for task in ours}
     planned = _planned(root)
     theirs, answered, theirs_s = _lm_eval(model, root, planned)
-    print(f"{name}: python -m eval {ours_s:.1f} s, lm_eval {sum(theirs_s.values()):.1f} s in {len(theirs_s)} commands "
-          f"({', '.join(f'{shots} shots {wall_s:.1f} s' for shots, wall_s in theirs_s.items())}), "
-          f"ratio {ours_s / sum(theirs_s.values()):.2f}", flush=True)  # fmt: skip
+    print(
+        f"{name}: python -m eval {ours_s:.1f} s, lm_eval {sum(theirs_s.values()):.1f} s in {len(theirs_s)} commands "
+        f"({', '.join(f'{shots} shots {wall_s:.1f} s' for shots, wall_s in theirs_s.items())}), "
+        f"ratio {ours_s / sum(theirs_s.values()):.2f}",
+        flush=True,
+    )
     items, numbers = sum(map(len, asked.values())), sum(map(len, ours.values()))
     print(f"{name}: {len(ours)} tasks, {items} items ({_LIMIT} a task and filter), {numbers} numbers")
     other = [task for task in asked if asked[task] != answered[task]]
@@ -78,8 +94,17 @@ def _differing(ours: Numbers, theirs: Numbers) -> list[tuple[str, str]]:
 
 def _run_directory(root: Path) -> RunPaths:
     tasks = f"eval.tasks=[{','.join(_TASKS)}]"
-    config = compose(["eval=hlat", f"eval.data_dir={_DATA / 'eval'}", f"eval.limit={_LIMIT}", tasks, f"seed={_SEED}",
-                      f"train.seq_len={_SEQ_LEN}", f"eval.batch_size={_BATCH_SIZE}"])  # fmt: skip
+    config = compose(
+        [
+            "eval=hlat",
+            f"eval.data_dir={_DATA / 'eval'}",
+            f"eval.limit={_LIMIT}",
+            tasks,
+            f"seed={_SEED}",
+            f"train.seq_len={_SEQ_LEN}",
+            f"eval.batch_size={_BATCH_SIZE}",
+        ]
+    )
     made = RunPaths(root / "run")
     made.root.mkdir(parents=True)
     made.config.write_text(dump(config), encoding="utf-8")
@@ -105,12 +130,33 @@ def _lm_eval(model: Path, root: Path, planned: list[Task]) -> tuple[Numbers, Sam
 
 
 def _ask_lm_eval(model: Path, root: Path, tasks: list[str], shots: int, output: Path) -> Numbers:
-    _timed([
-        str(Path(sys.executable).with_name("lm_eval")), "run", "--model", "hf", "--model_args",
-        f"pretrained={model},dtype=float32,max_length={_SEQ_LEN}", "--tasks", ",".join(tasks),
-        "--num_fewshot", str(shots), "--limit", str(_LIMIT), "--seed", str(_SEED), "--batch_size", str(_BATCH_SIZE),
-        "--device", "cpu", "--include_path", str(root / "definitions"), "--output_path", str(output), "--log_samples",
-    ])  # fmt: skip
+    _timed(
+        [
+            str(Path(sys.executable).with_name("lm_eval")),
+            "run",
+            "--model",
+            "hf",
+            "--model_args",
+            f"pretrained={model},dtype=float32,max_length={_SEQ_LEN}",
+            "--tasks",
+            ",".join(tasks),
+            "--num_fewshot",
+            str(shots),
+            "--limit",
+            str(_LIMIT),
+            "--seed",
+            str(_SEED),
+            "--batch_size",
+            str(_BATCH_SIZE),
+            "--device",
+            "cpu",
+            "--include_path",
+            str(root / "definitions"),
+            "--output_path",
+            str(output),
+            "--log_samples",
+        ]
+    )
     (results,) = output.rglob("results_*.json")
     return {task: _plain(metrics) for task, metrics in files.read_json(results)["results"].items()}
 
@@ -133,8 +179,13 @@ def _plain(metrics: dict[str, Any]) -> dict[str, float]:
 
 def _exported(root: Path) -> Path:
     """A small model, trained for a few steps and exported."""
-    overrides = [f"runs_dir={root}", "train.max_steps=20", f"train.seq_len={_SEQ_LEN}", "eval.enabled=false",
-                 "tracking=none"]  # fmt: skip
+    overrides = [
+        f"runs_dir={root}",
+        "train.max_steps=20",
+        f"train.seq_len={_SEQ_LEN}",
+        "eval.enabled=false",
+        "tracking=none",
+    ]
     _timed([sys.executable, "-m", "hlatctl", "train", *overrides])
     target = root / "exported"
     (trained,) = list_runs(root)

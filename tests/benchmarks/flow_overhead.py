@@ -25,9 +25,11 @@ def run() -> None:
     """Print both wall times, their difference and their ratio."""
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         overrides = [
-            f"runs_dir={folder}", f"train.max_steps={_STEPS}", "eval.enabled=false",
+            f"runs_dir={folder}",
+            f"train.max_steps={_STEPS}",
+            "eval.enabled=false",
             f"cluster.worker_cache_dir={folder}/worker",
-        ]  # fmt: skip
+        ]
         _hlatctl_train(overrides)  # prepares corpus and graphs, which neither side shall pay for
         flow_s = _hlatctl_train(overrides)
         bare_s = _bare_trainer(overrides, list_runs(Path(folder))[-1].dataset)
@@ -40,8 +42,10 @@ def _hlatctl_train(overrides: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "hlatctl", "train", *overrides],
-        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     return time.perf_counter() - start
 
 

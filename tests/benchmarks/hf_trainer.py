@@ -38,22 +38,36 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load(arguments.config)
     model, train = config.model, config.train
-    network = LlamaForCausalLM(LlamaConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers, num_attention_heads=model.num_heads,
-        num_key_value_heads=model.num_kv_heads, max_position_embeddings=train.seq_len,
-    ))  # fmt: skip
+    network = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            intermediate_size=model.intermediate_size,
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=model.num_heads,
+            num_key_value_heads=model.num_kv_heads,
+            max_position_embeddings=train.seq_len,
+        )
+    )
     tokens = torch.randint(model.vocab_size, (arguments.steps * train.global_batch_size, train.seq_len))
     rows = [{"input_ids": row, "labels": row} for row in tokens]
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
-            output_dir=folder, max_steps=arguments.steps, use_cpu=config.backend.device == "cpu", report_to=[],
-            per_device_train_batch_size=train.global_batch_size // arguments.processes, save_strategy="no",
-            learning_rate=config.optimizer.lr, weight_decay=config.optimizer.weight_decay,
-            max_grad_norm=config.optimizer.max_grad_norm, adam_beta2=config.optimizer.beta2,
-            logging_strategy="no", disable_tqdm=True, dataloader_num_workers=0,
-        )  # fmt: skip
+            output_dir=folder,
+            max_steps=arguments.steps,
+            use_cpu=config.backend.device == "cpu",
+            report_to=[],
+            per_device_train_batch_size=train.global_batch_size // arguments.processes,
+            save_strategy="no",
+            learning_rate=config.optimizer.lr,
+            weight_decay=config.optimizer.weight_decay,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            adam_beta2=config.optimizer.beta2,
+            logging_strategy="no",
+            disable_tqdm=True,
+            dataloader_num_workers=0,
+        )
         trainer = Trainer(model=network, args=settings, train_dataset=rows, callbacks=[clock])
         trainer.train()
     if trainer.is_world_process_zero():

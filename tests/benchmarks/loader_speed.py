@@ -144,9 +144,12 @@ def _hlat(rows: Path, model: Path) -> Work:
                     words += len(texts[-1].split())
                     place += 1
                 encoded = tokenizer(
-                    texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False,
+                    texts,
+                    add_special_tokens=False,
+                    return_attention_mask=False,
+                    return_token_type_ids=False,
                     truncation=False,
-                )  # fmt: skip
+                )
                 for ids in encoded["input_ids"]:
                     spare += [*ids, tokenizer.eos_token_id]
             batch = torch.LongTensor(spare[:_SEQ_LEN]).reshape(1, _SEQ_LEN)

@@ -45,8 +45,10 @@ class Block(nn.Module):
         """(batch, seq, hidden) to the same shape."""
         b, s, _ = x.shape
         h = self.norm1(x)
-        q, k, v = (f(h).view(b, s, n, -1).transpose(1, 2) for f, n in
-                   ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads)))  # fmt: skip
+        q, k, v = (
+            f(h).view(b, s, n, -1).transpose(1, 2)
+            for f, n in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
+        )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         x = x + self.o(y.transpose(1, 2).reshape(b, s, -1))

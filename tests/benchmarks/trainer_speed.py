@@ -48,9 +48,14 @@ def run() -> None:
 def _compare(shape: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         overrides = [
-            *shape, f"runs_dir={folder}", f"train.max_steps={_STEPS}", "eval.enabled=false", "tracking=none",
-            f"checkpoint.every_steps={_STEPS}", f"cluster.worker_cache_dir={folder}/worker",
-        ]  # fmt: skip
+            *shape,
+            f"runs_dir={folder}",
+            f"train.max_steps={_STEPS}",
+            "eval.enabled=false",
+            "tracking=none",
+            f"checkpoint.every_steps={_STEPS}",
+            f"cluster.worker_cache_dir={folder}/worker",
+        ]
         config = compose(overrides)
         threads = config.world_size * config.cluster.threads_per_process
         ours = {
@@ -74,8 +79,10 @@ def _compare(shape: list[str]) -> None:
 def _ours(overrides: list[str], runs_dir: Path) -> float:
     subprocess.run(
         [sys.executable, "-m", "hlatctl", "train", *overrides],
-        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     run = list_runs(runs_dir)[-1]
     config = conf.load.load(run.config)
     times: list[float] = [e["step_s"] for e in read_events(run) if e["kind"] == "step" and e["step"] > _SKIP_STEPS]
@@ -90,7 +97,10 @@ def _peer(module: str, config: Config, folder: Path, processes: int) -> float:
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     result = subprocess.run(
         [sys.executable, *launch, *program, "--steps", str(_STEPS), "--processes", str(processes)],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     record = next(line for line in result.stdout.splitlines() if line.startswith('{"step_s"'))
     return config.tokens_per_step / float(json.loads(record)["step_s"])

@@ -31,8 +31,12 @@ def test_what_names_no_batch_is_refused(entry: int | str) -> None:
 
 def test_configuration_and_amendments_add_up() -> None:
     config = Config(data=DataConfig(skip_steps=[2]))
-    events = [_amended("data.skip_steps", [5]), {"kind": "step", "step": 3}, _amended("data.skip_steps", ["7-8"]),
-              _amended("data.fingerprint", "f")]  # fmt: skip
+    events = [
+        _amended("data.skip_steps", [5]),
+        {"kind": "step", "step": 3},
+        _amended("data.skip_steps", ["7-8"]),
+        _amended("data.fingerprint", "f"),
+    ]
     assert skipped_batches(config, events) == {2, 5, 7, 8}
     assert skipped_batches(config, []) == {2}
 
@@ -48,8 +52,11 @@ def test_a_run_goes_on_with_its_corpus_or_with_one_that_was_accepted() -> None:
     check_same_corpus(None, new, [])
     check_same_corpus("new", new, [])
     check_same_corpus("old", new, [_amended("data.fingerprint", "new")])
-    for events in ([], [_amended("data.fingerprint", "other")],
-                   [_amended("data.fingerprint", "new"), _amended("data.fingerprint", "old")]):  # fmt: skip
+    for events in (
+        [],
+        [_amended("data.fingerprint", "other")],
+        [_amended("data.fingerprint", "new"), _amended("data.fingerprint", "old")],
+    ):
         with pytest.raises(
             DataError, match=r"corpus has changed since the run began \(fingerprint new, was old\)"
         ) as e:

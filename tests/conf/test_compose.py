@@ -25,11 +25,7 @@ def test_every_experiment_composes_and_validates(experiment: str) -> None:
 
 
 #: Options that only make sense on a cluster of their size, with the experiment that is made for it.
-MADE_FOR = {
-    "parallel=hlat_7b": "hlat_7b",
-    "parallel=hlat_70b": "hlat_70b",
-    "cluster=trn1_32xlarge": "hlat_7b",
-}
+MADE_FOR = {"parallel=hlat_7b": "hlat_7b", "parallel=hlat_70b": "hlat_70b", "cluster=trn1_32xlarge": "hlat_7b"}
 
 
 @pytest.mark.parametrize(
@@ -83,9 +79,22 @@ def test_what_is_not_known_names_the_nearest_match(override: str, message: str) 
 
 @pytest.mark.parametrize(
     "override",
-    ["nonsense", "train.tokens=", "train.tokens=abc", "train.tokens=1.5", "train.tokens=[1]", "model=null", "=",
-     "a b=c", "eval.enabled=maybe", "train.seq_len=${missing}", "train.seq_len='", "train=3", "+new.key=1"],
-)  # fmt: skip
+    [
+        "nonsense",
+        "train.tokens=",
+        "train.tokens=abc",
+        "train.tokens=1.5",
+        "train.tokens=[1]",
+        "model=null",
+        "=",
+        "a b=c",
+        "eval.enabled=maybe",
+        "train.seq_len=${missing}",
+        "train.seq_len='",
+        "train=3",
+        "+new.key=1",
+    ],
+)
 def test_bad_overrides_are_configuration_errors(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose([override])
@@ -226,7 +235,7 @@ def test_a_run_s_evaluation_is_changed_and_nothing_else_of_it() -> None:
         (["eval=hlat_cor"], "eval=hlat_cor: no such option"),
         (["eval.limit=0"], "eval.limit=0: must be greater than 0"),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_s_evaluation_can_t_be_is_told(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         override_eval(compose([]), overrides)

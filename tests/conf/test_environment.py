@@ -39,9 +39,11 @@ def test_what_casts_behind_the_models_back_is_unset() -> None:
 
 def test_an_override_changes_adds_and_takes_away() -> None:
     config = nxd(
-        "backend.env.NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=31", "+backend.env.NEURON_EXPERIMENTAL_COMPRESS_RG=1",
-        "backend.env.FI_EFA_FORK_SAFE=null", "backend.compiler_flags=['--model-type=transformer']",
-    )  # fmt: skip
+        "backend.env.NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=31",
+        "+backend.env.NEURON_EXPERIMENTAL_COMPRESS_RG=1",
+        "backend.env.FI_EFA_FORK_SAFE=null",
+        "backend.compiler_flags=['--model-type=transformer']",
+    )
     found = variables(config)
     assert found["NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"] == "31"
     assert found["NEURON_EXPERIMENTAL_COMPRESS_RG"] == "1"
@@ -91,12 +93,13 @@ def test_what_can_not_be_asked_for_is_told(override: str, message: str) -> None:
         ("nxd", TORCH_NEURON, "backend.name=nxd: torch-neuronx 2.14.3.0 is installed, which is TorchNeuron; NeuronX "),
         ("torch_native", NXD, "backend.name=torch_native: torch-neuronx 2.9.0.2.13.26312 is installed, which is for "),
         (
-            "torch_native", {**TORCH_NEURON, "neuronx-distributed": "0.18"},
+            "torch_native",
+            {**TORCH_NEURON, "neuronx-distributed": "0.18"},
             "backend.name=torch_native: torch-neuronx 2.14.3.0 is installed beside neuronx-distributed 0.18: ",
         ),
         ("nxd", {**NXD, "torch": "2.13.0"}, "backend.name=nxd: torch-neuronx 2.9.0.2.13.26312 is installed beside "),
     ],
-)  # fmt: skip
+)
 def test_the_two_stacks_of_one_name_are_not_mixed(name: str, installed: dict[str, str], problem: str) -> None:
     config = config_with(backend__name=name, backend__device="neuron")
     assert software_problem(config, installed)[: len(problem) or None] == problem
@@ -108,12 +111,18 @@ def test_graphs_are_keyed_by_what_the_compiler_reads() -> None:
         return graph_fingerprint(nxd(*overrides), {})
 
     same = [
-        "backend.env.NEURON_RT_EXEC_TIMEOUT=1", "backend.env.MALLOC_ARENA_MAX=1", "optimizer.lr=1e-5", "seed=7",
+        "backend.env.NEURON_RT_EXEC_TIMEOUT=1",
+        "backend.env.MALLOC_ARENA_MAX=1",
+        "optimizer.lr=1e-5",
+        "seed=7",
         "train.tokens=1M",
-    ]  # fmt: skip
+    ]
     other = [
-        "backend.env.NEURON_FUSE_SOFTMAX=0", "backend.compiler_flags=[-O1]", "optimizer.weight_decay=0.2",
-        "cluster.processes_per_node=4", "precision=bf16_sr",
-    ]  # fmt: skip
+        "backend.env.NEURON_FUSE_SOFTMAX=0",
+        "backend.compiler_flags=[-O1]",
+        "optimizer.weight_decay=0.2",
+        "cluster.processes_per_node=4",
+        "precision=bf16_sr",
+    ]
     assert {key(override) for override in same} == {key()}
     assert len({key(override) for override in other} | {key()}) == len(other) + 1

@@ -23,19 +23,31 @@ def corpus(folder: Path) -> Config:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"optimizer__lr": 1e-5}, {"seed": 7}, {"train__tokens": 10**9}, {"checkpoint__every_steps": 7},
-     {"eval__enabled": False}, {"model__initializer_range": 0.5}, {"model__scaled_initialization": False},
-     {"experiment_name": "other"}],
-)  # fmt: skip
+    [
+        {"optimizer__lr": 1e-5},
+        {"seed": 7},
+        {"train__tokens": 10**9},
+        {"checkpoint__every_steps": 7},
+        {"eval__enabled": False},
+        {"model__initializer_range": 0.5},
+        {"model__scaled_initialization": False},
+        {"experiment_name": "other"},
+    ],
+)
 def test_what_does_not_enter_a_graph_does_not_recompile_it(changes: dict[str, object]) -> None:
     assert graph_fingerprint(config_with(**changes), VERSIONS) == graph_fingerprint(Config(), VERSIONS)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model__num_layers": 5}, {"train__seq_len": 256}, {"train__global_batch_size": 16}, {"model__rope_theta": 5e5},
-     {"train__micro_batch_size": 4}],
-)  # fmt: skip
+    [
+        {"model__num_layers": 5},
+        {"train__seq_len": 256},
+        {"train__global_batch_size": 16},
+        {"model__rope_theta": 5e5},
+        {"train__micro_batch_size": 4},
+    ],
+)
 def test_what_enters_a_graph_recompiles_it(changes: dict[str, object]) -> None:
     assert graph_fingerprint(config_with(**changes), VERSIONS) != graph_fingerprint(Config(), VERSIONS)
     assert graph_fingerprint(Config(), {"torch": "2.14.0"}) != graph_fingerprint(Config(), VERSIONS)

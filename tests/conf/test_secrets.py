@@ -51,11 +51,16 @@ def test_a_secret_for_a_runs_evaluation_is_refused() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "+backend.env.TOKENIZERS_PARALLELISM='false'", "+backend.env.MAX_TOKENS='5'", "+backend.env.HF_TOKEN_PATH=/a/b",
-        "+backend.env.HTTPS_PROXY=http://proxy:3128", "+backend.env.HF_TOKEN=null", "tracking.mlflow_uri=sqlite:////a/b.db",
-        "tracking.mlflow_uri=http://h:5000", "data.path=/data/me@work",
+        "+backend.env.TOKENIZERS_PARALLELISM='false'",
+        "+backend.env.MAX_TOKENS='5'",
+        "+backend.env.HF_TOKEN_PATH=/a/b",
+        "+backend.env.HTTPS_PROXY=http://proxy:3128",
+        "+backend.env.HF_TOKEN=null",
+        "tracking.mlflow_uri=sqlite:////a/b.db",
+        "tracking.mlflow_uri=http://h:5000",
+        "data.path=/data/me@work",
     ],
-)  # fmt: skip
+)
 def test_what_only_resembles_a_secret_is_accepted(override: str) -> None:
     compose([override])
 

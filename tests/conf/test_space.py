@@ -22,10 +22,15 @@ def parse(*arguments: str) -> space.Space:
 
 def test_the_grammar_is_hydras() -> None:
     found = parse(
-        "experiment=quickstart", "optimizer.beta2=0.95,0.99", "precision=glob(bf16*)", "model.num_layers=range(1,4)",
-        "optimizer.lr=tag(log,interval(1e-4,1e-3))", "train.seq_len=int(interval(128,512))", "sweep.trials=7",
+        "experiment=quickstart",
+        "optimizer.beta2=0.95,0.99",
+        "precision=glob(bf16*)",
+        "model.num_layers=range(1,4)",
+        "optimizer.lr=tag(log,interval(1e-4,1e-3))",
+        "train.seq_len=int(interval(128,512))",
+        "sweep.trials=7",
         "sweep.objective=validation_loss@tokens=2M",
-    )  # fmt: skip
+    )
     assert found.overrides == ["experiment=quickstart"]
     assert found.axes == [
         Axis(key="optimizer.beta2", values=["0.95", "0.99"]),
@@ -72,7 +77,8 @@ def test_what_is_kept_is_read_as_it_was_and_not_if_it_was_edited(tmp_path: Path)
         (["seed=interval(2,1)"], "seed=interval(2,1): the interval is empty", ""),
         (
             ["seed=interval(1,2)", "sweep.sampler=grid"],
-            "sweep.sampler=grid: seed is an interval from 1 to 2, which has no end of values", "sweep.sampler=tpe",
+            "sweep.sampler=grid: seed is an interval from 1 to 2, which has no end of values",
+            "sweep.sampler=tpe",
         ),
         (["seed=1,2", "sweep.trials=5"], "sweep.trials=5: a grid tries all of its 2 arms", "sweep.sampler=random"),
         (["seed=1,2", "sweep.seeds=2"], "sweep.seeds=2: seed is an axis already", "leave one of them out"),
@@ -84,7 +90,7 @@ def test_what_is_kept_is_read_as_it_was_and_not_if_it_was_edited(tmp_path: Path)
         (["runs_dir=a,b"], "runs_dir=a,b: is the same for all trials of a sweep", ""),
         (["sweep=nothing"], "sweep=nothing: no such sweep", "known: "),
     ],
-)  # fmt: skip
+)
 def test_each_mistake_has_one_clear_error(arguments: list[str], message: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(*arguments)
@@ -119,11 +125,14 @@ def test_the_papers_choices_can_be_tried() -> None:
 def test_quick_variations_are_what_hydra_composes() -> None:
     variations = Variations(["experiment=quickstart", "train.tokens=1M"], HERE, "/runs")
     points = [
-        {"optimizer.lr": "1e-3", "precision": "mixed"}, {"optimizer.lr": "2e-3", "precision": "mixed"},
-        {"optimizer.lr": "3e-3", "precision": "bf16_sr"}, {"train.max_steps": "null", "data.skip_steps": "[1,'3-4']"},
-        {"train.max_steps": "7", "data.skip_steps": "[]"}, {"train.tokens": "2M", "optimizer.decay": "all_but_norms"},
+        {"optimizer.lr": "1e-3", "precision": "mixed"},
+        {"optimizer.lr": "2e-3", "precision": "mixed"},
+        {"optimizer.lr": "3e-3", "precision": "bf16_sr"},
+        {"train.max_steps": "null", "data.skip_steps": "[1,'3-4']"},
+        {"train.max_steps": "7", "data.skip_steps": "[]"},
+        {"train.tokens": "2M", "optimizer.decay": "all_but_norms"},
         {"train.tokens": "3M", "optimizer.decay": "all"},
-    ]  # fmt: skip
+    ]
     for point in points:
         overrides = [f"{key}={value}" for key, value in point.items()]
         assert variations.compose(point) == compose(

@@ -233,11 +233,14 @@ def test_layouts_that_can_not_be_are_refused_with_the_reason(changes: dict[str, 
 @pytest.mark.parametrize(
     "changes",
     [
-        _TP2, _PP2, {**_TWO, "parallel__data_parallel": "fsdp"}, {**_NXD, **_TWO, "parallel__data_parallel": "zero1"},
+        _TP2,
+        _PP2,
+        {**_TWO, "parallel__data_parallel": "fsdp"},
+        {**_NXD, **_TWO, "parallel__data_parallel": "zero1"},
         # NxD copies key/value heads where there are fewer than processes.
         {**_NXD, "cluster__processes_per_node": 4, "parallel__tensor_parallel_size": 4, "model__num_kv_heads": 2},
     ],
-)  # fmt: skip
+)
 def test_layouts_that_can_be_are_valid(changes: dict[str, Any]) -> None:
     validate(config_with(**changes))
 
@@ -268,9 +271,12 @@ def test_any_number_anywhere_is_usable_or_a_configuration_error(key: str, number
 
 
 @given(
-    tokens=st.integers(1, 10**7), batch=st.integers(1, 64), seq_len=st.integers(1, 4096),
-    every=st.integers(1, 10**7), max_steps=st.one_of(st.none(), st.integers(1, 2000)),
-)  # fmt: skip
+    tokens=st.integers(1, 10**7),
+    batch=st.integers(1, 64),
+    seq_len=st.integers(1, 4096),
+    every=st.integers(1, 10**7),
+    max_steps=st.one_of(st.none(), st.integers(1, 2000)),
+)
 def test_milestones_ascend_and_end_with_the_run(
     tokens: int, batch: int, seq_len: int, every: int, max_steps: int | None
 ) -> None:

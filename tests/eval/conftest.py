@@ -68,9 +68,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast.save_pretrained(folder)
     torch.manual_seed(0)
     shape = LlamaConfig(
-        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=1, initializer_range=0.2,
-    )  # fmt: skip
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=0,
+        eos_token_id=1,
+        initializer_range=0.2,
+    )
     LlamaForCausalLM(shape).save_pretrained(folder)
     return folder
 
@@ -84,8 +92,9 @@ def loaded(model_folder: Path) -> model.Loaded:
 @pytest.fixture(scope="session")
 def lm(model_folder: Path, loaded: model.Loaded) -> Any:
     """The harness's model around it."""
-    return runners.make("hf", runners.Request(folder=model_folder, loaded=lambda: loaded, max_length=256, batch_size=4,
-                                              seed=1234))  # fmt: skip
+    return runners.make(
+        "hf", runners.Request(folder=model_folder, loaded=lambda: loaded, max_length=256, batch_size=4, seed=1234)
+    )
 
 
 @pytest.fixture
@@ -124,8 +133,20 @@ def start_eval(model_folder: Path) -> Callable[..., subprocess.Popen[str]]:
     """A function that starts ``python -m eval`` on a run; further arguments are passed on and come last."""
 
     def start(run: RunPaths, *arguments: str, milestone_tokens: int = 1000, step: int = 5) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "eval", "--run-dir", str(run.root), "--milestone-tokens",
-                   str(milestone_tokens), "--step", str(step), "--model", str(model_folder), *arguments]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "eval",
+            "--run-dir",
+            str(run.root),
+            "--milestone-tokens",
+            str(milestone_tokens),
+            "--step",
+            str(step),
+            "--model",
+            str(model_folder),
+            *arguments,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": "/nonexistent"}
         return subprocess.Popen(
             command, cwd=REPO, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

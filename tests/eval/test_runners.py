@@ -18,15 +18,17 @@ def parameters(module: str, name: str) -> set[str]:
     assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin).parent / "models" / f"{module}.py"
-    found = next(node for node in ast.parse(source.read_text(encoding="utf-8")).body
-                 if isinstance(node, ast.ClassDef) and node.name == name)  # fmt: skip
+    found = next(
+        node
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
     made = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     return {argument.arg for argument in (*made.args.args, *made.args.kwonlyargs)}
 
 
 @pytest.mark.parametrize(
-    ("runner", "module", "name"),
-    [("vllm", "vllm_causallms", "VLLM"), ("neuron", "neuron_optimum", "NEURON_HF")],
+    ("runner", "module", "name"), [("vllm", "vllm_causallms", "VLLM"), ("neuron", "neuron_optimum", "NEURON_HF")]
 )
 def test_the_harness_takes_what_an_optional_runner_gives(runner: str, module: str, name: str, tmp_path: Path) -> None:
     def loaded() -> Any:

@@ -47,9 +47,12 @@ def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
     """What the judge says of a function with this body, whose test asserts this, with what the function gave."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     problem = {
-        "task_id": "t/0", "prompt": "def f():\n", "canonical_solution": "    return 1\n", "entry_point": "f",
+        "task_id": "t/0",
+        "prompt": "def f():\n",
+        "canonical_solution": "    return 1\n",
+        "entry_point": "f",
         "test": f"def check(candidate):\n    answer = candidate()\n    f = lambda: answer\n    assert {test}, answer\n",
-    }  # fmt: skip
+    }
     verdict = worker.judge(problem, f"def f():\n{lines}")
     assert verdict["passed"] == (verdict["result"] == "passed")
     return str(verdict["result"])
@@ -162,10 +165,15 @@ def test_event_loops_threads_and_copied_files_work(worker: sandbox.Worker) -> No
 @needs_sandbox
 @pytest.mark.parametrize(
     "call",
-    ["__import__('os').memfd_create('x')", "libc(shmget=(0, 1 << 30, 0o1666))", "libc(unshare=(0x10000000,))",
-     "libc(mount=(b'tmpfs', b'/cell', b'tmpfs', 0, None))", "libc(ptrace=(16, 1, 0, 0))",
-     f"libc(syscall=({_CLONE}, 0x10000000 | 17, 0, 0, 0, 0))"],
-)  # fmt: skip
+    [
+        "__import__('os').memfd_create('x')",
+        "libc(shmget=(0, 1 << 30, 0o1666))",
+        "libc(unshare=(0x10000000,))",
+        "libc(mount=(b'tmpfs', b'/cell', b'tmpfs', 0, None))",
+        "libc(ptrace=(16, 1, 0, 0))",
+        f"libc(syscall=({_CLONE}, 0x10000000 | 17, 0, 0, 0, 0))",
+    ],
+)
 def test_ways_around_the_limits_are_refused(worker: sandbox.Worker, call: str) -> None:
     body = (
         "import ctypes, os\ndef libc(**wanted):\n    ((name, arguments),) = wanted.items()\n"
@@ -218,10 +226,23 @@ def test_home_the_run_and_the_environment_are_out_of_reach(tmp_path: Path, monke
         for own in (repository / "pyproject.toml", repository / "conf"):
             assert _answer(worker, f"import os; return os.path.exists({str(own)!r})") == "False"
         told = _answer(worker, "import os; return [sorted(os.environ), os.environ['HOME'], os.listdir('/proc')]")
-    assert told == str([
-        ["HOME", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH", "PWD", "PYTHONDONTWRITEBYTECODE",
-         "PYTHONHASHSEED", "TMPDIR"], "/cell", [],
-    ])  # fmt: skip
+    assert told == str(
+        [
+            [
+                "HOME",
+                "LANG",
+                "OMP_NUM_THREADS",
+                "OPENBLAS_NUM_THREADS",
+                "PATH",
+                "PWD",
+                "PYTHONDONTWRITEBYTECODE",
+                "PYTHONHASHSEED",
+                "TMPDIR",
+            ],
+            "/cell",
+            [],
+        ]
+    )
     assert kept.read_text(encoding="utf-8") == "secret"
 
 
@@ -353,8 +374,13 @@ def test_a_worker_that_is_closed_leaves_nothing_running() -> None:
     body = f"import posix\nif posix.fork() == 0: posix.execv('/bin/sleep', ['sleep', '{marker}'])\nwhile True: pass"
     with sandbox.worker(CodeConfig(timeout_s=0.2)) as worker:
         # Closed in the middle of a program: as when the evaluation is stopped.
-        problem = {"task_id": "t", "prompt": "def f():\n", "canonical_solution": "    return 1\n",
-                   "entry_point": "f", "test": "def check(candidate): candidate()\n"}  # fmt: skip
+        problem = {
+            "task_id": "t",
+            "prompt": "def f():\n",
+            "canonical_solution": "    return 1\n",
+            "entry_point": "f",
+            "test": "def check(candidate): candidate()\n",
+        }
         with pytest.raises(sandbox.WorkerGoneError, match="silent for too long"):
             _impatient(worker).judge(problem, "def f():\n" + "".join(f"    {x}\n" for x in body.splitlines()))
     assert _is_gone(marker)

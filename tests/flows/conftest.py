@@ -33,8 +33,16 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def mock_config(tmp_path: Path) -> Config:
-    return compose([
-        "cluster=mock", "tracking=none", "recovery.backoff_s=0", f"runs_dir={tmp_path / 'runs'}",
-        "train.tokens=2.5M", "train.global_batch_size=16", "train.seq_len=512", "checkpoint.every_steps=50",
-        "eval.every_tokens=833333",
-    ])  # fmt: skip
+    return compose(
+        [
+            "cluster=mock",
+            "tracking=none",
+            "recovery.backoff_s=0",
+            f"runs_dir={tmp_path / 'runs'}",
+            "train.tokens=2.5M",
+            "train.global_batch_size=16",
+            "train.seq_len=512",
+            "checkpoint.every_steps=50",
+            "eval.every_tokens=833333",
+        ]
+    )

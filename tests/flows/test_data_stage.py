@@ -38,10 +38,12 @@ def ctx(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
     run = RunPaths(tmp_path / "runs" / "run")
     config = Config(
-        runs_dir=os.fspath(tmp_path / "runs"), data=DataConfig(path=os.fspath(corpus), on_corrupt="skip"),
-        model=ModelConfig(vocab_size=300), tokenizer=TokenizerConfig(train_vocab_size=300),
+        runs_dir=os.fspath(tmp_path / "runs"),
+        data=DataConfig(path=os.fspath(corpus), on_corrupt="skip"),
+        model=ModelConfig(vocab_size=300),
+        tokenizer=TokenizerConfig(train_vocab_size=300),
         eval=EvalConfig(enabled=False),
-    )  # fmt: skip
+    )
     files.write_text(run.config, conf.load.dump(config))
     files.write_json(run.provenance, {})
     context = open_context(run)
@@ -55,8 +57,9 @@ def test_damage_is_told_once_and_another_corpus_is_refused_until_accepted(ctx: F
     assert damage.startswith(f"data: 1 damaged rows or stretches of files are left out, the first: {corpus}:1: not a")
     found = re.fullmatch(
         rf"data: the run trains on {corpus} about (\d+) times: 2,502,656 tokens from a corpus of about (\d+); repeats "
-        r"beyond 4 add little \(arXiv 2305.16264\)", repeated,
-    )  # fmt: skip
+        r"beyond 4 add little \(arXiv 2305.16264\)",
+        repeated,
+    )
     assert found
     assert int(found[1]) == round(2_502_656 / int(found[2])) > 100
     prepare_data(ctx)

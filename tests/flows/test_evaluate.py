@@ -17,7 +17,7 @@ from flows.tracking import follower
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import EVALUATE_WRITER, read_events
-from hlatctl.run.lease import hold, hold_head
+from hlatctl.run.lease import hold, hold_driver
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from tests.flows.conftest import Recorder
@@ -120,7 +120,7 @@ def test_mlflow_gets_the_scores_from_whoever_drives_the_run(
     first, second, _ = sorted(mock_config.milestones.values())
     _drive(unevaluated, mock_config, at=first)
     assert [state.milestones[first].status for state in copied] == ["evaluated"]
-    with hold_head(unevaluated):
+    with hold_driver(unevaluated):
         _drive(unevaluated, mock_config, at=second)
     assert len(copied) == 1, "the head copies them, which has the run"
 

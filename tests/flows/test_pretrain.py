@@ -30,7 +30,7 @@ from hlatctl.run.errors import (
     dump_error,
 )
 from hlatctl.run.journal import read_events, train_writer
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths, nodes_file
 from tests.flows.conftest import Recorder
@@ -60,8 +60,15 @@ def test_a_dry_run_goes_through_every_stage_survives_a_kill_and_evaluates_every_
     run = pretrain.create(mock_config, argv=["hlatctl", "train"])
     state = pretrain.drive(run, recorder)
     assert [stage for stage, end in stage_ends(run)] == [
-        "validate", "provenance", "preflight", "data", "compile", "warm_cache", "coverage", "report",
-    ]  # fmt: skip
+        "validate",
+        "provenance",
+        "preflight",
+        "data",
+        "compile",
+        "warm_cache",
+        "coverage",
+        "report",
+    ]
     assert (state.status, state.simulated, state.step) == ("finished", True, mock_config.total_steps)
     assert [(a.cause, a.decision) for a in state.attempts] == [("killed", "restart"), ("finished", "done")]
     assert [m.status for m in state.milestones.values()] == ["evaluated"] * 3
@@ -136,7 +143,7 @@ def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
     honest = SCRIPTS["train"]
     monkeypatch.setitem(
         SCRIPTS, "train", lambda world, job: (honest if "1" in job.argv else dies_after_step_153)(world, job)
-    )  # fmt: skip
+    )
     run = pretrain.create(mock_config, argv=[])
     with pytest.raises(TrainingError, match="died of signal 9; step 154 has failed 3 times in the same way") as caught:
         pretrain.drive(run, recorder)
@@ -177,9 +184,10 @@ def test_a_node_that_fails_again_and_again_is_left_out_where_another_can_take_it
     mock_config: Config, recorder: Recorder
 ) -> None:
     config = dataclasses.replace(
-        mock_config, cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1),
+        mock_config,
+        cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1),
         rehearsal=dataclasses.replace(mock_config.rehearsal, spare_nodes=1),
-    )  # fmt: skip
+    )
     run = pretrain.create(config, argv=[])
     ledger = nodes_file(run.root)
     bad = node_ledger.Entry(time_unix_s=START_UNIX_S, host="mock-0", kind="failure", run_id="earlier", attempt=1)
@@ -235,7 +243,7 @@ def test_a_head_that_died_while_a_job_ran_re_attaches(mock_config: Config) -> No
 
 def test_two_heads_never_drive_one_run(mock_config: Config) -> None:
     run = pretrain.create(mock_config, argv=[])
-    with hold_head(run), pytest.raises(RunBusyError, match="drives it already"):
+    with hold_driver(run), pytest.raises(RunBusyError, match="drives it already"):
         pretrain.drive(run)
 
 

@@ -24,7 +24,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, StoppedError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, Event, JournalWriter, read_events, train_writer
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.flows.conftest import Recorder
 
@@ -151,7 +151,7 @@ def test_a_stop_that_can_not_be_written_down_is_an_error_that_says_what_to_do(
             return super().append(*arguments, **fields)
 
     monkeypatch.setattr(control, "JournalWriter", Full)
-    with hold_head(run), pytest.raises(StorageError) as caught:
+    with hold_driver(run), pytest.raises(StorageError) as caught:
         control.request_stop(run, by="test", wait_s=0)
     assert f"kill -INT {os.getpid()}" in caught.value.hint
 

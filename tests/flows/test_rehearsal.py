@@ -15,7 +15,7 @@ from flows import forecast, pretrain
 from flows.recovery import policy
 from flows.simulation.failures import Failures
 from flows.simulation.world import WORLD_WRITER
-from hlatctl.report.ledger import ledger
+from hlatctl.report.goodput import measure_goodput
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
@@ -33,11 +33,22 @@ def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def campaign(folder: Path, rates: FailureRatesConfig = NONE, **rehearsal: object) -> Config:
     """Two days on eight nodes, three milestones."""
-    config = compose([
-        "cluster=mock", "cluster.nodes=8", "tracking=none", f"runs_dir={folder / 'runs'}", "train.max_steps=8640",
-        "train.tokens=1B", "train.seq_len=512", "checkpoint.every_steps=180", "eval.every_tokens=24M",
-        "rehearsal.step_s=20", "rehearsal.step_events=100", "train.on_nonfinite=rollback",
-    ])  # fmt: skip
+    config = compose(
+        [
+            "cluster=mock",
+            "cluster.nodes=8",
+            "tracking=none",
+            f"runs_dir={folder / 'runs'}",
+            "train.max_steps=8640",
+            "train.tokens=1B",
+            "train.seq_len=512",
+            "checkpoint.every_steps=180",
+            "eval.every_tokens=24M",
+            "rehearsal.step_s=20",
+            "rehearsal.step_events=100",
+            "train.on_nonfinite=rollback",
+        ]
+    )
     settings = dataclasses.replace(config.rehearsal, failures=rates, shows_recovery=False, **rehearsal)  # type: ignore[arg-type]
     return dataclasses.replace(config, rehearsal=settings)
 
@@ -90,7 +101,7 @@ def test_a_head_that_dies_is_followed_by_one_that_re_attaches_while_training_goe
     assert kinds["head_started"] > 1
     assert kinds["attempt_attached"] >= 1
     assert (kinds["attempt_started"], kinds["attempt_ended"]) == (1, 1)
-    assert ledger(events, config).uptime_fraction == pytest.approx(1.0, abs=0.01)
+    assert measure_goodput(events, config).uptime_fraction == pytest.approx(1.0, abs=0.01)
     assert {m.status for m in fold(events).milestones.values()} == {"evaluated"}
 
 
@@ -120,7 +131,7 @@ def test_thinned_steps_tell_the_same_time_as_all_of_them(tmp_path: Path) -> None
         config = campaign(tmp_path / str(step_events), only("hang", 30.0), step_events=step_events)
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=3000))
         events = read_events(drive(config))
-        accounts.append(ledger(events, config).seconds)
+        accounts.append(measure_goodput(events, config).seconds)
         assert max(event["step"] for event in events if event["kind"] == "step") == config.total_steps
     for category in ("productive", "lost", "restart:hang"):
         assert accounts[0][category] == pytest.approx(accounts[1][category], rel=0.03), category
@@ -148,8 +159,9 @@ def test_failures_come_at_their_rates() -> None:
     import random
 
     hosts = tuple(f"mock-{number}" for number in range(50))
-    failures = Failures(FailureRatesConfig(**{**dataclasses.asdict(NONE), "hang": 2.0, "head_crash": 10.0}), hosts,
-                        random.Random(1))  # fmt: skip
+    failures = Failures(
+        FailureRatesConfig(**{**dataclasses.asdict(NONE), "hang": 2.0, "head_crash": 10.0}), hosts, random.Random(1)
+    )
     drawn = [failure for _ in range(2000) if (failure := failures.next())]
     hours = sum(failure.after_s for failure in drawn) / 3600
     kinds = Counter(failure.kind for failure in drawn)

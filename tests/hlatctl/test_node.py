@@ -58,9 +58,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def run(code: str, *argv: str, **env: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "hlatctl.node", os.fspath(tmp_path / "job"), "--"]
         node = subprocess.Popen(
-            [*command, sys.executable, "-c", code, *argv], stdout=subprocess.PIPE, text=True,
+            [*command, sys.executable, "-c", code, *argv],
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "TMPDIR": os.fspath(tmp_path), **env},
-        )  # fmt: skip
+        )
         started.append(node)
         return node
 

@@ -30,9 +30,16 @@ def test_sizes(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value_s", "text"),
-    [(0, "0.0 s"), (4.21, "4.2 s"), (9.97, "10 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (18_600, "5 h 10 min"),
-     (183_600, "2 d 3 h")],
-)  # fmt: skip
+    [
+        (0, "0.0 s"),
+        (4.21, "4.2 s"),
+        (9.97, "10 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (18_600, "5 h 10 min"),
+        (183_600, "2 d 3 h"),
+    ],
+)
 def test_durations(value_s: float, text: str) -> None:
     assert duration(value_s) == text
 

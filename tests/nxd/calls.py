@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("trainer/backends/nxd.py", "trainer/backends/nxd_optim.py", "trainer/backends/nxd_parts.py",
-           "trainer/convert/nxd_exchange.py")  # fmt: skip
+SOURCES = (
+    "trainer/backends/nxd.py",
+    "trainer/backends/nxd_optim.py",
+    "trainer/backends/nxd_parts.py",
+    "trainer/convert/nxd_exchange.py",
+)
 GOLDEN = Path(__file__).with_name("signatures.json")
 LIBRARIES = ("neuronx_distributed", "torch_xla")
 #: Where our source keeps a library's module, and what the keys of a dictionary become arguments of.
@@ -47,12 +51,13 @@ def fits(call: Call, parameters: list[list[Any]]) -> str | None:
     signature = inspect.Signature(
         [
             inspect.Parameter(
-                name, inspect._ParameterKind[kind],
+                name,
+                inspect._ParameterKind[kind],
                 default=inspect.Parameter.empty if required or kind.startswith("VAR_") else None,
             )
             for name, kind, required in parameters
         ]
-    )  # fmt: skip
+    )
     try:
         signature.bind(*[None] * call.positional, **dict.fromkeys(call.keywords))
     except TypeError as error:

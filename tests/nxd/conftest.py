@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.conftest import (  # noqa: F401 (fixtures are found by their names here)
-    corpus,
-    dataset,
-    events_of,
-    finish,
-    make_config,
-    make_run,
-    train_here,
-)
+from tests.trainer.conftest import corpus, dataset, events_of, finish, make_config, make_run, train_here  # noqa: F401 (fixtures are found by their names here)
 
 ROOT = Path(__file__).parents[2]
 _MISSING = [name for name in ("torch_xla", "neuronx_distributed") if importlib.util.find_spec(name) is None]
@@ -41,8 +33,12 @@ def start() -> Callable[..., subprocess.Popen[str]]:
         path = os.pathsep.join((os.fspath(ROOT), os.environ.get("PYTHONPATH", "")))
         return subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *argv],
-            cwd=ROOT, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": path, **env},
-        )  # fmt: skip
+        )
 
     return run

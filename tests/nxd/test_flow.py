@@ -21,13 +21,7 @@ from flows import pretrain
 from flows.pretrain import PlainCaller
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
-from tests.nxd.test_training import (  # noqa: F401 (fixtures are found by their names here)
-    Events,
-    begin_from,
-    launch,
-    make_layout,
-    reference,
-)
+from tests.nxd.test_training import Events, begin_from, launch, make_layout, reference  # noqa: F401 (fixtures are found by their names here)
 from trainer.convert.export import export, read_weights
 from trainer.model import Llama
 
@@ -36,10 +30,12 @@ _MASK = {"data": {"mask_across_documents": True}}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "tp4": (4, {"tensor_parallel_size": 4}, {"model": {"num_kv_heads": 4}}),
     "masked_tp2_sp": (
-        2, {"tensor_parallel_size": 2, "sequence_parallel": True, "activation_checkpointing": "full"}, _MASK,
+        2,
+        {"tensor_parallel_size": 2, "sequence_parallel": True, "activation_checkpointing": "full"},
+        _MASK,
     ),
     "masked_dp2": (2, {"data_parallel": "zero1", "activation_checkpointing": "selective"}, _MASK),
-}  # fmt: skip
+}
 _TOLERANCE = {"loss": 2e-6, "grad_norm": 1e-4, "param_norm": 1e-6}
 _TP2: dict[str, Any] = {"processes": 2, "parallel": {"tensor_parallel_size": 2}, "backend": {"name": "nxd"}}
 _STOPPED_AFTER = 8
@@ -47,9 +43,11 @@ _STOPPED_AFTER = 8
 
 @pytest.fixture(scope="module")
 def tp2(
-    tmp_path_factory: pytest.TempPathFactory, make_layout: Callable[..., RunPaths], launch: Callable[..., Any],  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
     finish: Callable[..., str],
-) -> RunPaths:  # fmt: skip
+) -> RunPaths:
     """A run of two tensor-parallel processes from its own initial weights, undisturbed."""
     run = make_layout(tmp_path_factory.mktemp("tp2") / "run", **_TP2)
     finish(launch(run, 1))
@@ -66,9 +64,14 @@ def largest_difference(key: str, ours: list[dict[str, Any]], theirs: list[dict[s
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_four_slices_and_masked_documents_go_on_with_the_curve_of_torch_native(
-    layout: str, reference: Callable[..., RunPaths], make_layout: Callable[..., RunPaths],  # noqa: F811
-    launch: Callable[..., Any], finish: Callable[..., str], events_of: Events, tmp_path: Path,  # noqa: F811
-) -> None:  # fmt: skip
+    layout: str,
+    reference: Callable[..., RunPaths],
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
+    finish: Callable[..., str],
+    events_of: Events,
+    tmp_path: Path,
+) -> None:
     processes, parallel, changes = LAYOUTS[layout]
     run = make_layout(tmp_path / layout, processes=processes, parallel=parallel, backend={"name": "nxd"}, **changes)
     begin_from(reference(**changes), run)
@@ -85,9 +88,13 @@ def test_four_slices_and_masked_documents_go_on_with_the_curve_of_torch_native(
 
 
 def test_a_request_to_stop_loses_no_step(
-    tp2: RunPaths, make_layout: Callable[..., RunPaths], launch: Callable[..., Any], finish: Callable[..., str],  # noqa: F811
-    events_of: Events, tmp_path: Path,
-) -> None:  # fmt: skip
+    tp2: RunPaths,
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
+    finish: Callable[..., str],
+    events_of: Events,
+    tmp_path: Path,
+) -> None:
     # No checkpoint is due on the way, so what is there at the end was written because of the request.
     run = make_layout(tmp_path / "run", **_TP2, checkpoint={"every_steps": 100})
     process = launch(run, 1)
@@ -138,9 +145,15 @@ def test_what_it_trained_is_the_same_model_in_transformers(tp2: RunPaths, tmp_pa
 
 @pytest.mark.parametrize("writer", ["nxd", "torch_native"])
 def test_a_run_begins_from_the_other_backends_weights(
-    writer: str, tp2: RunPaths, reference: Callable[..., RunPaths], make_layout: Callable[..., RunPaths],  # noqa: F811
-    launch: Callable[..., Any], finish: Callable[..., str], events_of: Events, tmp_path: Path,  # noqa: F811
-) -> None:  # fmt: skip
+    writer: str,
+    tp2: RunPaths,
+    reference: Callable[..., RunPaths],
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
+    finish: Callable[..., str],
+    events_of: Events,
+    tmp_path: Path,
+) -> None:
     written = tp2 if writer == "nxd" else reference()
     train = {"init_from": os.fspath(written.checkpoint(25)), "max_steps": 5}
     layouts: dict[str, dict[str, Any]] = {
@@ -165,10 +178,12 @@ def test_the_flow_goes_from_preflight_to_the_report_and_compiles_nothing_ahead_o
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.fspath(Path(__file__).parents[2]), os.environ["PYTHONPATH"])))
     monkeypatch.setenv("XLA_USE_BF16", "1")
     config = make_config(
-        runs_dir=os.fspath(tmp_path / "runs"), parallel={"tensor_parallel_size": 2},
+        runs_dir=os.fspath(tmp_path / "runs"),
+        parallel={"tensor_parallel_size": 2},
         cluster={"processes_per_node": 2, "worker_cache_dir": os.fspath(tmp_path / "worker")},
-        train={"max_steps": 6, "global_batch_size": 4, "micro_batch_size": 1}, tracking={"enabled": False},
-    )  # fmt: skip
+        train={"max_steps": 6, "global_batch_size": 4, "micro_batch_size": 1},
+        tracking={"enabled": False},
+    )
     config = replace(config, backend=compose(["backend=nxd", "backend.device=cpu"]).backend)
     run = pretrain.create(config, argv=[])
     state = pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))

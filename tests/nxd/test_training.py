@@ -35,10 +35,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     # (trn1's order), so that a head is not a rank; of 2 with 1 head both, each with four of its query heads.
     "tp4_kv2": (4, {"tensor_parallel_size": 4}, {}),
     "zero1_dp2_tp2_sp_kv1": (
-        4, {"tensor_parallel_size": 2, "sequence_parallel": True, "data_parallel": "zero1"}, _ONE_KEY_HEAD
+        4,
+        {"tensor_parallel_size": 2, "sequence_parallel": True, "data_parallel": "zero1"},
+        _ONE_KEY_HEAD,
     ),
     "tp2_kv1_pp2": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, _ONE_KEY_HEAD),
-}  # fmt: skip
+}
 #: The same with other number formats, and how far rounding may lead the loss from that of one process.
 ROUNDED: dict[str, tuple[str, float]] = {
     "zero1_dp2_mixed": ("mixed", 5e-3),
@@ -52,10 +54,12 @@ LAYOUTS |= {
     "tp2_bf16_sr": (2, {"tensor_parallel_size": 2}, {"precision": {"name": "bf16_sr"}}),
     "zero1_dp2_bf16_sr": (2, {"data_parallel": "zero1"}, {"precision": {"name": "bf16_sr"}}),
     "zero1_dp2_tp2_kv1_mixed": (
-        4, {"tensor_parallel_size": 2, "data_parallel": "zero1"}, {"precision": {"name": "mixed"}, **_ONE_KEY_HEAD}
+        4,
+        {"tensor_parallel_size": 2, "data_parallel": "zero1"},
+        {"precision": {"name": "mixed"}, **_ONE_KEY_HEAD},
     ),
     "tp2_kv1_bf16_sr": (2, {"tensor_parallel_size": 2}, {"precision": {"name": "bf16_sr"}, **_ONE_KEY_HEAD}),
-}  # fmt: skip
+}
 _SAVED_STEP, _STEPS = 5, 25
 _TOLERANCE = {"loss": 2e-6, "grad_norm": 1e-4, "param_norm": 1e-6}
 
@@ -67,14 +71,19 @@ Train = Callable[[RunPaths, int], str]
 def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
     def make(root: Path, *, processes: int = 1, **changes: Any) -> RunPaths:
         train = {
-            "global_batch_size": 4, "micro_batch_size": 1, "max_steps": _STEPS, "tokens": 1 << 20,
+            "global_batch_size": 4,
+            "micro_batch_size": 1,
+            "max_steps": _STEPS,
+            "tokens": 1 << 20,
             **changes.pop("train", {}),
-        }  # fmt: skip
+        }
         groups: dict[str, Any] = {
-            "train": train, "cluster": {"processes_per_node": processes},
+            "train": train,
+            "cluster": {"processes_per_node": processes},
             "optimizer": {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0},
-            "checkpoint": {"every_steps": _SAVED_STEP, "keep": 9}, **changes,
-        }  # fmt: skip
+            "checkpoint": {"every_steps": _SAVED_STEP, "keep": 9},
+            **changes,
+        }
         return make_run(root, **groups)
 
     return make
@@ -93,9 +102,11 @@ def launch(start: Callable[..., Any]) -> Callable[[RunPaths, int], Any]:
 
 @pytest.fixture(scope="module")
 def reference(
-    tmp_path_factory: pytest.TempPathFactory, make_layout: Callable[..., RunPaths], launch: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
     finish: Callable[..., str],
-) -> Callable[..., RunPaths]:  # fmt: skip
+) -> Callable[..., RunPaths]:
     """One process of torch_native, by what its configuration has besides."""
     runs: dict[str, RunPaths] = {}
 
@@ -111,9 +122,12 @@ def reference(
 
 @pytest.fixture(scope="module")
 def trained(
-    tmp_path_factory: pytest.TempPathFactory, reference: Callable[..., RunPaths], make_layout: Callable[..., RunPaths],
-    launch: Callable[..., Any], finish: Callable[..., str],
-) -> Callable[[str], RunPaths]:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory,
+    reference: Callable[..., RunPaths],
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
+    finish: Callable[..., str],
+) -> Callable[[str], RunPaths]:
     """A layout's run on backend nxd, that began from torch_native's checkpoint."""
     runs: dict[str, RunPaths] = {}
 
@@ -153,9 +167,15 @@ def test_every_layout_goes_on_with_the_curve_of_torch_native(
 
 @pytest.mark.parametrize("layout", ["zero1_dp2_tp2", "zero1_dp2_tp2_sp_kv1"])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    layout: str, reference: Callable[..., RunPaths], trained: Callable[[str], RunPaths], tmp_path: Path,
-    make_layout: Callable[..., RunPaths], launch: Callable[..., Any], finish: Callable[..., str], events_of: Events,
-) -> None:  # fmt: skip
+    layout: str,
+    reference: Callable[..., RunPaths],
+    trained: Callable[[str], RunPaths],
+    tmp_path: Path,
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
+    finish: Callable[..., str],
+    events_of: Events,
+) -> None:
     undisturbed = trained(layout)
     processes, parallel, changes = LAYOUTS[layout]
     run = make_layout(tmp_path / layout, processes=processes, parallel=parallel, backend={"name": "nxd"}, **changes)
@@ -188,9 +208,15 @@ def test_what_it_trained_reads_as_what_torch_native_trained(
 
 @pytest.mark.parametrize("layout", ["tp4_kv2", "zero1_dp2_tp2_sp_kv1"])
 def test_torch_native_goes_on_from_what_it_trained(
-    layout: str, reference: Callable[..., RunPaths], trained: Callable[[str], RunPaths], tmp_path: Path,
-    make_layout: Callable[..., RunPaths], launch: Callable[..., Any], finish: Callable[..., str], events_of: Events,
-) -> None:  # fmt: skip
+    layout: str,
+    reference: Callable[..., RunPaths],
+    trained: Callable[[str], RunPaths],
+    tmp_path: Path,
+    make_layout: Callable[..., RunPaths],
+    launch: Callable[..., Any],
+    finish: Callable[..., str],
+    events_of: Events,
+) -> None:
     changes = LAYOUTS[layout][2]
     run, step = make_layout(tmp_path / "run", **changes), _STEPS - _SAVED_STEP
     run.checkpoints.mkdir()
@@ -203,9 +229,12 @@ def test_torch_native_goes_on_from_what_it_trained(
 
 @pytest.mark.parametrize("layout", ["zero1_dp2_tp2", "zero1_dp2_tp2_sp_kv1"])
 def test_the_librarys_own_checkpoint_holds_everything(
-    layout: str, trained: Callable[[str], RunPaths], tmp_path: Path, start: Callable[..., Any],
+    layout: str,
+    trained: Callable[[str], RunPaths],
+    tmp_path: Path,
+    start: Callable[..., Any],
     finish: Callable[..., str],
-) -> None:  # fmt: skip
+) -> None:
     run, step = trained(layout), 10
     exchange = ("-m", "trainer.convert.nxd_exchange", "--run-dir", os.fspath(run.root))
     theirs, ours = tmp_path / "theirs", tmp_path / step_name(step)
@@ -227,9 +256,11 @@ def test_graphs_do_not_grow_with_steps_and_the_kernel_attends_as_torch(
 ) -> None:
     # With these rates both of AdamW's bias corrections become exactly 1 on the way.
     run = make_layout(
-        tmp_path / "run", backend={"name": "nxd"}, train={"micro_batch_size": 2, "max_steps": 20},
+        tmp_path / "run",
+        backend={"name": "nxd"},
+        train={"micro_batch_size": 2, "max_steps": 20},
         optimizer={"lr": 3e-3, "warmup_steps": 10, "beta1": 0.05, "beta2": 0.1},
-    )  # fmt: skip
+    )
     seen = json.loads(finish(start("tests/nxd/single.py", os.fspath(run.root), processes=1)).splitlines()[-1])
     boundaries_of_step = 3  # two micro-batches and the update
     compiled = seen["compiled"][-20 * boundaries_of_step :]

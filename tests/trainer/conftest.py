@@ -62,8 +62,14 @@ def make_config(corpus: Path) -> MakeConfig:
 
     def make(**changes: Any) -> Config:
         groups: dict[str, dict[str, Any]] = {
-            "model": {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4,
-                      "num_kv_heads": 2},
+            "model": {
+                "vocab_size": 512,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_layers": 2,
+                "num_heads": 4,
+                "num_kv_heads": 2,
+            },
             "data": {"path": os.fspath(corpus), "prefetch_batches": 2},
             "tokenizer": {"train_vocab_size": 400},
             "optimizer": {"lr": 3e-3, "warmup_steps": 5},
@@ -71,7 +77,7 @@ def make_config(corpus: Path) -> MakeConfig:
             "checkpoint": {"every_steps": 8},
             "eval": {"enabled": False},
             "backend": {"compile": False},
-        }  # fmt: skip
+        }
         config = Config()
         for name, change in changes.items():
             if isinstance(change, dict):
@@ -135,10 +141,14 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
             env = {**node.one_machine(own), JOB_FOLDER_ENV: os.fspath(own), "TMPDIR": os.fspath(own), **env}
         module = () if argv[0].endswith(".py") else ("-m",)
         return subprocess.Popen(
-            [sys.executable, *(torchrun if processes else ()), *module, *argv], cwd=ROOT, text=True,
-            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, *(torchrun if processes else ()), *module, *argv],
+            cwd=ROOT,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), **env},
-        )  # fmt: skip
+        )
 
     return run
 

@@ -36,9 +36,14 @@ class OnNeuron(torch.Tensor):
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> OnNeuron:
         made: OnNeuron = torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
-            device=torch.device(NAME, 0), requires_grad=False,
-        )  # fmt: skip
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(NAME, 0),
+            requires_grad=False,
+        )
         made.held = held
         return made
 

@@ -37,8 +37,13 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
     told, imported = result.stdout.splitlines()
     assert imported == "[]"
     assert json.loads(told) == {
-        "modules": 2, "copied": 2, "copied_bytes": 9, "skipped": [], "quarantined": [], "stale_locks": [],
-    }  # fmt: skip
+        "modules": 2,
+        "copied": 2,
+        "copied_bytes": 9,
+        "skipped": [],
+        "quarantined": [],
+        "stale_locks": [],
+    }
     assert {name: content for name, content in _tree(target).items() if "/" in name} == {
         name: content for name, content in _tree(source).items() if "/" in name
     }
@@ -46,9 +51,13 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
 def test_a_warm_cache_at_another_path_lacks_no_graph_but_the_one_that_was_removed(
-    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
-    error_file: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., Any],
+    finish: Callable[..., str],
+    error_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And nothing of what is compiled comes from the folder for temporary files, where every user may put something."""
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", os.fspath(temporary))
@@ -77,9 +86,12 @@ def test_a_warm_cache_at_another_path_lacks_no_graph_but_the_one_that_was_remove
 
 
 def test_no_process_compiles_into_a_folder_that_others_may_write(
-    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., Any],
+    finish: Callable[..., str],
     error_file: Path,
-) -> None:  # fmt: skip
+) -> None:
     run = make_run(tmp_path / "run", backend={"compile": True})
     (public := tmp_path / "public").mkdir()
     public.chmod(0o777)

@@ -31,10 +31,11 @@ def _resume(run: RunPaths, newest: int | None = None) -> dict[str, Any]:
     training = Training(config, run, TorchNative(config), None, max_checkpoint_step=newest)
     try:
         return {
-            "config": config, "step": training.step,
+            "config": config,
+            "step": training.step,
             "tokens": torch.stack([training.loader.next()[0] for _ in range(_BATCHES)]),
             "tensors": {name: tensor.clone() for name, tensor in training.optimizer.tensors().items()},
-        }  # fmt: skip
+        }
     finally:
         training.loader.close()
 

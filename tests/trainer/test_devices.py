@@ -27,9 +27,13 @@ _STEPS = {"tokens": 6 * 4 * 32}
 
 
 def test_neuron_trains_like_the_cpu_by_configuration_alone(
-    tmp_path: Path, make_run: MakeRun, start: Callable[..., Any], finish: Callable[..., str],
-    train_here: Callable[[RunPaths, int], int], events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    make_run: MakeRun,
+    start: Callable[..., Any],
+    finish: Callable[..., str],
+    train_here: Callable[[RunPaths, int], int],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:
     changes = {"train": _STEPS, "checkpoint": {"every_steps": 3}}
     here = make_run(tmp_path / "cpu", **changes)
     assert train_here(here, 1) == 0

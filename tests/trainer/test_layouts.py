@@ -40,11 +40,13 @@ def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
         processes, parallel = LAYOUTS[name]
         train = {"global_batch_size": 4, "micro_batch_size": 1, "max_steps": max_steps, **changes.pop("train", {})}
         groups: dict[str, Any] = {
-            "train": train, "parallel": {**parallel, **changes.pop("parallel", {})},
+            "train": train,
+            "parallel": {**parallel, **changes.pop("parallel", {})},
             "cluster": {"processes_per_node": processes},
             "optimizer": {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0},  # whenever it ends, the same rates
-            "checkpoint": {"every_steps": _SAVED_STEP, "keep": 9}, **changes,
-        }  # fmt: skip
+            "checkpoint": {"every_steps": _SAVED_STEP, "keep": 9},
+            **changes,
+        }
         return make_run(root / name, **groups)
 
     return make
@@ -94,9 +96,12 @@ def test_every_layout_gives_the_curve_of_one_process(
 
 
 def test_every_layout_goes_on_from_the_checkpoint_of_every_other(
-    trained: dict[str, RunPaths], tmp_path: Path, make_layout: Callable[..., RunPaths],
-    train_all: Callable[..., None], events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+    trained: dict[str, RunPaths],
+    tmp_path: Path,
+    make_layout: Callable[..., RunPaths],
+    train_all: Callable[..., None],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:
     resumed = []
     for writer in EXCHANGED:
         for reader in EXCHANGED:
@@ -124,9 +129,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def test_precision_and_recomputation_go_with_every_kind_of_layout(
-    tmp_path: Path, make_layout: Callable[..., RunPaths], train_all: Callable[..., None],
+    tmp_path: Path,
+    make_layout: Callable[..., RunPaths],
+    train_all: Callable[..., None],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     runs = {}
     for variant, (changes, _) in VARIANTS.items():
         for layout in ("one", "dp2", "tp2_sp", "pp2", "fsdp2"):

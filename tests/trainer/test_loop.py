@@ -43,9 +43,13 @@ def test_accumulated_micro_batches_train_like_one_batch(
 
 
 def test_missing_compiler_is_told_and_training_runs_uncompiled(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("CXX", "a-compiler-that-is-not-installed")
     run = make_run(tmp_path / "uncompiled", backend={"compile": True})
     assert train_here(run, 1) == 0
@@ -88,9 +92,12 @@ def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_update_that_is_not_finite_is_left_out_if_asked_for(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
     poisoned_at_step: Callable[[int], None],
-) -> None:  # fmt: skip
+) -> None:
     poisoned_at_step(11)
     run = make_run(tmp_path / "skip", train={"on_nonfinite": "skip"})
     assert train_here(run, 1) == 0
@@ -116,9 +123,15 @@ def test_updates_are_not_left_out_for_ever(
 
 @pytest.mark.parametrize(("steps_ahead", "poisoned"), [(0, 11), (1, 11), (1, 16)])
 def test_rollback_goes_on_from_the_checkpoint_before_without_the_batch(
-    steps_ahead: int, poisoned: int, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
-    poisoned_at_step: Callable[[int], None], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    steps_ahead: int,
+    poisoned: int,
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(TorchNative, "steps_ahead", steps_ahead)  # as a device does that executes lazily
     poisoned_at_step(poisoned)
     run = make_run(tmp_path / "rollback", train={"on_nonfinite": "rollback"})

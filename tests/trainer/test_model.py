@@ -16,11 +16,9 @@ from trainer import model as llama
 from trainer.init import build, initialize
 from trainer.loss import cross_entropy
 from trainer.model import Llama
-from trainer.optim import AdamW, Held, clip_scale
+from trainer.optim import AdamW, ParameterShard, clip_scale
 
-_SMALL = ModelConfig(
-    vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2
-)  # fmt: skip
+_SMALL = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2)
 
 
 def test_token_is_never_told_what_comes_after_it() -> None:
@@ -71,8 +69,7 @@ def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)],
+    ("name", "parameters"), [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)]
 )
 def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, parameters: int) -> None:
     assert llama.count_parameters(compose([f"model={name}"]).model) == parameters
@@ -94,7 +91,9 @@ def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
 def test_optimizer_updates_as_pytorchs_does() -> None:
     config = OptimizerConfig()
     flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
-    flat = AdamW({name: Held(parameter=parameter) for name, parameter in flat_model.named_parameters()}, config)
+    flat = AdamW(
+        {name: ParameterShard(parameter=parameter) for name, parameter in flat_model.named_parameters()}, config
+    )
     plain = torch.optim.AdamW(plain_model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
     for step in range(1, 4):

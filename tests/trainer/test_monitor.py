@@ -68,10 +68,18 @@ def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host
     times, told = RankTimes(1.5, 100), []
     for window in range(1, 9):
         signs = _compare(times, 20 * window, 1.0, 1.1, 0.9, 2.2)
-        assert signs[0] == Sign("rank_times", {
-            "step": 20 * window, "median_s": 1.0, "slowest_rank": 3, "host": "node-1", "ratio": 2.2, "max_s": 2.2,
-            "min_s": 0.9,
-        })  # fmt: skip
+        assert signs[0] == Sign(
+            "rank_times",
+            {
+                "step": 20 * window,
+                "median_s": 1.0,
+                "slowest_rank": 3,
+                "host": "node-1",
+                "ratio": 2.2,
+                "max_s": 2.2,
+                "min_s": 0.9,
+            },
+        )
         told += [(window, sign) for sign in signs[1:]]
     ((window, straggler),) = told
     assert window == 5, "after 100 steps"

@@ -49,7 +49,7 @@ def peak_bytes(config: Config, trace: Path) -> int:
         tokens = torch.randint(config.model.vocab_size, (config.train.global_batch_size, config.train.seq_len))
         for _ in range(2):
             optimizer.zero_grad()
-            loss = backend.accumulate(model, tokens, tokens)
+            loss = backend.forward_backward(model, tokens, tokens)
             backend.update(optimizer, loss, lr=1e-3, asked_to_stop=False)
     recorded.export_chrome_trace(str(trace))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("name") == "[memory]"]
@@ -60,11 +60,7 @@ def peak_bytes(config: Config, trace: Path) -> int:
 
 @pytest.mark.parametrize(
     ("model", "precision", "checkpointing", "batch", "micro"),
-    [
-        (_MODEL, "fp32", "none", 2, 2),
-        (_MODEL, "mixed", "full", 2, 2),
-        (_GROUPED, "bf16_sr", "selective", 4, 2),
-    ],
+    [(_MODEL, "fp32", "none", 2, 2), (_MODEL, "mixed", "full", 2, 2), (_GROUPED, "bf16_sr", "selective", 4, 2)],
 )
 def test_what_is_planned_is_within_15_percent_of_what_is_taken(
     tmp_path: Path, model: ModelConfig, precision: str, checkpointing: str, batch: int, micro: int

@@ -18,9 +18,11 @@ Train = Callable[[str], tuple[RunPaths, list[float]]]
 
 @pytest.fixture
 def train(
-    tmp_path: Path, make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int],
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    train_here: Callable[[RunPaths, int], int],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> Train:  # fmt: skip
+) -> Train:
     def run(precision: str) -> tuple[RunPaths, list[float]]:
         paths = make_run(tmp_path / precision, precision={"name": precision})
         assert train_here(paths, 1) == 0
@@ -49,9 +51,11 @@ def test_pure_bfloat16_is_warned_about(train: Train, events_of: Callable[..., li
 
 
 def test_stochastically_rounded_run_goes_on_with_the_same_bits(
-    tmp_path: Path, make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int],
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    train_here: Callable[[RunPaths, int], int],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     run = make_run(tmp_path / "whole", precision={"name": "bf16_sr"})
     assert train_here(run, 1) == 0
     again = make_run(tmp_path / "again", precision={"name": "bf16_sr"})

@@ -33,9 +33,12 @@ def test_fit_workers_are_written_down_with_their_measures(
 
 
 def test_worker_that_falls_short_is_named_with_measure_and_threshold(
-    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., Any],
+    finish: Callable[..., str],
     error_file: Path,
-) -> None:  # fmt: skip
+) -> None:
     cluster = {"worker_cache_dir": os.fspath(tmp_path / "cache")}
     run = make_run(tmp_path / "run", cluster=cluster, preflight={"min_matmul_gflops_per_s": 1e9})
     finish(start("trainer.preflight", "--run-dir", os.fspath(run.root)), PreflightError.exit_code)

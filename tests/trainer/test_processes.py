@@ -30,9 +30,11 @@ _METRICS = ("loss", "grad_norm", "param_norm", "lr", "tokens")
 
 @pytest.fixture(scope="module")
 def uninterrupted(
-    tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., RunPaths], start: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., Any],
     finish: Callable[..., str],
-) -> RunPaths:  # fmt: skip
+) -> RunPaths:
     run = make_run(tmp_path_factory.mktemp("runs") / "uninterrupted", **_LONG)
     finish(start("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1", processes=2))
     return run
@@ -82,9 +84,13 @@ def test_every_step_is_journalled_and_the_loss_falls(
 
 
 def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_same_bits(
-    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
-    finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+    uninterrupted: RunPaths,
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., Any],
+    finish: Callable[..., str],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:
     run = make_run(tmp_path / "writing", **_LONG)
     argv = ("--run-dir", os.fspath(run.root), "--attempt")
     process = start(_BAD_DISK, *argv, "1", processes=2, BAD_DISK="hang")
@@ -103,9 +109,12 @@ def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_sam
 
 
 def test_failure_of_one_processs_write_reaches_all_with_the_next_save(
-    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str],
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., Any],
+    finish: Callable[..., str],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     run = make_run(tmp_path / "failing", **_LONG)
     ranks = _start_ranks(start, _BAD_DISK, "--run-dir", os.fspath(run.root), "--attempt", "1", BAD_DISK="fail")
     for process in ranks:
@@ -118,9 +127,13 @@ def test_failure_of_one_processs_write_reaches_all_with_the_next_save(
 
 
 def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
-    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any],
-    finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+    uninterrupted: RunPaths,
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., Any],
+    finish: Callable[..., str],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:
     run = make_run(tmp_path / "stopped", **_LONG)
     argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
     ranks = _start_ranks(start, *argv, "1")
@@ -140,9 +153,12 @@ def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
 
 
 def test_one_process_trains_as_two_do_and_goes_on_from_their_checkpoint(
-    uninterrupted: RunPaths, tmp_path: Path, make_run: Callable[..., RunPaths],
-    train_here: Callable[[RunPaths, int], int], events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+    uninterrupted: RunPaths,
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    train_here: Callable[[RunPaths, int], int],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:
     alone = {**_LONG, "cluster": {"processes_per_node": 1}}
     run = make_run(tmp_path / "alone", **alone)
     assert train_here(run, 1) == 0

@@ -42,9 +42,14 @@ time.sleep(600)
 def peers(tmp_path: Path) -> Iterator[tuple[Job, Handle]]:
     """A job of two ranks, of which the second comes when it is let."""
     job = Job(
-        name="peers", run_dir=tmp_path, argv=(_PEERS, os.fspath(tmp_path)), launch_dir=tmp_path / "launch",
-        log_dir=tmp_path / "logs", env={"OMP_NUM_THREADS": "1"}, processes_per_node=2,
-    )  # fmt: skip
+        name="peers",
+        run_dir=tmp_path,
+        argv=(_PEERS, os.fspath(tmp_path)),
+        launch_dir=tmp_path / "launch",
+        log_dir=tmp_path / "logs",
+        env={"OMP_NUM_THREADS": "1"},
+        processes_per_node=2,
+    )
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(job))
     yield job, handle

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema import OptimizerConfig
-from trainer.optim import AdamW, Held
+from trainer.optim import AdamW, ParameterShard
 from trainer.rounding import stochastic_round_
 
 _TRIALS = 4096
@@ -49,7 +49,7 @@ def test_small_updates_arrive_on_average_only_if_rounded_stochastically(stochast
 
     def train(dtype: torch.dtype) -> torch.Tensor:
         weight = torch.nn.Parameter(torch.ones(_TRIALS, dtype=dtype))
-        optimizer = AdamW({"weight": Held(parameter=weight)}, config, stochastic_rounding=stochastic, seed=3)
+        optimizer = AdamW({"weight": ParameterShard(parameter=weight)}, config, stochastic_rounding=stochastic, seed=3)
         for _ in range(100):
             optimizer.gradients.fill_(1.0)
             optimizer.step(lr=4e-4, grad_scale=1.0)
@@ -67,7 +67,9 @@ def test_small_updates_arrive_on_average_only_if_rounded_stochastically(stochast
 def test_noise_depends_on_seed_and_step_alone() -> None:
     def train(seed: int) -> torch.Tensor:
         weight = torch.nn.Parameter(torch.linspace(-1, 1, 999).bfloat16())
-        optimizer = AdamW({"weight": Held(parameter=weight)}, OptimizerConfig(), stochastic_rounding=True, seed=seed)
+        optimizer = AdamW(
+            {"weight": ParameterShard(parameter=weight)}, OptimizerConfig(), stochastic_rounding=True, seed=seed
+        )
         for _ in range(3):
             torch.rand(7)
             optimizer.gradients.fill_(0.5)

@@ -13,9 +13,12 @@ from hlatctl.run.paths import RunPaths
 
 
 def test_the_slow_process_is_named_and_not_the_one_that_waits_for_it(
-    tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., subprocess.Popen[str]],
-    finish: Callable[..., str], events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    make_run: Callable[..., RunPaths],
+    start: Callable[..., subprocess.Popen[str]],
+    finish: Callable[..., str],
+    events_of: Callable[..., list[dict[str, Any]]],
+) -> None:
     run = make_run(tmp_path / "slow", cluster={"processes_per_node": 2}, recovery={"straggler_steps": 20})
     finish(start("tests/trainer/slow_rank.py", os.fspath(run.root), processes=2))
     (times,) = events_of(run, "rank_times")

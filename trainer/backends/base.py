@@ -15,7 +15,7 @@ from trainer.model import Llama
 
 
 @dataclass(frozen=True)
-class Sums:
+class StepMetrics:
     """What a step's processes know together.
 
     Args:
@@ -31,7 +31,7 @@ class Sums:
     param_norm: float
 
     @classmethod
-    def of(cls, sums: Sequence[float]) -> Sums:
+    def of(cls, sums: Sequence[float]) -> StepMetrics:
         """From loss, stops and the squares of the two norms, summed over all processes."""
         loss, stops, grad_square, param_square = sums
         return cls(loss, stops, math.sqrt(grad_square), math.sqrt(param_square))
@@ -88,18 +88,20 @@ class Backend(Protocol):
     def optimizer(self, model: Llama) -> Optimizer:
         """The optimizer of what :meth:`build_model` gave."""
 
-    def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """Add the gradients of this replica's (batch, seq) token ids and next ids, in host memory, to what is there.
 
         Returns:
             This process's share of the mean loss of the whole batch: summed over all processes it is that.
         """
 
-    def update(self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool) -> Callable[[], Sums]:
+    def update(
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
+    ) -> Callable[[], StepMetrics]:
         """Update the parameters with the gradients of the whole batch, clipped.
 
-        What :meth:`accumulate` gave goes along. A lazily executing device does it later. Where loss and gradients are
-        known before, an update that is not finite is not made.
+        The loss that :meth:`forward_backward` returned is reduced with them. A lazily executing device does it later.
+        Where loss and gradients are known before, an update that is not finite is not made.
 
         Returns:
             What gives the step's sums, waiting for the device if it must.

@@ -24,7 +24,7 @@ from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
 from trainer import rendezvous
-from trainer.backends.base import Optimizer, Sums
+from trainer.backends.base import Optimizer, StepMetrics
 from trainer.backends.gather import gather_json
 from trainer.collectives import TensorParallel
 from trainer.init import initial_slice, initialize
@@ -82,14 +82,16 @@ class Nxd:
                 activation_checkpoint_config=None,  # recomputation: nxd_parts
                 sequence_parallel=parallel.sequence_parallel,
                 model_init_config={
-                    "sequential_move_factor": _MOVE_AT_ONCE, "meta_device_init": False, "param_init_fn": None,
+                    "sequential_move_factor": _MOVE_AT_ONCE,
+                    "meta_device_init": False,
+                    "param_init_fn": None,
                 },
                 mixed_precision_config=dict.fromkeys(
                     ("use_master_weights", "use_fp32_grad_acc", "use_master_weights_in_ckpt"),
                     zero1 and self._precision.weights == torch.float32,
                 ),
             )
-        )  # fmt: skip
+        )
 
     def _pipeline_config(self) -> dict[str, Any] | None:
         """Stages as those of other backends; the library traces the model and cuts it behind the layers named here."""
@@ -100,21 +102,26 @@ class Nxd:
             return None
         before = (Layout(config=self._config, pp_rank=stage).stage_layers for stage in range(stages - 1))
         return {
-            "num_microbatches": self._config.grad_accum_steps, "auto_partition": False,
+            "num_microbatches": self._config.grad_accum_steps,
+            "auto_partition": False,
             "pipeline_cuts": [f"llama.layers.{layers[-1]}" for layers in before],
-            "input_names": ["inputs", "targets"], "output_loss_value_spec": True, "return_loss_on_cpu": False,
-            "use_zero1_optimizer": self._config.parallel.data_parallel == "zero1", "use_optimizer_wrapper": True,
+            "input_names": ["inputs", "targets"],
+            "output_loss_value_spec": True,
+            "return_loss_on_cpu": False,
+            "use_zero1_optimizer": self._config.parallel.data_parallel == "zero1",
+            "use_optimizer_wrapper": True,
             **pipeline_modules(),
-        }  # fmt: skip
+        }
 
     def _find_layout(self) -> Layout:
         """As the library has laid the processes out, which depends on the machine."""
         from neuronx_distributed.parallel_layers import parallel_state as state
 
         mine = [
-            state.get_pipeline_model_parallel_rank(), state.get_tensor_model_parallel_rank(),
+            state.get_pipeline_model_parallel_rank(),
+            state.get_tensor_model_parallel_rank(),
             state.get_data_parallel_rank(),
-        ]  # fmt: skip
+        ]
         parallel = self._config.parallel
         sizes = (parallel.pipeline_parallel_size, parallel.tensor_parallel_size, self._config.data_parallel_size)
         ranks = torch.zeros(sizes, dtype=torch.int64)
@@ -183,7 +190,7 @@ class Nxd:
         self.step_boundary()
         return optimizer
 
-    def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """A micro-batch after the other, each a graph of its own if there are several, or through the pipeline."""
         steps = self._config.grad_accum_steps
         total = torch.zeros((), device=self.device)
@@ -205,7 +212,9 @@ class Nxd:
         """Processes that each have the mean loss of their replica's batch."""
         return self.data_parallel_size * self._config.parallel.tensor_parallel_size
 
-    def update(self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool) -> Callable[[], Sums]:
+    def update(
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
+    ) -> Callable[[], StepMetrics]:
         """In the graph of the step; a step closure fetches the sums beside the training thread."""
         from torch_xla.core.xla_model import add_step_closure
 
@@ -213,11 +222,11 @@ class Nxd:
         assert optimizer is self._optimizer
         stop = torch.tensor([float(asked_to_stop)]).to(self.device)  # data of the graph, not a constant in it
         sums = self._optimizer.step(torch.cat((loss_share.reshape(1), stop)), lr=lr)
-        known: Future[Sums] = Future()
+        known: Future[StepMetrics] = Future()
 
         def fetch(values: Tensor) -> None:
             try:
-                known.set_result(Sums.of(values.tolist()))
+                known.set_result(StepMetrics.of(values.tolist()))
             except Exception as error:  # whatever it is, who waits must hear of it
                 known.set_exception(error)
 

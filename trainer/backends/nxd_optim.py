@@ -18,7 +18,7 @@ from neuronx_distributed.parallel_layers import parallel_state
 from torch import Tensor, nn
 
 from conf.schema import OptimizerConfig
-from trainer.optim import Held
+from trainer.optim import ParameterShard
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 #: For :meth:`NxdAdamW.norms_of_copies`: the processes that share a key/value head.
@@ -36,7 +36,12 @@ class NxdAdamW:
     """
 
     def __init__(
-        self, held: Mapping[str, Held], config: OptimizerConfig, nxd_config: dict[str, Any], *, dtype: torch.dtype
+        self,
+        held: Mapping[str, ParameterShard],
+        config: OptimizerConfig,
+        nxd_config: dict[str, Any],
+        *,
+        dtype: torch.dtype,
     ) -> None:
         self._config, self._held = config, held
         decays = {name: config.decay == "all" or not name.endswith("norm.weight") for name in held}
@@ -49,9 +54,18 @@ class NxdAdamW:
         only_zero1: dict[str, Any] = {"optimizer_dtype": dtype} if zero1 else {}
         #: The library's own.
         self.library = nxd.initialize_parallel_optimizer(
-            nxd_config, torch.optim.AdamW, groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps,
-            weight_decay=config.weight_decay, foreach=False, fused=False, capturable=True, **only_zero1,
-        )  # fmt: skip
+            nxd_config,
+            torch.optim.AdamW,
+            groups,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            foreach=False,
+            fused=False,
+            capturable=True,
+            **only_zero1,
+        )
         self._zero = self.library.optimizer if zero1 else None
         self._inner: torch.optim.Optimizer = self._zero.base_optimizer if self._zero else self.library.optimizer
         names = {id(part.parameter): name for name, part in held.items()}
@@ -64,8 +78,9 @@ class NxdAdamW:
         for master in self._masters.values():  # now, so that the first step's graph is every step's
             self._inner.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master),
-            }  # fmt: skip
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
         #: Those of which several processes have some rows, and of each row one over how many do, FP32 (rows, 1).
         self._shared = [name for name, part in held.items() if part.cut and part.cut.copied_rows]
         self._row_weights = self._weights_of_rows() if self._shared else None

@@ -50,24 +50,25 @@ class NxdParts(Parts):
         # Without sequence parallelism the backward pass sums a copy in `reduce_dtype`, and drops it where activations
         # have another dtype (layers_utils.py, seen in 0.11 to 0.18): so it must be theirs.
         self._linear: dict[str, Any] = {
-            "bias": False, "sequence_parallel_enabled": self._sequence,
+            "bias": False,
+            "sequence_parallel_enabled": self._sequence,
             "sequence_dimension": _SEQUENCE if self._sequence else None,
             "reduce_dtype": torch.float32 if self._sequence else dtype,
-        }  # fmt: skip
+        }
 
     def embedding(self, entries: int, width: int) -> nn.Module:
         """Cut by entries; the sequence is cut behind it."""
         return _Embedding(entries, width, sequence=self._sequence, **self._weight)
 
-    def by_outputs(self, in_features: int, out_features: int) -> nn.Module:
+    def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """Gathers the sequence, if it is cut, before the product."""
         layer: nn.Module = ColumnParallelLinear(
             in_features, out_features, gather_output=False, **self._linear, **self._weight
         )
         return layer
 
-    def by_inputs(self, in_features: int, out_features: int) -> nn.Module:
-        """Sums after the product, and cuts the sequence again if it is to be."""
+    def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
+        """StepMetrics after the product, and cuts the sequence again if it is to be."""
         layer: nn.Module = RowParallelLinear(
             in_features, out_features, input_is_parallel=True, **self._linear, **self._weight
         )
@@ -89,9 +90,10 @@ class NxdParts(Parts):
 def pipeline_modules() -> dict[str, Any]:
     """What the library's pipeline does not look into when it traces the model."""
     return {
-        "transformer_layer_cls": Layer, "leaf_module_cls": [RMSNorm.__name__, Rotary.__name__, _Embedding.__name__],
+        "transformer_layer_cls": Layer,
+        "leaf_module_cls": [RMSNorm.__name__, Rotary.__name__, _Embedding.__name__],
         "autowrap_functions": (parallel_cross_entropy,),
-    }  # fmt: skip
+    }
 
 
 class WithLoss(nn.Module):

@@ -19,7 +19,7 @@ from conf.devices import DEVICES, HOST_PROCESS_GROUP
 from conf.schema import Config
 from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
-from trainer.backends.base import Optimizer, Sums
+from trainer.backends.base import Optimizer, StepMetrics
 from trainer.backends.gather import gather_json
 from trainer.init import initialize
 from trainer.model import Llama
@@ -71,9 +71,13 @@ class TorchNative:
         config, layout = self._config, self._layout
         with torch.device("meta"):
             model = Llama(
-                config.model, config.train.seq_len, layers=layout.stage_layers,
-                compute_dtype=self._precision.compute, tp=layout.tp, document_end_id=document_end_id,
-            ).to(self._precision.weights)  # fmt: skip
+                config.model,
+                config.train.seq_len,
+                layers=layout.stage_layers,
+                compute_dtype=self._precision.compute,
+                tp=layout.tp,
+                document_end_id=document_end_id,
+            ).to(self._precision.weights)
         compiler = self._facts.compile_backend if self.compiles else None
         prepare(model, layout, self._precision, compile_backend=compiler)
         model.to_empty(device=self.device)
@@ -89,12 +93,15 @@ class TorchNative:
     def optimizer(self, model: Llama) -> AdamW:
         """AdamW over this process's part of each parameter."""
         return AdamW(
-            held_parameters(model.named_parameters(), self._layout), self._config.optimizer,
-            stochastic_rounding=self._precision.stochastic_rounding, seed=self._config.seed,
-            noise_device=None if self._facts.draws_noise else torch.device("cpu"), fused=self._facts.fused_adamw,
-        )  # fmt: skip
+            held_parameters(model.named_parameters(), self._layout),
+            self._config.optimizer,
+            stochastic_rounding=self._precision.stochastic_rounding,
+            seed=self._config.seed,
+            noise_device=None if self._facts.draws_noise else torch.device("cpu"),
+            fused=self._facts.fused_adamw,
+        )
 
-    def accumulate(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """Eagerly, a micro-batch after the other, or through the pipeline."""
         inputs, targets = (tokens.to(self.device, non_blocking=True) for tokens in (inputs, targets))
         if self._pipeline is not None:
@@ -124,14 +131,16 @@ class TorchNative:
         if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
             dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
 
-    def update(self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool) -> Callable[[], Sums]:
+    def update(
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
+    ) -> Callable[[], StepMetrics]:
         """At once: the norm that the gradients are clipped by must be known."""
         assert isinstance(optimizer, AdamW)
         self.reduce_gradients(optimizer)
         stop = torch.tensor([float(asked_to_stop)], device=self.device)
         shares = torch.cat((loss_share.reshape(1), stop, optimizer.squared_norms()))
         self.reduce_sum(shares)
-        sums = Sums.of(shares.tolist())
+        sums = StepMetrics.of(shares.tolist())
         if sums.finite:
             optimizer.step(lr=lr, grad_scale=clip_scale(sums.grad_norm, self._config.optimizer.max_grad_norm))
         return lambda: sums

@@ -24,12 +24,17 @@ from trainer.storage import why_not_loadable
 
 #: Steps are left out: a run has millions of them.
 _KINDS = {
-    "checkpoint_committed", "checkpoint_verified", "checkpoint_survived", "checkpoint_rejected", "checkpoint_deleted",
-    "milestone", "eval_finished",
-}  # fmt: skip
+    "checkpoint_committed",
+    "checkpoint_verified",
+    "checkpoint_survived",
+    "checkpoint_rejected",
+    "checkpoint_deleted",
+    "milestone",
+    "eval_finished",
+}
 
 
-class Ledger:
+class CheckpointRecords:
     """What is known of a run's checkpoints.
 
     The training thread may call :meth:`begun`, :meth:`healthy_step` and :meth:`note` while another uses the rest.

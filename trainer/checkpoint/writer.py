@@ -1,7 +1,7 @@
 """Writing one checkpoint, in the training thread or in one beside it: the files, their manifest, and what follows.
 
 The writing threads of all ranks work together, over a process group of their own. When to save and which checkpoint to
-load is ``trainer.checkpoint.checkpointer``'s business.
+load is ``trainer.checkpoint.manager``'s business.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hlatctl.run.errors import HlatctlError, error_types
 from hlatctl.run.manifest import write_manifest
 from trainer.backends.base import Backend
 from trainer.checkpoint.tiers import Tiers
-from trainer.checkpoint.trust import Ledger
+from trainer.checkpoint.trust import CheckpointRecords
 
 STATE = "state.json"
 RANKS = "world_size"
@@ -65,11 +65,11 @@ class Writer:
         config: of the run.
         backend: moves the tensors.
         tiers: where the checkpoints lie.
-        ledger: what is known of them.
+        records: what is known of them.
     """
 
-    def __init__(self, config: Config, backend: Backend, tiers: Tiers, ledger: Ledger) -> None:
-        self._config, self._backend, self._tiers, self._ledger = config, backend, tiers, ledger
+    def __init__(self, config: Config, backend: Backend, tiers: Tiers, records: CheckpointRecords) -> None:
+        self._config, self._backend, self._tiers, self._records = config, backend, tiers, records
         self._world = {RANKS: backend.world_size, "data_parallel_size": backend.data_parallel_size}
         self._thread: threading.Thread | None = None
         self._failure: Failure | None = None
@@ -108,7 +108,7 @@ class Writer:
 
     def leave_out(self, save: Save, reason: str) -> None:
         """Journal that a save is left out."""
-        self._ledger.note("checkpoint_skipped", step=save.step, reason=reason)
+        self._records.note("checkpoint_skipped", step=save.step, reason=reason)
 
     def pause(self, save: Save, message: str) -> None:
         """Journal that a save is left out for want of space; an alarm for the first of several."""
@@ -116,7 +116,7 @@ class Writer:
         if not self._paused:
             self._paused = True
             told = f"{message}; checkpoints are left out until there is room"
-            self._ledger.note("alarm", durable=True, step=save.step, what="disk_full", message=told)
+            self._records.note("alarm", durable=True, step=save.step, what="disk_full", message=told)
 
     def go_on(self) -> None:
         """There is room again."""
@@ -161,12 +161,17 @@ class Writer:
         files.write_json(temporary / MODEL, asdict(self._config.model))
         manifest = write_manifest(temporary, step=save.step, tokens=save.tokens, world=self._world)
         wall_s = time.monotonic() - save.started_s
-        self._ledger.note(
-            "checkpoint_written", step=save.step, tokens=save.tokens, bytes=manifest.size_bytes, wall_s=wall_s,
-            stall_s=wall_s if stall_s is None else stall_s, reason=save.reason,
-        )  # fmt: skip
+        self._records.note(
+            "checkpoint_written",
+            step=save.step,
+            tokens=save.tokens,
+            bytes=manifest.size_bytes,
+            wall_s=wall_s,
+            stall_s=wall_s if stall_s is None else stall_s,
+            reason=save.reason,
+        )
         self._tiers.commit(save.step)
-        self._ledger.committed(save.step, manifest.sha256)
+        self._records.committed(save.step, manifest.sha256)
 
     def _follow_up(self, save: Save) -> None:
         """On rank 0: bring the checkpoint to shared storage, read it again, and remove those no longer wanted."""
@@ -175,8 +180,8 @@ class Writer:
         try:
             folder = self._tiers.copy_to_shared(save.step)
             if save.reason != "stop":  # whoever asked for it waits, and it is read again before anything goes on
-                self._ledger.verify(save.step, folder)
-            self._ledger.delete_unwanted()
+                self._records.verify(save.step, folder)
+            self._records.delete_unwanted()
         except OSError as error:
             self._failed(save, f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error})")
 
@@ -189,7 +194,7 @@ class Writer:
         if full and not save.required:
             self.pause(save, message)
             return
-        self._ledger.note("alarm", durable=True, step=save.step, what="checkpoint_failed", message=message)
+        self._records.note("alarm", durable=True, step=save.step, what="checkpoint_failed", message=message)
         self._failure = ["StorageError", message, ""]
 
     def failure_of(self, error: Exception) -> Failure:

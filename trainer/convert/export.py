@@ -61,16 +61,23 @@ def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype:
         shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
         size = _write_weights(folder, weights, config, partial, named)
         described = hugging_face_config(
-            config.model, seq_len=config.train.seq_len, bos_id=tokenizer["bos_id"], eos_id=tokenizer["eos_id"],
+            config.model,
+            seq_len=config.train.seq_len,
+            bos_id=tokenizer["bos_id"],
+            eos_id=tokenizer["eos_id"],
             dtype=named,
-        )  # fmt: skip
+        )
         files.write_json(partial / "config.json", described)
     manifest = read_manifest(folder)
     parameters = sum(tensor.numel() for tensor in weights.values())
     return {
-        "step": manifest.step, "tokens": manifest.tokens, "to": os.fspath(target), "parameters": parameters,
-        "dtype": named, "bytes": size,
-    }  # fmt: skip
+        "step": manifest.step,
+        "tokens": manifest.tokens,
+        "to": os.fspath(target),
+        "parameters": parameters,
+        "dtype": named,
+        "bytes": size,
+    }
 
 
 def choose(run: RunPaths, step: int | None) -> Path:

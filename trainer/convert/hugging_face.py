@@ -87,15 +87,27 @@ def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[st
 def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
     """``config.json`` of ``LlamaForCausalLM``; ``dtype`` as torch names it, such as ``float32``."""
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads, "head_dim": model.head_dim, "hidden_act": "silu",
-        "rms_norm_eps": model.rms_norm_eps, "rope_theta": model.rope_theta,
-        "max_position_embeddings": seq_len, "initializer_range": model.initializer_range,
-        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": model.tie_embeddings, "torch_dtype": dtype,
-        "bos_token_id": bos_id, "eos_token_id": eos_id,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.rms_norm_eps,
+        "rope_theta": model.rope_theta,
+        "max_position_embeddings": seq_len,
+        "initializer_range": model.initializer_range,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": model.tie_embeddings,
+        "torch_dtype": dtype,
+        "bos_token_id": bos_id,
+        "eos_token_id": eos_id,
+    }
 
 
 def model_config(described: dict[str, Any], file: Path) -> ModelConfig:

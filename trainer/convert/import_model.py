@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+)
 #: Of older exports: tables that are computed, not learned.
 _COMPUTED = "rotary_emb.inv_freq"
 
@@ -58,10 +62,12 @@ def import_model(source: Path, target: Path) -> dict[str, Any]:
         files.write_json(partial / "state.json", {"imported_from": os.fspath(source)})
         write_manifest(partial, step=0, tokens=0, world={})
     return {
-        "to": os.fspath(target), "parameters": sum(tensor.numel() for tensor in ours.values()),
+        "to": os.fspath(target),
+        "parameters": sum(tensor.numel() for tensor in ours.values()),
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in ours.values()}),
-        "model": asdict(model), "tokenizer": os.fspath(target / tokenizer) if tokenizer else None,
-    }  # fmt: skip
+        "model": asdict(model),
+        "tokenizer": os.fspath(target / tokenizer) if tokenizer else None,
+    }
 
 
 def _read_model(source: Path) -> ModelConfig:

@@ -47,14 +47,22 @@ def to_library(backend: Nxd, run: RunPaths, step: int | None, target: Path) -> d
     names = [entry["path"] for entry in manifest.files if entry["path"].endswith(".json") and entry["path"] != MODEL]
     with reading(folder):
         content: dict[str, Any] = {
-            "step": manifest.step, "tokens": manifest.tokens, "world": manifest.world,
+            "step": manifest.step,
+            "tokens": manifest.tokens,
+            "world": manifest.world,
             "files": {name: files.read_json(folder / name) for name in sorted(names)},
-        }  # fmt: skip
+        }
         optimizer.loaded(int(content["files"]["state.json"]["optimizer_steps"]))
     nxd.save_checkpoint(
-        os.fspath(target), step_name(manifest.step), model=backend.nxd_model, optimizer=optimizer.library,
-        user_content=json.dumps(content), use_xser=True, async_save=True, num_kept_ckpts=None,
-    )  # fmt: skip
+        os.fspath(target),
+        step_name(manifest.step),
+        model=backend.nxd_model,
+        optimizer=optimizer.library,
+        user_content=json.dumps(content),
+        use_xser=True,
+        async_save=True,
+        num_kept_ckpts=None,
+    )
     nxd.finalize_checkpoint()  # otherwise the last one would be left without its mark (checkpoint.py:198)
     return {"step": manifest.step, "tokens": manifest.tokens, "to": os.fspath(target)}
 

@@ -60,9 +60,12 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
             loader.next()
         assert loader.batch == batch_after(first, step - from_step, skipped_batches(config, counted))
         return {
-            "step": step, "batch": loader.batch, "from_step": from_step, "trained": trained,
+            "step": step,
+            "batch": loader.batch,
+            "from_step": from_step,
+            "trained": trained,
             "sequences": [_describe(loader, index) for index in range(len(loader.spans))],
-        }  # fmt: skip
+        }
     finally:
         loader.close()
 
@@ -112,10 +115,16 @@ def _describe(loader: Any, index: int) -> list[dict[str, Any]]:
     for span in loader.spans[index]:
         source = loader.sources[span.source]
         origin = source.origin(span.document)
-        found.append({
-            "source": source.name, "file": origin.file, "row": origin.row, "first_token": span.first,
-            "tokens": span.tokens, "text": source.documents[span.document][:_EXCERPT_CHARACTERS],
-        })  # fmt: skip
+        found.append(
+            {
+                "source": source.name,
+                "file": origin.file,
+                "row": origin.row,
+                "first_token": span.first,
+                "tokens": span.tokens,
+                "text": source.documents[span.document][:_EXCERPT_CHARACTERS],
+            }
+        )
     return found
 
 

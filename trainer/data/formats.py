@@ -28,10 +28,20 @@ _BATCH_ROWS = 1024
 _CARD = "README.md"
 _ARROW_FILE_MAGIC = b"ARROW1"
 _FORMATS = {
-    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".parquet": "parquet",
-    ".jsonl": "jsonl", ".json": "jsonl", ".jsonl.gz": "jsonl", ".json.gz": "jsonl", ".jsonl.zst": "jsonl",
-    ".json.zst": "jsonl", ".txt": "text", ".md": "text", ".markdown": "text",
-}  # fmt: skip
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".json.gz": "jsonl",
+    ".jsonl.zst": "jsonl",
+    ".json.zst": "jsonl",
+    ".txt": "text",
+    ".md": "text",
+    ".markdown": "text",
+}
 
 
 #: A row's number, and its text if it has one.

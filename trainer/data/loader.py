@@ -65,10 +65,19 @@ class Loader:
     """
 
     def __init__(
-        self, dataset: dict[str, Any], *, global_batch_size: int, seq_len: int, seed: int, rank: int, size: int,
-        prefetch_batches: int, state: State | None = None, weights: Sequence[float] | None = None,
+        self,
+        dataset: dict[str, Any],
+        *,
+        global_batch_size: int,
+        seq_len: int,
+        seed: int,
+        rank: int,
+        size: int,
+        prefetch_batches: int,
+        state: State | None = None,
+        weights: Sequence[float] | None = None,
         skip: frozenset[int] = frozenset(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         # One thread a rank: the cores belong to the computation.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.sources: list[Source] = sources_of(dataset)
@@ -76,9 +85,12 @@ class Loader:
         self.batch, positions = _positions(state, global_batch_size, len(self.sources))
         """Number of the last batch taken, from 1 on; those left out are counted."""
         deal = Deal(
-            [len(source.documents) for source in self.sources], keys=[source.fingerprint for source in self.sources],
-            weights=weights or [1.0] * len(self.sources), rows=global_batch_size, seed=seed,
-        )  # fmt: skip
+            [len(source.documents) for source in self.sources],
+            keys=[source.fingerprint for source in self.sources],
+            weights=weights or [1.0] * len(self.sources),
+            rows=global_batch_size,
+            seed=seed,
+        )
         encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
         documents = [source.documents for source in self.sources]
         mine = range(global_batch_size // size * rank, global_batch_size // size * (rank + 1))
@@ -96,9 +108,15 @@ class Loader:
 
     @classmethod
     def of(
-        cls, config: Config, dataset: dict[str, Any], *, rank: int, size: int, state: State | None = None,
+        cls,
+        config: Config,
+        dataset: dict[str, Any],
+        *,
+        rank: int,
+        size: int,
+        state: State | None = None,
         events: Iterable[Event] = (),
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """The loader of a run.
 
         Args:
@@ -110,10 +128,17 @@ class Loader:
             events: of the journal, equal on all ranks: what ``amended`` events leave out is left out.
         """
         return cls(
-            dataset, global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len, seed=config.seed,
-            rank=rank, size=size, prefetch_batches=config.data.prefetch_batches, state=state,
-            weights=[source.weight for source in config.data.sources] or None, skip=skipped_batches(config, events),
-        )  # fmt: skip
+            dataset,
+            global_batch_size=config.train.global_batch_size,
+            seq_len=config.train.seq_len,
+            seed=config.seed,
+            rank=rank,
+            size=size,
+            prefetch_batches=config.data.prefetch_batches,
+            state=state,
+            weights=[source.weight for source in config.data.sources] or None,
+            skip=skipped_batches(config, events),
+        )
 
     @property
     def state(self) -> State:

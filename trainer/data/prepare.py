@@ -74,16 +74,21 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
     for index, entry in enumerate(entries):
         own = [file for file in counts["files"] if file["source"] == index]
         entry.update(
-            documents=sum(file["documents"] for file in own), text_bytes=sum(file["bytes"] for file in own),
-            fingerprint=digest([file["sha256"] for file in own]), inputs=final(entry["inputs"]),
-        )  # fmt: skip
+            documents=sum(file["documents"] for file in own),
+            text_bytes=sum(file["bytes"] for file in own),
+            fingerprint=digest([file["sha256"] for file in own]),
+            inputs=final(entry["inputs"]),
+        )
         if not own:
             raise DataError(f"{entry['path']}: its documents are all held out", hint="lower data.validation_fraction")
         documents = Documents([file for file in here if file["source"] == index])
         entry["estimated_tokens"] = _estimated_tokens(documents, entry["text_bytes"], folder)
     held_out = files.sha256_file(partial / "validation.jsonl")
     dataset = {
-        "v": 2, "text_column": COLUMN, **counts, "sources": entries,
+        "v": 2,
+        "text_column": COLUMN,
+        **counts,
+        "sources": entries,
         "fingerprint": digest([vocabulary["fingerprint"], held_out, *(entry["fingerprint"] for entry in entries)]),
         "skipped_rows": sum(entry["skipped_rows"] for entry in entries),
         "corrupt": [message for entry in entries for message in entry["corrupt"]][:_CORRUPT_TOLD],
@@ -92,7 +97,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
         "files": [{**entry, "path": final(entry["path"])} for entry in counts["files"]],
         "validation": {**counts["validation"], "path": final("validation.jsonl")},
         "tokenizer": {**vocabulary, "path": final("tokenizer")},
-    }  # fmt: skip
+    }
     files.write_sealed_json(partial / DATASET, dataset)
 
 
@@ -112,9 +117,11 @@ def _unread(corpora: list[Corpus]) -> list[str]:
     found = [(corpus.name, sorted(corpus.unread.items(), key=lambda item: -item[1])) for corpus in corpora]
     return [
         f"data: {sum(n for _, n in kinds)} files in {name} are not read: "
-        + ", ".join(f"{n} {kind}" for kind, n in kinds[:_KINDS_TOLD]) + (", …" if len(kinds) > _KINDS_TOLD else "")
-        for name, kinds in found if kinds
-    ]  # fmt: skip
+        + ", ".join(f"{n} {kind}" for kind, n in kinds[:_KINDS_TOLD])
+        + (", …" if len(kinds) > _KINDS_TOLD else "")
+        for name, kinds in found
+        if kinds
+    ]
 
 
 def _small_vocabulary(config: Config, vocab_size: int) -> list[str]:
@@ -142,9 +149,13 @@ def _read(split: Split, source: int, corpus: Corpus, config: Config, partial: Pa
     inputs = f"inputs-{source:02d}.json"
     files.write_json(partial / inputs, [os.fspath(path) for path in corpus.files])
     return {
-        "path": corpus.name, "rows": rows, "skipped_rows": skipped, "corrupt": corrupt.told,
-        "corrupt_count": corrupt.count, "inputs": inputs,
-    }  # fmt: skip
+        "path": corpus.name,
+        "rows": rows,
+        "skipped_rows": skipped,
+        "corrupt": corrupt.told,
+        "corrupt_count": corrupt.count,
+        "inputs": inputs,
+    }
 
 
 class Corrupt:

@@ -82,10 +82,11 @@ class Split:
             self._hold_out(self._waiting.text)
         self.close()
         return {
-            "files": self._files, "validation": self._validation,
+            "files": self._files,
+            "validation": self._validation,
             "documents": sum(entry["documents"] for entry in self._files),
             "text_bytes": sum(entry["bytes"] for entry in self._files),
-        }  # fmt: skip
+        }
 
     def _place(self, document: Document, position: int) -> None:
         share = int.from_bytes(hashlib.sha256(str(position).encode()).digest()[:8], "big") / 2**64
@@ -140,14 +141,20 @@ class _ArrowWriter:
         os.fsync(self._sink.fileno())
         self._sink.close()
         return {
-            "path": self._path.name, "source": self.source, "documents": self.documents, "bytes": self.bytes,
+            "path": self._path.name,
+            "source": self.source,
+            "documents": self.documents,
+            "bytes": self.bytes,
             "sha256": files.sha256_file(self._path),
-        }  # fmt: skip
+        }
 
     def _flush(self) -> None:
         if self._batch:
-            columns = ([document.text for document in self._batch], [document.file for document in self._batch],
-                       [document.row for document in self._batch])  # fmt: skip
+            columns = (
+                [document.text for document in self._batch],
+                [document.file for document in self._batch],
+                [document.row for document in self._batch],
+            )
             arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
             self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
         self._batch, self._batch_bytes = [], 0

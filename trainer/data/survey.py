@@ -47,12 +47,15 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
     ]
     totals = {key: dataset[key] for key in ("documents", "text_bytes", "skipped_rows", "corrupt_count", "corrupt")}
     return {
-        **totals, "warnings": dataset.get("warnings", []), "fingerprint": dataset["fingerprint"],
+        **totals,
+        "warnings": dataset.get("warnings", []),
+        "fingerprint": dataset["fingerprint"],
         "validation_documents": dataset["validation"]["documents"],
-        "vocab_size": dataset["tokenizer"]["vocab_size"], "sources": sources,
+        "vocab_size": dataset["tokenizer"]["vocab_size"],
+        "sources": sources,
         "tokens": sum(source["tokens"] for source in sources),
         "sample": _sample(config, dataset, described),
-    }  # fmt: skip
+    }
 
 
 def _counts(entry: dict[str, Any]) -> dict[str, Any]:
@@ -77,9 +80,11 @@ def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, 
         tokens, sizes = tokens + length, sizes + len(text.encode())
     whole = tokens if len(drawn) == total else round(tokens / sizes * source.text_bytes)
     return {
-        "path": source.name, "tokens": whole, "measured_documents": len(drawn),
+        "path": source.name,
+        "tokens": whole,
+        "measured_documents": len(drawn),
         "length_histogram": {str(limit): lengths[limit] for limit in sorted(lengths)},
-    }  # fmt: skip
+    }
 
 
 def _sample(config: Config, dataset: dict[str, Any], described: Any) -> str:

@@ -142,9 +142,11 @@ def _train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[BOS, EOS], show_progress=False,
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS],
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(_batches(texts), trainer)
     return tokenizer
 
@@ -162,9 +164,12 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 def _save(tokenizer: Tokenizer, folder: Path, *, bos: str, eos: str) -> None:
     tokenizer.save(str(folder / TOKENIZER_JSON))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos,
-        "clean_up_tokenization_spaces": False, "model_max_length": 1_000_000,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1_000_000,
+    }
     files.write_json(folder / CONFIG_JSON, config)
 
 

@@ -26,9 +26,22 @@ def command(cores: int, nodes: int, report: Path, slurm_job_id: str = "") -> tup
     """
     across = ("-N", str(nodes), "--slurm-mode", "--slurm-job-id", slurm_job_id) if nodes > 1 else ()
     return (
-        "nccom-test", "-r", str(cores), *across, "allr", "-b", _SIZE, "-e", _SIZE, "-d", "fp32", "--check",
-        "--non-interactive", "--report-to-json-file", os.fspath(report),
-    )  # fmt: skip
+        "nccom-test",
+        "-r",
+        str(cores),
+        *across,
+        "allr",
+        "-b",
+        _SIZE,
+        "-e",
+        _SIZE,
+        "-d",
+        "fp32",
+        "--check",
+        "--non-interactive",
+        "--report-to-json-file",
+        os.fspath(report),
+    )
 
 
 def parse(text: str) -> dict[int, float]:
@@ -59,8 +72,12 @@ def check(cores_per_node: int, nodes: int, least_gib_per_s: float, *, key: str) 
     name = "nccom-test in the node" if nodes == 1 else f"nccom-test over {nodes} nodes"
     slurm_job_id = os.environ.get(_SLURM_JOB, "")
     if nodes > 1 and not slurm_job_id:
-        return Check(name=name, status="skip", shows=f"not inside a Slurm job ({_SLURM_JOB} is not set); preflight's "
-                     "own all-reduce over all processes is judged")  # fmt: skip
+        return Check(
+            name=name,
+            status="skip",
+            shows=f"not inside a Slurm job ({_SLURM_JOB} is not set); preflight's "
+            "own all-reduce over all processes is judged",
+        )
     with private_folder("nccom") as own:
         report = own.path / "report.json"
         words = command(cores_per_node * nodes, nodes, report, slurm_job_id)

@@ -45,9 +45,12 @@ def judge(line: str) -> Check:
     corrected = sum(sum(counts[name].values()) for name in _HARMLESS)
     values = {name: sum(found.values()) for name, found in counts.items()}
     return Check.judged(
-        _NAME, "; ".join(problems), f"{len(devices)} devices, {corrected} corrected ECC events, none uncorrected",
-        command=_COMMAND, values=values,
-    )  # fmt: skip
+        _NAME,
+        "; ".join(problems),
+        f"{len(devices)} devices, {corrected} corrected ECC events, none uncorrected",
+        command=_COMMAND,
+        values=values,
+    )
 
 
 def _runtime_errors(report: dict[str, Any]) -> list[str]:

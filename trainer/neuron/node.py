@@ -44,9 +44,10 @@ def look(config: Config, *, across_nodes: bool = False, thorough: bool = False) 
     if across_nodes and config.cluster.nodes > 1 and preflight.min_nccom_nodes_gib_per_s is not None:
         least_far, key_far = preflight.min_nccom_nodes_gib_per_s, "preflight.min_nccom_nodes_gib_per_s"
         yield _unless(
-            found, lambda: collectives.check(cores, config.cluster.nodes, least_far, key=key_far),
+            found,
+            lambda: collectives.check(cores, config.cluster.nodes, least_far, key=key_far),
             "nccom-test over nodes",
-        )  # fmt: skip
+        )
 
 
 def _unless(found: Check, check: Callable[[], Check], name: str) -> Check:

@@ -85,9 +85,7 @@ def compile_node(folder: Path, command: list[str]) -> Report:
         words = [tools.find(_TOOL), *command]
     except tools.ToolError as error:
         raise DependencyError(str(error), hint="backend.name=nxd needs the Neuron SDK: docs/neuron.md") from None
-    env = {
-        **os.environ, "NEURON_COMPILE_CACHE_URL": os.fspath(cache), "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1",
-    }  # fmt: skip
+    env = {**os.environ, "NEURON_COMPILE_CACHE_URL": os.fspath(cache), "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1"}
     told = []
     with subprocess.Popen(
         words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -99,9 +97,10 @@ def compile_node(folder: Path, command: list[str]) -> Report:
     report = parse(told)
     _judge(report, process.returncode)
     assert report is not None
-    files.write_json(cache / "report.json", {
-        "v": 1, "host": platform.node(), "graphs": len(report.compiled), "slowest_graph_s": report.slowest_graph_s,
-    })  # fmt: skip
+    files.write_json(
+        cache / "report.json",
+        {"v": 1, "host": platform.node(), "graphs": len(report.compiled), "slowest_graph_s": report.slowest_graph_s},
+    )
     return report
 
 

@@ -43,9 +43,14 @@ def output(*command: str, timeout_s: float, env: dict[str, str] | None = None) -
     """
     try:
         result = subprocess.run(
-            [find(command[0]), *command[1:]], capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            check=False, env={**os.environ, **(env or {})},
-        )  # fmt: skip
+            [find(command[0]), *command[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, **(env or {})},
+        )
     except subprocess.TimeoutExpired:
         raise ToolError(f"{command[0]}: no end after {timeout_s:g} s") from None
     except OSError as error:

@@ -14,9 +14,7 @@ NAME = "Neuron software"
 #: What the loaded kernel module says of itself; ``modinfo`` tells of the file, which an update may have replaced.
 _DRIVER = Path("/sys/module/neuron/version")
 #: Not Python's: the driver, its runtime, collectives and tools, by Debian's or Red Hat's package manager.
-_SYSTEM_PACKAGES = (
-    "aws-neuronx-dkms", "aws-neuronx-runtime-lib", "aws-neuronx-collectives", "aws-neuronx-tools",
-)  # fmt: skip
+_SYSTEM_PACKAGES = ("aws-neuronx-dkms", "aws-neuronx-runtime-lib", "aws-neuronx-collectives", "aws-neuronx-tools")
 _QUERIES = (
     ("dpkg-query", "--show", "--showformat", "${Package} ${Version}\n"),
     ("rpm", "--query", "--queryformat", "%{NAME} %{VERSION}\n"),

@@ -100,14 +100,24 @@ def layout() -> Layout:
     return Layout(
         rows=tuple(
             RowSpec(
-                id=row["id"], section=section["title"], group=group["group"], part=row.get("part", ""),
-                shots=group.get("shots"), metric=row["metric"], unit=section["unit"], best=section["best"],
+                id=row["id"],
+                section=section["title"],
+                group=group["group"],
+                part=row.get("part", ""),
+                shots=group.get("shots"),
+                metric=row["metric"],
+                unit=section["unit"],
+                best=section["best"],
                 of=tuple(row["of"]) if isinstance(row["of"], list) else (row["of"],),
             )
-            for section in data["sections"] for group in section["groups"] for row in group["rows"]
+            for section in data["sections"]
+            for group in section["groups"]
+            for row in group["rows"]
         ),
-        others=others["title"], fractions=others["fractions"], left_out=tuple(others["left_out"]),
-    )  # fmt: skip
+        others=others["title"],
+        fractions=others["fractions"],
+        left_out=tuple(others["left_out"]),
+    )
 
 
 def names() -> list[str]:
@@ -127,13 +137,19 @@ def load(name: str) -> Baselines:
         raise ConfigError(f"--baselines={name}: no such set of published figures", hint=hint)
     data = _read(name)
     return Baselines(
-        name=name, source=data["source"], notes=tuple(data["notes"]),
+        name=name,
+        source=data["source"],
+        notes=tuple(data["notes"]),
         models=tuple(
-            Model(name=model, tokens=known["tokens"], figures=_figures(data["figures"], model),
-                  items={row: data["items"][row] for row in known.get("items", ())})
+            Model(
+                name=model,
+                tokens=known["tokens"],
+                figures=_figures(data["figures"], model),
+                items={row: data["items"][row] for row in known.get("items", ())},
+            )
             for model, known in data["models"].items()
         ),
-    )  # fmt: skip
+    )
 
 
 def _figures(by_row: dict[str, dict[str, list[float]]], model: str) -> dict[str, tuple[float, float | None]]:

@@ -36,9 +36,10 @@ def _decide(machine: str, number: int, *arguments: int, architecture: int | None
             loaded = data[value]
             continue
         holds = {
-            seccomp._IF_EQUAL: loaded == value, seccomp._IF_AT_LEAST: loaded >= value,
+            seccomp._IF_EQUAL: loaded == value,
+            seccomp._IF_AT_LEAST: loaded >= value,
             seccomp._IF_ANY_BIT: loaded & value != 0,
-        }[operation]  # fmt: skip
+        }[operation]
         at += yes if holds else no
 
 
@@ -54,9 +55,7 @@ def _refused(error: int) -> int:
 def test_what_is_denied_is_refused_and_the_rest_allowed(machine: str) -> None:
     column = list(seccomp._ARCHITECTURES).index(machine)
     denied = {numbers[column] for numbers in seccomp.DENIED.values()}
-    special = {
-        numbers[column] for numbers in (seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.SOCKETPAIR)
-    }  # fmt: skip
+    special = {numbers[column] for numbers in (seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.SOCKETPAIR)}
     for number in range(500):
         if number not in special:
             assert _decide(machine, number) == (_refused(errno.EPERM) if number in denied else _ALLOW), number
@@ -105,9 +104,14 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
     theirs = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", text)}
     column = list(seccomp._ARCHITECTURES).index(machine)
     named = seccomp.DENIED | {
-        "clone": seccomp.CLONE, "clone3": seccomp.CLONE3, "socket": seccomp.SOCKET, "socketpair": seccomp.SOCKETPAIR,
-        "mmap": seccomp.MMAP, "setsockopt": seccomp.SETSOCKOPT, "fcntl": seccomp.FCNTL,
-    }  # fmt: skip
+        "clone": seccomp.CLONE,
+        "clone3": seccomp.CLONE3,
+        "socket": seccomp.SOCKET,
+        "socketpair": seccomp.SOCKETPAIR,
+        "mmap": seccomp.MMAP,
+        "setsockopt": seccomp.SETSOCKOPT,
+        "fcntl": seccomp.FCNTL,
+    }
     ours = {name: numbers[column] for name, numbers in named.items()}
     # Headers older than a call do not know it.
     assert {name: theirs.get(name, number) for name, number in ours.items()} == ours

@@ -47,12 +47,21 @@ def test_plain_values_arrive_equal_and_of_the_same_type(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (-math.inf, -math.inf), (range(0, 9, 2), range(0, 9, 2)), ("\ud800", "\ud800"),
-        (_Point(1, 2), (1, 2)), (Counter("aab"), {"a": 2, "b": 1}), (OrderedDict(a=1), {"a": 1}),
-        (defaultdict(int, a=1), {"a": 1}), (np.int64(3), 3), (np.float64(0.5), 0.5), (bytearray(b"x"), b"x"),
-        (Decimal("1.50"), Decimal("1.5")), (Fraction(1, 3), Fraction(1, 3)), (True, True),
+        (-math.inf, -math.inf),
+        (range(0, 9, 2), range(0, 9, 2)),
+        ("\ud800", "\ud800"),
+        (_Point(1, 2), (1, 2)),
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (OrderedDict(a=1), {"a": 1}),
+        (defaultdict(int, a=1), {"a": 1}),
+        (np.int64(3), 3),
+        (np.float64(0.5), 0.5),
+        (bytearray(b"x"), b"x"),
+        (Decimal("1.50"), Decimal("1.5")),
+        (Fraction(1, 3), Fraction(1, 3)),
+        (True, True),
     ],
-)  # fmt: skip
+)
 def test_values_of_other_types_arrive_as_what_they_equal(value: Any, expected: Any) -> None:
     assert _arrives(value) == expected == value
 

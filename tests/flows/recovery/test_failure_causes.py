@@ -35,14 +35,25 @@ def attempt(*, last_step: int = 7, hang: str = "", oom_kills: int | None = None)
 
 
 def ending(
-    log: str = "", *, exit_code: int | None = 1, error: HlatctlError | None = None, train_stopped: str = "",
-    of: AttemptState | None = None, oom_kills: int | None = None, stop_requested: bool = False,
-) -> Ending:  # fmt: skip
+    log: str = "",
+    *,
+    exit_code: int | None = 1,
+    error: HlatctlError | None = None,
+    train_stopped: str = "",
+    of: AttemptState | None = None,
+    oom_kills: int | None = None,
+    stop_requested: bool = False,
+) -> Ending:
     status = Status(state="lost") if exit_code is None else Status(state="failed", exit_code=exit_code)
     return classify(
-        status=status, attempt=of or attempt(), train_stopped=train_stopped, error=error, log_tail=log,
-        stop_requested=stop_requested, oom_kills=oom_kills,
-    )  # fmt: skip
+        status=status,
+        attempt=of or attempt(),
+        train_stopped=train_stopped,
+        error=error,
+        log_tail=log,
+        stop_requested=stop_requested,
+        oom_kills=oom_kills,
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,14 +63,18 @@ def ending(
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "out_of_memory"),
         ("RuntimeError: [enforce fail at a.cpp:127] DefaultCPUAllocator: can't allocate memory", "out_of_memory"),
         ("MemoryError", "out_of_memory"),
-        ("RuntimeError: [/g/unbound_buffer.cc:81] Timed out waiting 900000ms for recv operation to complete",
-         "collective_timeout"),
-        ("DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
-         "collective_timeout"),
+        (
+            "RuntimeError: [/g/unbound_buffer.cc:81] Timed out waiting 900000ms for recv operation to complete",
+            "collective_timeout",
+        ),
+        (
+            "DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
+            "collective_timeout",
+        ),
         ("OSError: [Errno 28] No space left on device", "disk_full"),
         ("IndexError: index out of range in self", "data_error"),
     ],
-)  # fmt: skip
+)
 def test_an_exception_tells_the_cause_whatever_the_other_processes_say_of_it(line: str, cause: Cause) -> None:
     found = ending(CRASH_LOG.format(line=line))
     assert (found.cause, found.evidence) == (cause, line)

@@ -71,8 +71,9 @@ def test_a_host_that_is_alone_is_used_whatever_it_has_done_and_that_is_said() ->
 
 @given(
     st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from(["failure", "straggler", "preflight_passed"]))),
-    st.integers(1, 5), st.integers(1, 5),
-)  # fmt: skip
+    st.integers(1, 5),
+    st.integers(1, 5),
+)
 def test_enough_hosts_always_remain(seen: list[tuple[str, Kind]], there: int, needed: int) -> None:
     hosts = tuple("abcde"[:there])
     entries = [entry(host, kind) for host, kind in seen]

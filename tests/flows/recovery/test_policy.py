@@ -23,9 +23,15 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 def attempt(number: int, *, start: int = 0, last_step: int = 0, checkpoint: int = 0, **more: Any) -> AttemptState:
     return AttemptState(
-        number, {}, 0.0, resumed_from_step=start, last_step=last_step, newest_checkpoint=checkpoint, ended_unix_s=1.0,
+        number,
+        {},
+        0.0,
+        resumed_from_step=start,
+        last_step=last_step,
+        newest_checkpoint=checkpoint,
+        ended_unix_s=1.0,
         **more,
-    )  # fmt: skip
+    )
 
 
 def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
@@ -43,8 +49,13 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("preempted", False, 10, "restart", "restarting from step 5"),
         ("rollback", False, 10, "restart", "restarting from step 5"),
         ("error", False, 10, "stop", "a restart can not mend this"),
-        ("nonfinite", False, 10, "stop", "a restart would meet the same numbers (train.on_nonfinite=rollback leaves "
-                                         "such a batch out)"),
+        (
+            "nonfinite",
+            False,
+            10,
+            "stop",
+            "a restart would meet the same numbers (train.on_nonfinite=rollback leaves such a batch out)",
+        ),
         ("disk_full", False, 10, "stop", "a restart would find the disk as full"),
         ("crashed", False, 0, "stop", "it crashed before its first step: a fault of code or configuration"),
         ("crashed", False, 10, "restart", "restarting from step 5"),
@@ -56,7 +67,7 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("killed", True, 10, "stop", "stopped on request; it ended before it could write a checkpoint"),
         ("lost", False, 10, "restart", "restarting from step 5"),
     ],
-)  # fmt: skip
+)
 def test_what_follows_a_first_end(cause: Cause, stop_requested: bool, last_step: int, action: str, why: str) -> None:
     state = RunState(stop_requested=stop_requested, checkpoints=[5])
     state.attempts = [attempt(1, last_step=last_step, checkpoint=5)]
@@ -76,8 +87,9 @@ def again(state: RunState, ending: Ending, **given: Any) -> Decision:
     ceiling = decision.max_checkpoint_step
     usable = [c for c in state.checkpoints if ceiling is None or c <= ceiling]
     step = failing_step(state.attempts[-1])
-    state.attempts.append(attempt(len(state.attempts) + 1, start=usable[-1], last_step=step - 1,
-                                  max_checkpoint_step=ceiling))  # fmt: skip
+    state.attempts.append(
+        attempt(len(state.attempts) + 1, start=usable[-1], last_step=step - 1, max_checkpoint_step=ceiling)
+    )
     return decision
 
 
@@ -211,10 +223,15 @@ class Simulation:
         written = [step for step in range(start + 1, end + 1) if step % self.EVERY == 0]
         self.state.checkpoints = sorted({*self.state.checkpoints, *written})
         number = len(self.state.attempts) + 1
-        self.state.attempts.append(attempt(
-            number, start=start, last_step=end if steps else 0, checkpoint=max(written, default=0),
-            max_checkpoint_step=ceiling,
-        ))  # fmt: skip
+        self.state.attempts.append(
+            attempt(
+                number,
+                start=start,
+                last_step=end if steps else 0,
+                checkpoint=max(written, default=0),
+                max_checkpoint_step=ceiling,
+            )
+        )
         self.since = 0 if max(written, default=0) > self.best else self.since + 1
         self.best = max(self.best, *written, 0)
         decision = decide(self.state, ending, POLICY, batch=batch)
@@ -223,9 +240,11 @@ class Simulation:
 
 
 failures = st.tuples(
-    st.integers(0, 25), st.sampled_from([c for c in CAUSES if c not in ("finished", "stopped")]), st.integers(0, 2),
+    st.integers(0, 25),
+    st.sampled_from([c for c in CAUSES if c not in ("finished", "stopped")]),
+    st.integers(0, 2),
     st.none() | st.integers(1, 60),
-)  # fmt: skip
+)
 
 
 @given(st.lists(failures, min_size=40, max_size=40))
@@ -243,25 +262,55 @@ def test_no_sequence_of_failures_goes_on_for_ever(story: list[tuple[int, Cause, 
 
 
 events = st.fixed_dictionaries(
-    {"kind": st.sampled_from([
-        "attempt_started", "train_started", "step", "checkpoint_written", "checkpoint_deleted", "train_stopped", "hang",
-        "attempt_ended", "straggler", "stop_requested", "head_started", "amended",
-    ]), "attempt": st.integers(1, 4), "step": st.integers(1, 40), "step_s": st.floats(0.01, 10.0)},
-    optional={
-        "resumed_from_step": st.integers(0, 40), "reason": st.sampled_from(["stop", "rollback", "finished"]),
-        "cause": st.sampled_from(CAUSES), "signature": st.text(max_size=3), "evidence": st.text(max_size=3),
-        "max_checkpoint_step": st.integers(0, 40), "decision": st.sampled_from(["restart", "stop", "walk_back"]),
+    {
+        "kind": st.sampled_from(
+            [
+                "attempt_started",
+                "train_started",
+                "step",
+                "checkpoint_written",
+                "checkpoint_deleted",
+                "train_stopped",
+                "hang",
+                "attempt_ended",
+                "straggler",
+                "stop_requested",
+                "head_started",
+                "amended",
+            ]
+        ),
+        "attempt": st.integers(1, 4),
+        "step": st.integers(1, 40),
+        "step_s": st.floats(0.01, 10.0),
     },
-)  # fmt: skip
+    optional={
+        "resumed_from_step": st.integers(0, 40),
+        "reason": st.sampled_from(["stop", "rollback", "finished"]),
+        "cause": st.sampled_from(CAUSES),
+        "signature": st.text(max_size=3),
+        "evidence": st.text(max_size=3),
+        "max_checkpoint_step": st.integers(0, 40),
+        "decision": st.sampled_from(["restart", "stop", "walk_back"]),
+    },
+)
 
 
 @given(st.lists(events, max_size=30), st.sampled_from(CAUSES))
 def test_any_journal_and_any_beginning_of_it_gives_a_decision(journal: list[Event], cause: Cause) -> None:
     whole = [
-        {"v": 1, "seq": seq, "time_unix_s": float(seq), "writer": "train-rank00000", "handle": {},
-         "tokens": event["step"], "message": "m", "host": "h", **event}
+        {
+            "v": 1,
+            "seq": seq,
+            "time_unix_s": float(seq),
+            "writer": "train-rank00000",
+            "handle": {},
+            "tokens": event["step"],
+            "message": "m",
+            "host": "h",
+            **event,
+        }
         for seq, event in enumerate(journal, start=1)
-    ]  # fmt: skip
+    ]
     for length in range(len(whole) + 1):
         state = fold(whole[:length])
         if not state.attempts:

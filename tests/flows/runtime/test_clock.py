@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.runtime.clock import HeadLostError, RealClock, VirtualClock
+from flows.runtime.clock import DriverLostError, RealClock, VirtualClock
 
 
 def test_what_is_on_the_agenda_happens_in_its_order_while_somebody_waits() -> None:
@@ -47,12 +47,12 @@ def test_work_beside_takes_turns_with_the_flow_and_queues() -> None:
 def test_a_head_that_is_lost_takes_all_that_waits_with_it_and_the_next_one_goes_on() -> None:
     clock = VirtualClock(0.0)
     beside, queued = clock.beside(lambda: clock.sleep(100.0)), clock.beside(lambda: None)
-    clock.at(5.0, clock.lose_head)
-    with pytest.raises(HeadLostError):
+    clock.at(5.0, clock.lose_driver)
+    with pytest.raises(DriverLostError):
         clock.wait_for_news(1.0)
     assert queued.cancelled()
     clock.sleep(1.0)
-    assert isinstance(beside.exception(0), HeadLostError)
+    assert isinstance(beside.exception(0), DriverLostError)
     assert clock.now_unix_s() == 6.0
     again = clock.beside(lambda: "works")
     clock.sleep(1.0)

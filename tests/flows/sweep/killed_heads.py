@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from flows.sweep.head import drive
+from flows.sweep.driver import drive
 from hlatctl.run.journal import Event, JournalWriter
 from hlatctl.run.paths import SweepPaths
 

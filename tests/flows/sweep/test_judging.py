@@ -22,10 +22,18 @@ def config() -> Config:
 
 def run_of(losses: list[float], norms: list[float] | None = None) -> RunState:
     events = [
-        {"kind": "step", "attempt": 1, "seq": n, "time_unix_s": float(n), "step": n, "tokens": n * 8192, "loss": loss,
-         "grad_norm": (norms or [1.0] * len(losses))[n - 1]}
+        {
+            "kind": "step",
+            "attempt": 1,
+            "seq": n,
+            "time_unix_s": float(n),
+            "step": n,
+            "tokens": n * 8192,
+            "loss": loss,
+            "grad_norm": (norms or [1.0] * len(losses))[n - 1],
+        }
         for n, loss in enumerate(losses, start=1)
-    ]  # fmt: skip
+    ]
     return fold(events)
 
 
@@ -39,10 +47,12 @@ def test_the_training_loss_is_the_mean_of_the_steps_before_each_rung(config: Con
 
 
 def test_scores_are_taken_at_their_milestones(config: Config) -> None:
-    state = RunState(milestones={
-        400_000: MilestoneState(400_000, 49, scores={"validation_loss": {"value": 5.0}}),
-        802_816: MilestoneState(802_816, 98, scores={"validation_loss": {"value": 4.0}, "piqa": {"value": 0.5}}),
-    })  # fmt: skip
+    state = RunState(
+        milestones={
+            400_000: MilestoneState(400_000, 49, scores={"validation_loss": {"value": 5.0}}),
+            802_816: MilestoneState(802_816, 98, scores={"validation_loss": {"value": 4.0}, "piqa": {"value": 0.5}}),
+        }
+    )
     aim = objective(SweepConfig(), config)
     assert (aim.name, aim.minimize) == ("validation_loss", True)
     assert aim.values(state, aim.rungs(config, 8)) == {400_000: 5.0, 802_816: 4.0}
@@ -64,9 +74,9 @@ def test_scores_are_taken_at_their_milestones(config: Config) -> None:
 def test_an_objective_that_no_trial_reports_is_refused(
     name: str, overrides: list[str], message: str, config: Config
 ) -> None:
-    config = compose([
-        "train.tokens=800K", "train.global_batch_size=16", "train.seq_len=512", "eval.every_tokens=400K", *overrides,
-    ])  # fmt: skip
+    config = compose(
+        ["train.tokens=800K", "train.global_batch_size=16", "train.seq_len=512", "eval.every_tokens=400K", *overrides]
+    )
     with pytest.raises(ConfigError) as caught:
         objective(SweepConfig(objective=name), config)
     assert message in caught.value.message

@@ -13,20 +13,25 @@ import pytest
 from conf import compose as composition
 from conf.compose import compose
 from flows.sweep.book import Book
-from flows.sweep.head import _Head as Head
-from flows.sweep.head import drive
+from flows.sweep.driver import _Driver as Head
+from flows.sweep.driver import drive
 from flows.sweep.report import build
 from hlatctl.run.errors import StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.paths import SweepPaths
-from tests.flows.sweep.test_head import make, silent, state_of
+from tests.flows.sweep.test_driver import make, silent, state_of
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> SweepPaths:
     """Two axes, of which the made-up losses depend on the learning rate alone; two seeds."""
-    sweep = make(tmp_path_factory.mktemp("runs"), "experiment=ablation", "optimizer.lr=3e-3,1e-2",
-                 "precision=bf16,mixed", "sweep.seeds=2")  # fmt: skip
+    sweep = make(
+        tmp_path_factory.mktemp("runs"),
+        "experiment=ablation",
+        "optimizer.lr=3e-3,1e-2",
+        "precision=bf16,mixed",
+        "sweep.seeds=2",
+    )
     drive(sweep, silent)
     build(sweep)
     return sweep
@@ -86,8 +91,16 @@ def test_a_sweep_has_a_report_before_anything_has_come_of_it(tmp_path: Path) -> 
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append("trial_asked", trial=0, run_id="s-t0000", arm=0, point={"seed": "1"}, overrides=[], seed=None)
         journal.append("trial_rung", trial=0, tokens=10, value=float("nan"))
-        journal.append("trial_ended", trial=0, outcome="failed", why="<b>", value=None, tokens=10,
-                       process_hours=0.0, saved_process_hours=0.0)  # fmt: skip
+        journal.append(
+            "trial_ended",
+            trial=0,
+            outcome="failed",
+            why="<b>",
+            value=None,
+            tokens=10,
+            process_hours=0.0,
+            saved_process_hours=0.0,
+        )
     page = build(sweep).read_text(encoding="utf-8")
     assert "&lt;b&gt;" in page
     assert "The best arm" not in page

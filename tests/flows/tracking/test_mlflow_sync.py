@@ -24,7 +24,7 @@ from flows.tracking import mlflow_sweep, mlflow_sync
 from hlatctl.run import files, runs
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 
 # MLflow's own model of its tables, with the SQLAlchemy of today.
@@ -120,8 +120,11 @@ def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_ar
     assert steps(rows(runs_dir, "by_tokens/eval_odd_name_")) == [300]
     stored = runs_dir / "mlartifacts" / found.info.run_id / "artifacts"
     assert sorted(p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()) == [
-        "config.yaml", "evals/tokens-300/results.json", "provenance.json", "report/index.html",
-    ]  # fmt: skip
+        "config.yaml",
+        "evals/tokens-300/results.json",
+        "provenance.json",
+        "report/index.html",
+    ]
 
 
 def test_what_is_copied_is_not_copied_again_and_what_is_new_is(runs_dir: Path) -> None:
@@ -306,17 +309,40 @@ def test_trials_are_children_of_their_sweeps_run_which_tells_how_it_ended(runs_d
     trials = [make_run(runs_dir, sweep.trial(n).run_id, {"sweep": "rates", "trial": n}) for n in range(2)]
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append(
-            "sweep_created", sweep_id="rates", simulated=False, folder="/", overrides=["train.tokens=1M"],
+            "sweep_created",
+            sweep_id="rates",
+            simulated=False,
+            folder="/",
+            overrides=["train.tokens=1M"],
             objective="loss",
-            direction="min", accelerators=False, axes=[{"key": "optimizer.lr"}], settings={"pruner": "median"}, arms=2,
+            direction="min",
+            accelerators=False,
+            axes=[{"key": "optimizer.lr"}],
+            settings={"pruner": "median"},
+            arms=2,
             trials=2,
-        )  # fmt: skip
+        )
         for n, run in enumerate(trials):
-            journal.append("trial_asked", trial=n, run_id=run.run_id, arm=n, point={"optimizer.lr": f"0.{n + 1}"},
-                           seed=None, overrides=[])  # fmt: skip
+            journal.append(
+                "trial_asked",
+                trial=n,
+                run_id=run.run_id,
+                arm=n,
+                point={"optimizer.lr": f"0.{n + 1}"},
+                seed=None,
+                overrides=[],
+            )
             mlflow_sync.sync(run)
-            journal.append("trial_ended", trial=n, outcome="finished", why="", value=3.0 - n, tokens=100,
-                           process_hours=1.5, saved_process_hours=0.0)  # fmt: skip
+            journal.append(
+                "trial_ended",
+                trial=n,
+                outcome="finished",
+                why="",
+                value=3.0 - n,
+                tokens=100,
+                process_hours=1.5,
+                saved_process_hours=0.0,
+            )
         journal.append("sweep_finished", outcome="finished", message="")
     for _ in range(2):
         mlflow_sweep.conclude(sweep, TrackingConfig())
@@ -398,7 +424,7 @@ def test_a_follower_killed_between_batches_leaves_no_duplicates(
 
 def test_a_follower_goes_with_a_run_to_its_end(runs_dir: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
     run = make_run(runs_dir)
-    with hold_head(run):
+    with hold_driver(run):
         train(run, 1, 3)
         follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
         wait_for(lambda: steps(rows(runs_dir)) == [1, 2, 3])
@@ -433,7 +459,7 @@ def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
     runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
-    with hold_head(run):
+    with hold_driver(run):
         train(run, 1, 50)
         follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
         assert follower.stderr
@@ -447,12 +473,19 @@ def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
 
 
 def test_scores_under_another_contract_are_metrics_of_their_own() -> None:
-    event = {"kind": "eval_finished", "time_unix_s": 1.0, "step": 5, "milestone_tokens": 10, "contract": "b" * 64,
-             "scores": {"piqa": {"value": 0.5}}}  # fmt: skip
+    event = {
+        "kind": "eval_finished",
+        "time_unix_s": 1.0,
+        "step": 5,
+        "milestone_tokens": 10,
+        "contract": "b" * 64,
+        "scores": {"piqa": {"value": 0.5}},
+    }
     assert [row[0] for row in copied.eval_rows(event, "b" * 64)] == ["eval/piqa", "by_tokens/eval_piqa"]
     assert [row[0] for row in copied.eval_rows(event, "a" * 64)] == [
-        "eval_contract_bbbbbbbb/piqa", "by_tokens/eval_contract_bbbbbbbb_piqa",
-    ]  # fmt: skip
+        "eval_contract_bbbbbbbb/piqa",
+        "by_tokens/eval_contract_bbbbbbbb_piqa",
+    ]
 
 
 def test_a_simulated_run_is_dated_when_it_was_simulated_and_says_how_long_it_would_take(runs_dir: Path) -> None:

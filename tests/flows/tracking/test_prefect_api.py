@@ -64,8 +64,12 @@ def run_flow(
     environment |= {"http_proxy": "http://127.0.0.1:9", "PYTHONPATH": os.getcwd(), **(env or {})}
     return subprocess.run(
         [*before, sys.executable, "-c", FLOW, str(runs_dir), name],
-        capture_output=True, text=True, env=environment, timeout=600, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
+        check=False,
+    )
 
 
 def query(runs_dir: Path, sql: str) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.tracking import prefect_api
 from hlatctl.run.journal import read_events
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 
 DRIVE = """
@@ -58,8 +58,12 @@ def drive(run: RunPaths, *arguments: str, code: int = 0) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     result = subprocess.run(
         [sys.executable, "-c", DRIVE, os.fspath(run.root), *arguments],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert result.returncode == code, result.stderr
     return result.stdout
 
@@ -73,10 +77,20 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(mock_config: 
         artifacts = {key for (key,) in database.execute("select key from artifact")}
     assert flow == ("seen (SIMULATED)", "Completed")
     assert {name for name, _ in tasks} == {
-        "validate", "provenance", "preflight", "data", "compile", "warm cache", "coverage", "train attempt 1",
+        "validate",
+        "provenance",
+        "preflight",
+        "data",
+        "compile",
+        "warm cache",
+        "coverage",
+        "train attempt 1",
         "train attempt 2",
-        "evaluate 833,333 tokens", "evaluate 1,666,666 tokens", "evaluate 2,506,752 tokens", "report",
-    }  # fmt: skip
+        "evaluate 833,333 tokens",
+        "evaluate 1,666,666 tokens",
+        "evaluate 2,506,752 tokens",
+        "report",
+    }
     assert {state for _, state in tasks} == {"Completed"}
     assert {"summary", "training"} <= artifacts
 
@@ -102,7 +116,7 @@ def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(mo
     drive(dead, "killed", code=-signal.SIGKILL)
     assert states(runs_dir) == {"dead (SIMULATED)": "Running"}
     stopped = pretrain.create(mock_config, argv=[], run_id="stopped")
-    with hold_head(dead):  # as long as somebody drives it, it is alive
+    with hold_driver(dead):  # as long as somebody drives it, it is alive
         assert drive(stopped, "stopped").endswith("stopped\n")
     assert states(runs_dir) == {"dead (SIMULATED)": "Running", "stopped (SIMULATED)": "Cancelled"}
     assert "Failed" not in states(runs_dir, "task_run").values()

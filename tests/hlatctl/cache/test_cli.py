@@ -45,8 +45,11 @@ def test_ls_tells_caches_and_modules(source: Path, make_module: MakeModule, hlat
     (record,) = json.loads(out)
     assert code == 0
     assert {key: record[key] for key in ("name", "layouts", "modules", "incomplete")} == {
-        "name": source.name, "layouts": ["neuron"], "modules": 2, "incomplete": 1,
-    }  # fmt: skip
+        "name": source.name,
+        "layouts": ["neuron"],
+        "modules": 2,
+        "incomplete": 1,
+    }
     assert source.name in hlatctl("ls")[1]
     rows = hlatctl("ls", source.name)[1].splitlines()
     assert rows[0].split() == ["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"]

@@ -36,13 +36,23 @@ def test_locks_temporary_files_and_our_own_belong_to_no_module() -> None:
 
 def test_inductors_kernels_and_graphs_are_modules_by_their_keys() -> None:
     paths = (
-        "ab/cab1.cpp", "ab/cab1.main.so", "ab/cab2.so", "fxgraph/ky/fky3/one", "fxgraph/ky/fky3/two",
-        "aotautograd/akx/one", "triton/0/KEY/kernel.json", "locks/cab1.lock",
-    )  # fmt: skip
+        "ab/cab1.cpp",
+        "ab/cab1.main.so",
+        "ab/cab2.so",
+        "fxgraph/ky/fky3/one",
+        "fxgraph/ky/fky3/two",
+        "aotautograd/akx/one",
+        "triton/0/KEY/kernel.json",
+        "locks/cab1.lock",
+    )
     found = modules(File(path, 1) for path in paths)
     assert {module.name: len(module.files) for module in found} == {
-        "ab/cab1": 2, "ab/cab2": 1, "fxgraph/ky/fky3": 2, "aotautograd/akx": 1, "triton/0/KEY": 1,
-    }  # fmt: skip
+        "ab/cab1": 2,
+        "ab/cab2": 1,
+        "fxgraph/ky/fky3": 2,
+        "aotautograd/akx": 1,
+        "triton/0/KEY": 1,
+    }
     assert {module.layout for module in found} == {"inductor"}
 
 

@@ -67,10 +67,18 @@ def test_ls_as_json_holds_the_numbers(run: RunPaths, capsys: pytest.CaptureFixtu
     assert main(["checkpoint", "ls", run.run_id, "--json"]) == 0
     records: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     assert records[0] == {
-        "step": 102, "tokens": 102 * 8192, "bytes": 2048, "written_unix_s": 1_700_000_102.0,
-        "world": {"world_size": 2, "data_parallel_size": 1}, "milestone_tokens": 833_333, "permanent": False,
-        "newest": False, "problem": None, "path": os.fspath(run.checkpoint(102)), "trust": None,
-    }  # fmt: skip
+        "step": 102,
+        "tokens": 102 * 8192,
+        "bytes": 2048,
+        "written_unix_s": 1_700_000_102.0,
+        "world": {"world_size": 2, "data_parallel_size": 1},
+        "milestone_tokens": 833_333,
+        "permanent": False,
+        "newest": False,
+        "problem": None,
+        "path": os.fspath(run.checkpoint(102)),
+        "trust": None,
+    }
     assert [record["step"] for record in records if record["newest"]] == [250, 300, 306]
 
 
@@ -135,9 +143,12 @@ def test_import_prints_the_command_that_trains_from_it(
 ) -> None:
     target = tmp_path / "it's a, folder"
     written = {
-        "to": os.fspath(target), "parameters": 260_032, "dtypes": ["float32"], "tokenizer": None,
+        "to": os.fspath(target),
+        "parameters": 260_032,
+        "dtypes": ["float32"],
+        "tokenizer": None,
         "model": {"name": "stories", "hidden_size": 64, "num_heads": 8, "num_kv_heads": 4, "tie_embeddings": True},
-    }  # fmt: skip
+    }
     asked = pretend(monkeypatch, written)
     assert main(["checkpoint", "import", os.fspath(tmp_path / "hf"), "--to", os.fspath(target)]) == 0
     assert asked == [("trainer.convert.import_model", "--from", os.fspath(tmp_path / "hf"), "--to", os.fspath(target))]

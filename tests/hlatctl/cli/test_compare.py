@@ -192,22 +192,37 @@ def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, mo
     [
         (["nope"], 13, "error: nope: no run of that name in {runs}\nhint: `hlatctl runs` lists them\n"),
         (["base_1", "base"], 10, "error: RUN=base: base_1 is named twice\nhint: name every run once\n"),
-        (["base_1", "--baselines", "hlta"], 10,
-         "error: --baselines=hlta: no such set of published figures\nhint: did you mean hlat?\n"),
-        (["base_1", "--baselines", "rows"], 10,
-         "error: --baselines=rows: no such set of published figures\nhint: there are: hlat\n"),
-        (["base_1", "--at", "300B"], 10,
-         "error: --at=300B: base_1 has no evaluated milestone of 300,000,000,000 tokens\n"
-         "hint: nearest: 200B (200000000000), 400B (400000000000)\n"),
-        (["base_1", "--at", "600B"], 10,
-         "error: --at=600B: base_1 has no evaluated milestone of 600,000,000,000 tokens (its status is due)\n"
-         "hint: nearest: 200B (200000000000), 400B (400000000000)\n"),
-        (["base_1", "--at", "soon"], 10,
-         "error: --at='soon': is no token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n"),
+        (
+            ["base_1", "--baselines", "hlta"],
+            10,
+            "error: --baselines=hlta: no such set of published figures\nhint: did you mean hlat?\n",
+        ),
+        (
+            ["base_1", "--baselines", "rows"],
+            10,
+            "error: --baselines=rows: no such set of published figures\nhint: there are: hlat\n",
+        ),
+        (
+            ["base_1", "--at", "300B"],
+            10,
+            "error: --at=300B: base_1 has no evaluated milestone of 300,000,000,000 tokens\n"
+            "hint: nearest: 200B (200000000000), 400B (400000000000)\n",
+        ),
+        (
+            ["base_1", "--at", "600B"],
+            10,
+            "error: --at=600B: base_1 has no evaluated milestone of 600,000,000,000 tokens (its status is due)\n"
+            "hint: nearest: 200B (200000000000), 400B (400000000000)\n",
+        ),
+        (
+            ["base_1", "--at", "soon"],
+            10,
+            "error: --at='soon': is no token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n",
+        ),
         ([], 2, "Usage: hlatctl compare"),
         (["base_1", "--format", "html"], 2, "Usage: hlatctl compare"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_told_in_words(
     runs_dir: Path, argv: list[str], code: int, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,10 +38,13 @@ def run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPat
     monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path))
     config = Config(
-        runs_dir=os.fspath(tmp_path), model=ModelConfig(vocab_size=300), eval=EvalConfig(enabled=False),
-        data=DataConfig(path=os.fspath(corpus), on_corrupt="skip"), tokenizer=TokenizerConfig(train_vocab_size=300),
+        runs_dir=os.fspath(tmp_path),
+        model=ModelConfig(vocab_size=300),
+        eval=EvalConfig(enabled=False),
+        data=DataConfig(path=os.fspath(corpus), on_corrupt="skip"),
+        tokenizer=TokenizerConfig(train_vocab_size=300),
         train=TrainConfig(tokens=100 * 8 * 128, seq_len=128),
-    )  # fmt: skip
+    )
     run = RunPaths(tmp_path / "the-run")
     files.write_text(run.config, conf.load.dump(config))
     run.journal.mkdir()

@@ -24,9 +24,17 @@ def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path: Path, capsys: py
     code = main(["doctor", f"cluster.worker_cache_dir={tmp_path / 'cache'}", "--json"])
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in found] == [
-        "python", "packages (head)", "packages (train)", "packages (eval)", "C++ compiler", "bubblewrap", "open files",
-        "runs folder", "worker cache", "loopback",
-    ]  # fmt: skip
+        "python",
+        "packages (head)",
+        "packages (train)",
+        "packages (eval)",
+        "C++ compiler",
+        "bubblewrap",
+        "open files",
+        "runs folder",
+        "worker cache",
+        "loopback",
+    ]
     by_name = {check["name"]: check for check in found}
     assert by_name["python"]["status"] == "pass"
     assert by_name["runs folder"]["values"]["free_bytes"] > 0
@@ -56,8 +64,13 @@ def test_missing_tools_folders_and_packages_are_told(tmp_path: Path, monkeypatch
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(machine_checks, "_ROLES", {"train": ("json", "no_such_package"), "eval": ("no_such_package",)})
     (tmp_path / "file").write_text("")
-    config = compose(["cluster=mock", f"cluster.worker_cache_dir={tmp_path / 'file' / 'cache'}",
-                      "preflight.min_open_files=1000000000"])  # fmt: skip
+    config = compose(
+        [
+            "cluster=mock",
+            f"cluster.worker_cache_dir={tmp_path / 'file' / 'cache'}",
+            "preflight.min_open_files=1000000000",
+        ]
+    )
     found = {check.name: (check.status, check.shows) for check in machine_checks.look(config)}
     assert found["packages (train)"] == ("fail", "no_such_package: not installed")
     assert found["packages (eval)"] == ("skip", "none of them, so not this machine's role")

@@ -19,8 +19,16 @@ from hlatctl.run.state import EvaluationProgress, MilestoneState, RunState
 
 def _record(dataset: str, config: str | None, split: str, task: str, **facts: Any) -> dict[str, Any]:
     place = "/".join(filter(None, [dataset.split("/")[1], config, f"{split}.jsonl"]))
-    return {"dataset": dataset, "config": config, "split": split, "expected": place, "tasks": [task], "required": True,
-            "file": None, **facts}  # fmt: skip
+    return {
+        "dataset": dataset,
+        "config": config,
+        "split": split,
+        "expected": place,
+        "tasks": [task],
+        "required": True,
+        "file": None,
+        **facts,
+    }
 
 
 _THERE = {"file": "/data/mmlu/anatomy/test.jsonl", "rows": 1350, "bytes": 2048, "sha256": "ab" * 32}
@@ -108,9 +116,13 @@ def test_the_built_in_suite_needs_nothing(capfd: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_what_is_no_target_is_refused_before_anything_is_made(
-    argv: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    code: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["eval", *argv, "--runs-dir", str(tmp_path / "runs")]) == code
     captured = capsys.readouterr()
@@ -163,8 +175,9 @@ def test_plain_progress_is_a_line_a_task() -> None:
         state.milestones[10] = _milestone(task=task, done=done, total=5)
         observer.update(state, Config())
     assert stream.getvalue().splitlines() == [
-        "piqa (task 1 of 2) · 1 of 5 requests", "gsm8k (task 2 of 2) · 0 of 5 requests",
-    ]  # fmt: skip
+        "piqa (task 1 of 2) · 1 of 5 requests",
+        "gsm8k (task 2 of 2) · 0 of 5 requests",
+    ]
 
 
 def test_plain_progress_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:

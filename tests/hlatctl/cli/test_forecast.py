@@ -23,9 +23,12 @@ def test_a_forecast_is_a_table_of_variants_and_leaves_only_its_figure(
     record = json.loads(capsys.readouterr().out)
     assert record["simulated"] is True
     assert list(record["variants"]) == [
-        "as configured", "checkpoint.every_steps=10", "checkpoint.every_steps=160", "rehearsal.start_s=960",
+        "as configured",
+        "checkpoint.every_steps=10",
+        "checkpoint.every_steps=160",
+        "rehearsal.start_s=960",
         "recovery.enabled=false",
-    ]  # fmt: skip
+    ]
     assert record["variants"]["as configured"]["courses"] == 1
     assert "as configured" in figure.read_text(encoding="utf-8")
     assert list(tmp_path.iterdir()) == [figure]

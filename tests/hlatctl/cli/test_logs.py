@@ -15,7 +15,7 @@ from hlatctl.cli import logs as logs_command
 from hlatctl.cli.journal_lines import JournalLines
 from hlatctl.cli.main import main
 from hlatctl.run.journal import JournalWriter, eval_writer
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
@@ -41,9 +41,11 @@ def test_the_newest_attempts_log_is_printed(run: RunPaths, capsys: pytest.Captur
     write(run, 2, "train.log", "new ü\nwithout an end")
     assert main(["logs", "example"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.endswith(" UTC  evaluation at 833.3K tokens: finished: smoke_mmlu 0.250, "
-                                 "smoke_humaneval 0.000, validation_loss 4.310 (and 1 more)\n"
-                                 "new ü\nwithout an end")  # fmt: skip
+    assert captured.out.endswith(
+        " UTC  evaluation at 833.3K tokens: finished: smoke_mmlu 0.250, "
+        "smoke_humaneval 0.000, validation_loss 4.310 (and 1 more)\n"
+        "new ü\nwithout an end"
+    )
     assert captured.err == "==> journal <==\n==> attempt-0002/train.log <==\n"
 
 
@@ -54,9 +56,13 @@ def test_a_healthy_run_whose_processes_print_nothing_tells_of_stages_steps_and_e
     assert main(["logs", "example"]) == 0
     lines = [line.split("UTC  ")[1] for line in capsys.readouterr().out.splitlines()]
     for line in (
-        "stage data: started", "stage data: finished in 7.9 s", "stage warm_cache: skipped, no graphs were compiled",
-        "attempt 1: started", "checkpoint of step 100: written", "evaluation at 833.3K tokens: started",
-    ):  # fmt: skip
+        "stage data: started",
+        "stage data: finished in 7.9 s",
+        "stage warm_cache: skipped, no graphs were compiled",
+        "attempt 1: started",
+        "checkpoint of step 100: written",
+        "evaluation at 833.3K tokens: started",
+    ):
         assert line in lines
     steps = [line for line in lines if line.startswith("step ")]
     assert [step.split(":")[0] for step in steps] == ["step 1", *(f"step {n}" for n in range(10, 131, 10))]
@@ -91,9 +97,10 @@ def test_an_evaluation_tells_each_tenth_of_a_task_once(tmp_path: Path) -> None:
             journal.append("eval_progress", task="gsm8k", done=done, total=100, **about)
     lines = [line.split("UTC  ")[1] for line in JournalLines(run).read_new()]
     assert lines[:3] == [
-        "evaluation at 1K tokens: gsm8k", "evaluation at 1K tokens: gsm8k, 0 of 100 requests",
+        "evaluation at 1K tokens: gsm8k",
+        "evaluation at 1K tokens: gsm8k, 0 of 100 requests",
         "evaluation at 1K tokens: gsm8k, 10 of 100 requests",
-    ]  # fmt: skip
+    ]
     assert len(lines) == 12
 
 
@@ -133,7 +140,7 @@ def test_following_goes_on_over_a_restart_and_ends_with_the_run(
         if message == "first\n":
             shown.set()
 
-    with pytest.MonkeyPatch.context() as patch, hold_head(run):
+    with pytest.MonkeyPatch.context() as patch, hold_driver(run):
         patch.setattr(typer, "echo", noting_echo)
         follower = threading.Thread(target=lambda: codes.append(main(["logs", "example", "-f"])))
         follower.start()

@@ -15,9 +15,29 @@ from hlatctl.cli.main import main
 from tests.hlatctl.conftest import MakeRun
 
 COMMANDS = (
-    "train", "plan", "forecast", "sweep", "sweep-report", "runs", "status", "logs", "stop", "resume", "show", "diff",
-    "compare", "goodput", "drill", "doctor", "ui", "sync", "checkpoint", "cache", "data", "eval",
-)  # fmt: skip
+    "train",
+    "plan",
+    "forecast",
+    "sweep",
+    "sweep-report",
+    "runs",
+    "status",
+    "logs",
+    "stop",
+    "resume",
+    "show",
+    "diff",
+    "compare",
+    "goodput",
+    "drill",
+    "doctor",
+    "ui",
+    "sync",
+    "checkpoint",
+    "cache",
+    "data",
+    "eval",
+)
 ROOT = Path(__file__).parents[3]
 
 
@@ -83,9 +103,13 @@ def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_bad_input_is_told_in_words_and_makes_nothing(
-    argv: list[str], code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    code: int,
+    error: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
     assert main(argv) == code
     captured = capsys.readouterr()
@@ -144,9 +168,12 @@ def test_a_reader_that_goes_away_is_no_error(make_run: MakeRun) -> None:
     log.write_text("line\n" * 100_000, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "HLATCTL_RUNS_DIR": os.fspath(run.root.parent)}
     with subprocess.Popen(
-        [sys.executable, "-m", "hlatctl", "logs", "example"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment, text=True,
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", "hlatctl", "logs", "example"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert "run example: created" in process.stdout.readline()

@@ -10,9 +10,16 @@ import pytest
 
 from hlatctl.cli.main import main
 
-HARDWARE = [f"cluster.hardware.{name}=1e10" for name in (
-    "bf16_flops_per_s", "fp32_flops_per_s", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s",
-)] + ["cluster.hardware.compute_efficiency=1", "cluster.hardware.collective_efficiency=1"]  # fmt: skip
+HARDWARE = [
+    f"cluster.hardware.{name}=1e10"
+    for name in (
+        "bf16_flops_per_s",
+        "fp32_flops_per_s",
+        "memory_bytes_per_s",
+        "link_bytes_per_s",
+        "network_bytes_per_s",
+    )
+] + ["cluster.hardware.compute_efficiency=1", "cluster.hardware.collective_efficiency=1"]
 SMALL = ["eval.enabled=false", "train.max_steps=4", "train.tokens=1M", "tracking=none", "recovery.backoff_s=0"]
 
 
@@ -81,9 +88,12 @@ def test_unknown_or_great_cost_needs_a_yes(
     ],
 )
 def test_bad_input_makes_nothing(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path / "runs"))
     assert main(["sweep", *SMALL, *arguments]) == 10
     assert message in capsys.readouterr().err

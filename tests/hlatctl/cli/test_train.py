@@ -15,7 +15,7 @@ from hlatctl.cli.common import look
 from hlatctl.cli.main import main
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
@@ -97,7 +97,7 @@ def test_a_run_that_another_process_drives_is_left_alone(
     make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(until="killed")
-    with hold_head(run):
+    with hold_driver(run):
         assert main(["resume", "example"]) == RunBusyError.exit_code
     assert f"process {os.getpid()} drives it already\nhint: hlatctl status example\n" in capsys.readouterr().err
 
@@ -106,9 +106,13 @@ def test_a_run_that_another_process_drives_is_left_alone(
     ("error", "word"), [(StoppedError("run x: stopped"), "stopped"), (TrainingError("gave up"), "error")]
 )
 def test_a_run_that_ends_early_says_how_to_go_on(
-    error: StoppedError | TrainingError, word: str, make_run: MakeRun, runs_dir: Path, monkeypatch: pytest.MonkeyPatch,
+    error: StoppedError | TrainingError,
+    word: str,
+    make_run: MakeRun,
+    runs_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     make_run(until="killed")
 
     def drive(run: RunPaths, observer: object) -> None:
@@ -126,11 +130,16 @@ def test_plan_tells_everything_and_makes_nothing(runs_dir: Path, capsys: pytest.
     text = capsys.readouterr().out
     titles = [line for line in text.splitlines() if line.startswith("# ")]
     assert titles == [
-        "# configuration", "# stages", "# launch script of the first training attempt",
+        "# configuration",
+        "# stages",
+        "# launch script of the first training attempt",
         "# Job train, written by hlatctl. May be run by hand to repeat it.",
         "# Writes train.pid first and train.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.",
-        "# the run", "# memory of a process", "# time of a step", "# data, disk and tracking",
-    ]  # fmt: skip
+        "# the run",
+        "# memory of a process",
+        "# time of a step",
+        "# data, disk and tracking",
+    ]
     assert main(["plan", "cluster.processes_per_node=2", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["config"]["cluster"]["processes_per_node"] == 2

@@ -17,7 +17,7 @@ from conf.schema import EvalGroupConfig
 from hlatctl.cli.common import look
 from hlatctl.cli.main import main
 from hlatctl.run.journal import JournalWriter
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
@@ -83,7 +83,7 @@ def test_a_run_whose_head_is_gone_is_interrupted_and_can_be_resumed(
 
 def test_a_live_run_shows_its_process_and_that_it_is_stopping(make_run: MakeRun, cli: Cli) -> None:
     run = make_run(until="killed")
-    with hold_head(run):
+    with hold_driver(run):
         assert f"running (process {os.getpid()})" in cli("status", "example")
         with JournalWriter(run, "operator") as journal:
             journal.append("stop_requested", by="me")
@@ -133,9 +133,14 @@ def provenance_is_rubbish(run: RunPaths) -> None:
 
 
 DAMAGES = [
-    remove_config_content, remove_journal, fill_journal_with_rubbish, cut_journal, journal_is_a_file, strip_fields,
+    remove_config_content,
+    remove_journal,
+    fill_journal_with_rubbish,
+    cut_journal,
+    journal_is_a_file,
+    strip_fields,
     provenance_is_rubbish,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -182,11 +187,14 @@ def test_diff_names_the_keys_that_differ(make_run: MakeRun, cli: Cli) -> None:
     text = two.config.read_text(encoding="utf-8")
     two.config.write_text(text.replace("seq_len: 512", "seq_len: 256").replace("max_steps: null", "max_steps: 9"))
     assert json.loads(cli("diff", "one", "two", "--json")) == {
-        "train.max_steps": [None, 9], "train.seq_len": [512, 256],
-    }  # fmt: skip
+        "train.max_steps": [None, 9],
+        "train.seq_len": [512, 256],
+    }
     assert [line.split() for line in cli("diff", "one", "two").splitlines()] == [
-        ["KEY", "one", "two"], ["train.max_steps", "null", "9"], ["train.seq_len", "512", "256"],
-    ]  # fmt: skip
+        ["KEY", "one", "two"],
+        ["train.max_steps", "null", "9"],
+        ["train.seq_len", "512", "256"],
+    ]
 
 
 def test_diff_names_keys_that_only_one_of_the_runs_has(make_run: MakeRun, cli: Cli) -> None:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from conf.schema import (
-    CheckpointConfig,
-    Config,
-    EvalConfig,
-    ModelConfig,
-    PrecisionConfig,
-    TrainConfig,
-)
+from conf.schema import CheckpointConfig, Config, EvalConfig, ModelConfig, PrecisionConfig, TrainConfig
 from hlatctl.plan.arithmetic import budget, checkpoint_bytes, checkpoints_kept, flops_per_token, parameters
 
 LLAMA_7B = ModelConfig(

@@ -21,8 +21,11 @@ def test_each_source_is_counted_by_its_share_of_the_tokens() -> None:
         "add little (arXiv 2305.16264)"
     )
     assert [figure.text for figure in corpus_section(found).figures] == [
-        "3,072,000 (from a sample)", "1", "100,000 (from a sample)", "10 (more than 4 add little)",
-    ]  # fmt: skip
+        "3,072,000 (from a sample)",
+        "1",
+        "100,000 (from a sample)",
+        "10 (more than 4 add little)",
+    ]
 
 
 @pytest.mark.parametrize("dataset", [{}, {"sources": [{"path": "/a"}, {"path": "/b"}]}, {"sources": []}])

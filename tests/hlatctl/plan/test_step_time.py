@@ -16,9 +16,12 @@ from hlatctl.plan.step_time import missing, step_time, step_time_s
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
 
 _HARDWARE = HardwareConfig(
-    fp32_flops_per_s=1e12, link_bytes_per_s=1e9, network_bytes_per_s=4e9, compute_efficiency=0.5,
+    fp32_flops_per_s=1e12,
+    link_bytes_per_s=1e9,
+    network_bytes_per_s=4e9,
+    compute_efficiency=0.5,
     collective_efficiency=0.25,
-)  # fmt: skip
+)
 #: A layer of 12 x 60^2 multiplied parameters: 4 x 60^2 of attention, 3 x 60 x 160 of the feed-forward layer.
 _MODEL = ModelConfig(vocab_size=100, hidden_size=60, intermediate_size=160, num_layers=4, num_heads=4, num_kv_heads=4)
 

@@ -12,7 +12,7 @@ import pytest
 import conf.load
 from hlatctl.report import build, summary_markdown
 from hlatctl.report import page as report_page
-from hlatctl.report.ledger import Ledger, ledger
+from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Numbers, numbers
 from hlatctl.run import files
 from hlatctl.run.fold import fold
@@ -35,8 +35,8 @@ def found_in(run: RunPaths) -> Numbers:
     return numbers(fold(read_events(run)), conf.load.load(run.config))
 
 
-def time_of(run: RunPaths) -> Ledger:
-    return ledger(read_events(run), conf.load.load(run.config))
+def time_of(run: RunPaths) -> Goodput:
+    return measure_goodput(read_events(run), conf.load.load(run.config))
 
 
 def test_numbers_and_summary_are_the_golden_ones(make_run: MakeRun) -> None:
@@ -123,8 +123,14 @@ def test_scores_under_another_contract_have_a_column_and_a_mark_and_no_point_in_
     with JournalWriter(run, "eval-900000") as journal:
         for contract, value in (("a" * 64, 4.0), ("b" * 64, 3.0)):
             score = {"metric": "loss_nats_per_token", "value": value, "stderr": 0.1, "n": 9, "contract": contract}
-            journal.append("eval_finished", milestone_tokens=900_000, step=1, contract=contract, skipped={},
-                           scores={"validation_loss": score})  # fmt: skip
+            journal.append(
+                "eval_finished",
+                milestone_tokens=900_000,
+                step=1,
+                contract=contract,
+                skipped={},
+                scores={"validation_loss": score},
+            )
     found = found_in(run)
     own = [milestone for milestone in found.milestones if milestone.tokens == 900_000]
     assert [(m.contract[:1], m.is_own) for m in own] == [("a", True), ("b", False)]

@@ -72,12 +72,20 @@ def test_a_value_alone_in_its_row_is_not_best() -> None:
 
 
 def test_another_contract_an_unknown_one_and_a_simulation_are_shown_and_not_compared() -> None:
-    runs = [run("a", mmlu(0.4)), run("b", mmlu(0.3)), run("c", mmlu(0.9), OTHER), run("d", mmlu(0.9), None),
-            run("e", mmlu(0.9), CONTRACT, simulated=True)]  # fmt: skip
+    runs = [
+        run("a", mmlu(0.4)),
+        run("b", mmlu(0.3)),
+        run("c", mmlu(0.9), OTHER),
+        run("d", mmlu(0.9), None),
+        run("e", mmlu(0.9), CONTRACT, simulated=True),
+    ]
     assert row(compare(runs), "mmlu") == [
-        (40.0, "best", ""), (30.0, "", ""), (90.0, "", "another_contract"), (90.0, "", "contract_unknown"),
+        (40.0, "best", ""),
+        (30.0, "", ""),
+        (90.0, "", "another_contract"),
+        (90.0, "", "contract_unknown"),
         (90.0, "", "simulated"),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_leftmost_run_that_has_the_row_sets_its_contract() -> None:
@@ -106,9 +114,13 @@ def test_a_mean_over_tasks_with_one_of_another_contract_is_of_another_contract()
 def test_published_figures_take_part_and_are_marked() -> None:
     found = compare([run("a", mmlu(0.47))], baselines.load("hlat"))
     assert row(found, "mmlu") == [
-        (47.0, "tie", ""), (41.318, "tie", "published"), (35.1, "", "published"), (45.3, "", "published"),
-        (30.552, "", "published"), (41.075, "tie", "published"),
-    ]  # fmt: skip
+        (47.0, "tie", ""),
+        (41.318, "tie", "published"),
+        (35.1, "", "published"),
+        (45.3, "", "published"),
+        (30.552, "", "published"),
+        (41.075, "tie", "published"),
+    ]
     assert [column.source for column in found.columns] == [None, *["HLAT, arXiv 2404.10630v1, Tables 3 and 4"] * 5]
 
 
@@ -154,8 +166,9 @@ def test_a_cell_says_how_it_was_measured() -> None:
     assert (mine.n, mine.conditions.shots, mine.conditions.limit, mine.conditions.whole) == (40, 8, 40, False)
     assert mine.conditions.data is not None
     assert [(cell.n, cell.conditions.shots, cell.conditions.whole) for cell in (hlat, llama)] == [
-        (1_319, 8, None), (None, 8, None)
-    ]  # fmt: skip
+        (1_319, 8, None),
+        (None, 8, None),
+    ]
     assert (found.columns[0].limits, len(found.columns[0].data)) == ([40], 1)
     assert (found.columns[1].limits, found.columns[1].data) == ([], [])
 
@@ -258,8 +271,12 @@ def test_every_published_figure_belongs_to_a_row_and_every_row_is_one() -> None:
 def test_the_paper_s_figures_are_all_there() -> None:
     figures = {model.name: model.figures for model in baselines.load("hlat").models}
     assert {name: len(known) for name, known in figures.items()} == {
-        "HLAT-7B": 21, "LLaMA-1-7B": 17, "LLaMA-2-7B": 8, "OpenLLaMA-1-7B": 21, "OpenLLaMA-2-7B": 21,
-    }  # fmt: skip
+        "HLAT-7B": 21,
+        "LLaMA-1-7B": 17,
+        "LLaMA-2-7B": 8,
+        "OpenLLaMA-1-7B": 21,
+        "OpenLLaMA-2-7B": 21,
+    }
     assert figures["HLAT-7B"]["gsm8k"] == (9.401, 0.804)
     assert figures["LLaMA-2-7B"]["pass_at_100"] == (45.6, None)
 

@@ -13,13 +13,23 @@ def outcome(fault: str, title: str, **fields: Any) -> Event:
 
 
 KILLED = outcome(
-    "kill_process", "kill -9 of a process", detected_as="killed", detected_s=1.25, recovered_s=6.0, lost_steps=7,
+    "kill_process",
+    "kill -9 of a process",
+    detected_as="killed",
+    detected_s=1.25,
+    recovered_s=6.0,
+    lost_steps=7,
     losses_equal=True,
-)  # fmt: skip
+)
 SLOWED = outcome(
-    "slow_process", "a process slowed down", detected_as="straggler (rank 1)", detected_s=3.0, recovered_s=None,
-    lost_steps=0, losses_equal=True,
-)  # fmt: skip
+    "slow_process",
+    "a process slowed down",
+    detected_as="straggler (rank 1)",
+    detected_s=3.0,
+    recovered_s=None,
+    lost_steps=0,
+    losses_equal=True,
+)
 BASELINE = {"kind": "drill_baseline", "steps": 900, "cold_start_s": 12.0}
 
 
@@ -52,12 +62,14 @@ def test_the_time_to_the_next_step_is_compared_with_a_cold_start() -> None:
 
 
 def test_what_was_not_recovered_from_is_named_and_what_was_not_tried_is_no_failure() -> None:
-    found = drill([
-        BASELINE,
-        outcome("kill_head", "kill -9 of the head", failure="no sign of a new head within 60 s", losses_equal=True),
-        outcome("fill_disk", "the disk full", skipped="needs bubblewrap"),
-        {**KILLED, "losses_equal": False, "failure": "its losses are not those of the undisturbed run"},
-    ])  # fmt: skip
+    found = drill(
+        [
+            BASELINE,
+            outcome("kill_head", "kill -9 of the head", failure="no sign of a new head within 60 s", losses_equal=True),
+            outcome("fill_disk", "the disk full", skipped="needs bubblewrap"),
+            {**KILLED, "losses_equal": False, "failure": "its losses are not those of the undisturbed run"},
+        ]
+    )
     assert found is not None
     assert found.failed == ["kill -9 of the head", "kill -9 of a process"]
     assert [row[-2:] for row in rows(found)] == [

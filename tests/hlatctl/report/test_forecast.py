@@ -10,9 +10,15 @@ from hlatctl.report.forecast import Course, Spread
 
 def course(seed: int, days: float, message: str = "") -> Course:
     return Course(
-        seed=seed, message=message, wall_s=days * 86400, uptime_fraction=0.98, goodput_fraction=0.95,
-        lost_s=3600.0 * seed, failures=seed, cost_usd=1000.0 * days,
-    )  # fmt: skip
+        seed=seed,
+        message=message,
+        wall_s=days * 86400,
+        uptime_fraction=0.98,
+        goodput_fraction=0.95,
+        lost_s=3600.0 * seed,
+        failures=seed,
+        cost_usd=1000.0 * days,
+    )
 
 
 def test_a_spread_lies_between_the_values_in_proportion() -> None:
@@ -43,8 +49,13 @@ def test_the_end_is_told_with_the_number_of_courses_that_it_comes_from() -> None
 def test_the_table_has_a_row_for_each_variant() -> None:
     rows = forecast.rows({"as configured": forecast.outlook([course(1, 10)]), "worse": None})
     assert rows[0] == [
-        "as configured", "10 d 0 h (10 d 0 h to 10 d 0 h)", "98.00 % (98.00 to 98.00)", "95.00 % (95.00 to 95.00)",
-        "1 h 0 min (1 h 0 min to 1 h 0 min)", "1", "10,000",
-    ]  # fmt: skip
+        "as configured",
+        "10 d 0 h (10 d 0 h to 10 d 0 h)",
+        "98.00 % (98.00 to 98.00)",
+        "95.00 % (95.00 to 95.00)",
+        "1 h 0 min (1 h 0 min to 1 h 0 min)",
+        "1",
+        "10,000",
+    ]
     assert rows[1][:2] == ["worse", "never finished"]
     assert all(len(row) == len(forecast.HEADER) for row in rows)

@@ -10,20 +10,36 @@ from hlatctl.run.sweep import SweepState, TrialState
 
 def trial(number: int, arm: int, status: str, value: float | None, saved: float = 0.0) -> TrialState:
     return TrialState(
-        number, f"s-t{number:04d}", arm, {"seed": str(arm)}, [], status=status, value=value, tokens=1_000_000,
-        process_hours=2.0, saved_process_hours=saved,
-    )  # fmt: skip
+        number,
+        f"s-t{number:04d}",
+        arm,
+        {"seed": str(arm)},
+        [],
+        status=status,
+        value=value,
+        tokens=1_000_000,
+        process_hours=2.0,
+        saved_process_hours=saved,
+    )
 
 
 def state(direction: str) -> SweepState:
     trials = [
-        trial(0, 0, "finished", 4.0), trial(1, 0, "finished", 5.0), trial(2, 1, "finished", 3.0),
-        trial(3, 1, "failed", None), trial(4, 2, "diverged", None, 1.5),
-    ]  # fmt: skip
+        trial(0, 0, "finished", 4.0),
+        trial(1, 0, "finished", 5.0),
+        trial(2, 1, "finished", 3.0),
+        trial(3, 1, "failed", None),
+        trial(4, 2, "diverged", None, 1.5),
+    ]
     return SweepState(
-        sweep_id="s", status="finished", axes=[{"key": "seed"}], objective="loss", direction=direction,
-        trials_planned=6, trials={each.number: each for each in trials},
-    )  # fmt: skip
+        sweep_id="s",
+        status="finished",
+        axes=[{"key": "seed"}],
+        objective="loss",
+        direction=direction,
+        trials_planned=6,
+        trials={each.number: each for each in trials},
+    )
 
 
 def test_arms_have_means_and_standard_errors_and_the_best_comes_first() -> None:

@@ -12,9 +12,11 @@ from hlatctl.run.errors import EvaluationError
 from hlatctl.run.paths import RunPaths
 
 _FIRST: dict[str, Any] = {
-    "versions": {"lm_eval": "0.4.13"}, "limit": None,
-    "tasks": {"piqa": {"shots": 0, "prompts": "ab" * 32}}, "validation": {"sha256": "1"},
-}  # fmt: skip
+    "versions": {"lm_eval": "0.4.13"},
+    "limit": None,
+    "tasks": {"piqa": {"shots": 0, "prompts": "ab" * 32}},
+    "validation": {"sha256": "1"},
+}
 
 
 def _changed(**fields: Any) -> dict[str, Any]:
@@ -39,14 +41,16 @@ def test_the_first_contract_is_recorded_and_known_ever_after(run: RunPaths) -> N
     [
         (_changed(versions={"lm_eval": "0.4.14"}), 'versions.lm_eval was "0.4.13" when .* and is "0.4.14" now'),
         (_changed(limit=10), "limit was null when .* and is 10 now"),
-        (_changed(tasks={"piqa": {"shots": 0, "prompts": "cd" * 32}}),
-         "tasks.piqa.prompts was abababababababab when .* and is cdcdcdcdcdcdcdcd now"),
+        (
+            _changed(tasks={"piqa": {"shots": 0, "prompts": "cd" * 32}}),
+            "tasks.piqa.prompts was abababababababab when .* and is cdcdcdcdcdcdcdcd now",
+        ),
         (_changed(tasks={}), "tasks.piqa was recorded when .* and is not recorded now"),
         (_changed(code={"timeout_s": 3.0}), "code.timeout_s was not recorded when .* and is 3.0 now"),
         (_changed(environment={}), "environment was not recorded when .* and is recorded now"),
         (_changed(validation={"sha256": "2"}), 'validation.sha256 was "1" when .* and is "2" now'),
     ],
-)  # fmt: skip
+)
 def test_another_contract_is_refused_with_its_first_difference(
     run: RunPaths, present: dict[str, Any], words: str
 ) -> None:

@@ -193,17 +193,20 @@ def test_foreign_lines_are_no_events_and_hide_none(lines: list[bytes]) -> None:
 
 
 DAMAGED_LINES = [
-    b"rubbish", b"[" * 100_000, b'{"a":' * 100_000,
+    b"rubbish",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
     b'{"v":1,"seq":2,"time_unix_s":1e999,"attempt":1,"kind":"step","step":1}',
     b'{"v":1,"seq":2,"time_unix_s":1e300,"attempt":1,"kind":"step","step":1}',
     b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 5000 + b"}",
     b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 400 + b"}",
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":NaN}', b"\xff\xfe",
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":NaN}',
+    b"\xff\xfe",
     b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"loss":"much"}',
     b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"tokens":[1]}',
     b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step"}',
     b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"eval_finished","step":1,"milestone_tokens":1,"scores":{"a":1}}',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("line", DAMAGED_LINES, ids=lambda line: line[-30:].decode(errors="replace"))

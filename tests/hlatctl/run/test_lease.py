@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from hlatctl.run.errors import RunBusyError
-from hlatctl.run.lease import Holder, head_pid, hold, hold_head
+from hlatctl.run.lease import Holder, driver_pid, hold, hold_driver
 from hlatctl.run.lease import holder as holder_of
 from hlatctl.run.paths import RunPaths
 
 HOLDER = """
 import sys
 from pathlib import Path
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
-with hold_head(RunPaths(Path(sys.argv[1]))):
+with hold_driver(RunPaths(Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -35,9 +35,12 @@ def holder(run: RunPaths) -> Iterator[subprocess.Popen[str]]:
     """Another process that drives the run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", HOLDER, str(run.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=environment,
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         try:
@@ -53,16 +56,16 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def test_nobody_drives_a_run_that_nobody_drives(run: RunPaths) -> None:
-    assert head_pid(run) is None
-    with hold_head(run):
+    assert driver_pid(run) is None
+    with hold_driver(run):
         pass
-    assert head_pid(run) is None
+    assert driver_pid(run) is None
 
 
 def test_the_driver_is_known_and_a_second_one_is_refused(run: RunPaths) -> None:
     with holder(run) as process:
-        assert head_pid(run) == process.pid
-        with pytest.raises(RunBusyError, match=f"process {process.pid} drives it already"), hold_head(run):
+        assert driver_pid(run) == process.pid
+        with pytest.raises(RunBusyError, match=f"process {process.pid} drives it already"), hold_driver(run):
             pass
 
 
@@ -70,8 +73,8 @@ def test_a_driver_that_is_killed_never_looks_alive(run: RunPaths) -> None:
     with holder(run) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert head_pid(run) is None
-        with hold_head(run):
+        assert driver_pid(run) is None
+        with hold_driver(run):
             pass
 
 

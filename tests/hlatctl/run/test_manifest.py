@@ -73,12 +73,22 @@ def test_a_checkpoint_without_a_manifest_was_never_completed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-        "text",
-    ["", "{", "[]", "null", '{"step": 7}', '{"step":"x","tokens":1,"world":{},"files":[],"v":1}', "[" * 100_000,
-     '{"step":7,"tokens":1e999,"world":{},"files":[],"v":1}', '{"step":7,"tokens":NaN,"world":{},"files":[],"v":1}',
-     '{"step":7,"tokens":1,"world":{},"files":[{"path":"a"}],"v":1}', "\udcff"],
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"step": 7}',
+        '{"step":"x","tokens":1,"world":{},"files":[],"v":1}',
+        "[" * 100_000,
+        '{"step":7,"tokens":1e999,"world":{},"files":[],"v":1}',
+        '{"step":7,"tokens":NaN,"world":{},"files":[],"v":1}',
+        '{"step":7,"tokens":1,"world":{},"files":[{"path":"a"}],"v":1}',
+        "\udcff",
+    ],
     ids=lambda text: text[:25],
-)  # fmt: skip
+)
 def test_an_unreadable_manifest_is_an_error_with_its_path(tmp_path: Path, text: str) -> None:
     folder = checkpoint(tmp_path)
     (folder / MANIFEST).write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -19,8 +19,11 @@ def attempt(number: int, resumed_from_step: int, times_s: list[float]) -> list[E
         event("step", number, step=resumed_from_step + place, tokens=1, step_s=step_s)
         for place, step_s in enumerate(times_s, start=1)
     ]
-    return [event("attempt_started", number, handle={}), event("train_started", number,
-            resumed_from_step=resumed_from_step), *steps]  # fmt: skip
+    return [
+        event("attempt_started", number, handle={}),
+        event("train_started", number, resumed_from_step=resumed_from_step),
+        *steps,
+    ]
 
 
 def test_the_steps_that_compile_do_not_count() -> None:

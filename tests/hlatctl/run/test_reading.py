@@ -38,10 +38,16 @@ def test_files_of_other_programs_may_hold_such_numbers() -> None:
     assert found == {"model_max_length": 1000000000000000019884624838656, "a": float("inf")}
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-))  # fmt: skip
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_what_was_written_is_read_as_it_was(value: Any) -> None:
     assert parse_json(json.dumps(value)) == value
 

@@ -45,10 +45,15 @@ def test_secrets_in_a_text_are_masked(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "ssh://git@host/repo", "abfss://container@account/x", "sqlite:////a/b.db", "me@example.org",
-        'pad_token="<pad>"', "token = next(tokens)",
-        "train.tokens=10000000", "def f(key=default_value, token=something_else):",
+        "ssh://git@host/repo",
+        "abfss://container@account/x",
+        "sqlite:////a/b.db",
+        "me@example.org",
+        'pad_token="<pad>"',
+        "token = next(tokens)",
+        "train.tokens=10000000",
+        "def f(key=default_value, token=something_else):",
     ],
-)  # fmt: skip
+)
 def test_other_text_stays_as_it_is(text: str) -> None:
     assert (hide(text), secret_in(text)) == (text, "")

@@ -13,9 +13,17 @@ def scores(*names: str) -> dict[str, dict[str, Any]]:
 
 def test_a_figure_stands_for_its_tasks_and_a_first_metric_for_the_others() -> None:
     found = [
-        "validation_bits_per_byte", "validation_loss", "mmlu_anatomy", "mmlu_stem", "mmlu", "gsm8k", "piqa",
-        "gsm8k_flexible_extract", "truthfulqa_mc1", "truthfulqa_mc2",
-    ]  # fmt: skip
+        "validation_bits_per_byte",
+        "validation_loss",
+        "mmlu_anatomy",
+        "mmlu_stem",
+        "mmlu",
+        "gsm8k",
+        "piqa",
+        "gsm8k_flexible_extract",
+        "truthfulqa_mc1",
+        "truthfulqa_mc2",
+    ]
     assert headlines(found) == ["validation_loss", "mmlu", "gsm8k", "piqa", "truthfulqa_mc1", "truthfulqa_mc2"]
 
 

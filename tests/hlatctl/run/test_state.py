@@ -20,8 +20,17 @@ class Story:
 
     def add(self, kind: str, attempt: int = 0, **fields: Any) -> Story:
         seq = len(self.events) + 1
-        self.events.append({"v": 1, "seq": seq, "time_unix_s": float(seq), "attempt": attempt, "kind": kind,
-                            "writer": "test", **fields})  # fmt: skip
+        self.events.append(
+            {
+                "v": 1,
+                "seq": seq,
+                "time_unix_s": float(seq),
+                "attempt": attempt,
+                "kind": kind,
+                "writer": "test",
+                **fields,
+            }
+        )
         return self
 
     def train(self, attempt: int, resumed: int, last: int, loss: float) -> Story:

@@ -13,16 +13,18 @@ def event(seq: int, kind: str, **fields: Any) -> Event:
 
 
 def asked(seq: int, trial: int) -> Event:
-    return event(
-        seq, "trial_asked", trial=trial, run_id=f"s-t{trial}", arm=trial, point={}, overrides=[], seed=None
-    )  # fmt: skip
+    return event(seq, "trial_asked", trial=trial, run_id=f"s-t{trial}", arm=trial, point={}, overrides=[], seed=None)
 
 
 def test_what_follows_a_lost_line_is_told_and_the_other_trials_stand() -> None:
     story = [
-        asked(1, 0), event(3, "trial_started", trial=1), asked(4, 2), event(5, "trial_started", trial=2),
-        event(6, "trial_rung", trial="two", tokens=10, value=1.0), event(7, "from_a_later_version"),
-    ]  # fmt: skip
+        asked(1, 0),
+        event(3, "trial_started", trial=1),
+        asked(4, 2),
+        event(5, "trial_started", trial=2),
+        event(6, "trial_rung", trial="two", tokens=10, value=1.0),
+        event(7, "from_a_later_version"),
+    ]
     state = fold(story)
     assert {number: trial.status for number, trial in state.trials.items()} == {0: "asked", 2: "running"}
     assert state.warnings == ["event 3 (trial_started): damaged, left out", "event 6 (trial_rung): damaged, left out"]

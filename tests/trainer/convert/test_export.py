@@ -54,9 +54,13 @@ def test_exported_model_gives_the_same_logits_in_transformers(
     assert export(arguments(trained, target)) == 0
     written = json.loads(capsys.readouterr().out)
     assert written == {
-        "step": 24, "tokens": 24 * 4 * 32, "to": os.fspath(target), "parameters": 51_360, "dtype": "float32",
+        "step": 24,
+        "tokens": 24 * 4 * 32,
+        "to": os.fspath(target),
+        "parameters": 51_360,
+        "dtype": "float32",
         "bytes": 4 * 51_360,
-    }  # fmt: skip
+    }
 
     ours = Llama(load(trained.config).model, 32)
     ours.load_state_dict(read_weights(trained, 24))
@@ -80,9 +84,7 @@ def test_large_model_is_written_in_several_files_that_transformers_reads_as_one(
     assert len(shards) == 3
     assert shards[0].name == "model-00001-of-00003.safetensors"
     assert max(shard.stat().st_size for shard in shards) < 84_000
-    one, several = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("one", "several")
-    )  # fmt: skip
+    one, several = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("one", "several"))
     assert all(torch.equal(tensor, several[name]) for name, tensor in one.items())
 
 

@@ -57,9 +57,14 @@ def model_keys(folder: Path) -> dict[str, Any]:
 def first_batch(run: RunPaths) -> tuple[Tensor, Tensor]:
     config = load(run.config)
     loader = Loader(
-        files.read_json(run.dataset), global_batch_size=config.train.global_batch_size, seq_len=config.train.seq_len,
-        seed=config.seed, rank=0, size=1, prefetch_batches=1,
-    )  # fmt: skip
+        files.read_json(run.dataset),
+        global_batch_size=config.train.global_batch_size,
+        seq_len=config.train.seq_len,
+        seed=config.seed,
+        rank=0,
+        size=1,
+        prefetch_batches=1,
+    )
     batch = loader.next()
     loader.close()
     return batch
@@ -95,9 +100,11 @@ def test_imported_weights_are_a_valid_checkpoint_of_the_same_values(
 
 
 def test_run_begins_with_imported_weights_in_any_precision(
-    tmp_path: Path, make_run: MakeRun, train_here: Callable[[RunPaths, int], int],
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: Callable[[RunPaths, int], int],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     source = save(tmp_path / "hf")
     target = imported(source, tmp_path / "ours")
     run = make_run(tmp_path / "fp32", train={"init_from": os.fspath(target), "max_steps": 10})
@@ -115,9 +122,11 @@ def test_run_begins_with_imported_weights_in_any_precision(
 
 
 def test_bfloat16_weights_are_kept_as_they_are_and_trained_in_float32(
-    tmp_path: Path, make_run: MakeRun, train_here: Callable[[RunPaths, int], int],
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: Callable[[RunPaths, int], int],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     their_model(MODEL).to(torch.bfloat16).save_pretrained(tmp_path / "hf")
     target = imported(tmp_path / "hf", tmp_path / "ours")
     assert {tensor.dtype for tensor in read_tensors(target, lambda name: True).values()} == {torch.bfloat16}
@@ -129,9 +138,11 @@ def test_bfloat16_weights_are_kept_as_they_are_and_trained_in_float32(
 
 
 def test_run_goes_on_from_its_own_checkpoint_and_not_from_the_initial_weights(
-    tmp_path: Path, make_run: MakeRun, train_here: Callable[[RunPaths, int], int],
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: Callable[[RunPaths, int], int],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     target = imported(save(tmp_path / "hf"), tmp_path / "ours")
     run = make_run(tmp_path / "run", train={"init_from": os.fspath(target), "max_steps": 8})
     assert train_here(run, 1) == 0
@@ -146,9 +157,11 @@ def test_run_goes_on_from_its_own_checkpoint_and_not_from_the_initial_weights(
 
 
 def test_checkpoint_of_another_run_gives_its_weights_alone(
-    tmp_path: Path, make_run: MakeRun, train_here: Callable[[RunPaths, int], int],
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: Callable[[RunPaths, int], int],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     first = make_run(tmp_path / "first", train={"max_steps": 8})
     assert train_here(first, 1) == 0
     second = make_run(tmp_path / "second", train={"init_from": os.fspath(first.checkpoint(8)), "max_steps": 2})
@@ -160,22 +173,29 @@ def test_checkpoint_of_another_run_gives_its_weights_alone(
 
 
 def test_every_layout_begins_with_the_same_weights(
-    tmp_path: Path, make_run: MakeRun, start: Callable[..., Any], finish: Callable[..., str],
+    tmp_path: Path,
+    make_run: MakeRun,
+    start: Callable[..., Any],
+    finish: Callable[..., str],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     source = save(tmp_path / "hf")
     target = imported(source, tmp_path / "ours")
     layouts: dict[str, dict[str, Any]] = {
-        "dp": {}, "fsdp": {"data_parallel": "fsdp"}, "tp": {"tensor_parallel_size": 2},
+        "dp": {},
+        "fsdp": {"data_parallel": "fsdp"},
+        "tp": {"tensor_parallel_size": 2},
         "pp": {"pipeline_parallel_size": 2},
-    }  # fmt: skip
+    }
     runs = [
         make_run(
-            tmp_path / name, parallel=parallel, cluster={"processes_per_node": 2},
+            tmp_path / name,
+            parallel=parallel,
+            cluster={"processes_per_node": 2},
             train={"init_from": os.fspath(target), "max_steps": 1, "micro_batch_size": 1},
         )
         for name, parallel in layouts.items()
-    ]  # fmt: skip
+    ]
     files.write_json(tmp_path / "jobs.json", [{"run": os.fspath(run.root), "attempt": 1} for run in runs])
     finish(start("tests/trainer/layouts.py", os.fspath(tmp_path / "jobs.json"), processes=2))
     expected = their_loss(source, first_batch(runs[0]))
@@ -205,18 +225,23 @@ def stories(path: Path) -> Path:
 
 
 def test_pretrained_stories_go_on_training_from_their_own_loss(
-    tmp_path: Path, shared_data: Path, make_config: MakeConfig, train_here: Callable[[RunPaths, int], int],
+    tmp_path: Path,
+    shared_data: Path,
+    make_config: MakeConfig,
+    train_here: Callable[[RunPaths, int], int],
     events_of: Callable[..., list[dict[str, Any]]],
-) -> None:  # fmt: skip
+) -> None:
     from conf.load import dump
 
     source = shared_data / "weights" / "stories260K"
     target = imported(source, tmp_path / "stories")
     config: Config = make_config(
-        model=model_keys(target), data={"path": os.fspath(stories(tmp_path / "stories.jsonl"))},
-        tokenizer={"path": os.fspath(target / "tokenizer")}, optimizer={"lr": 1e-3, "warmup_steps": 2},
+        model=model_keys(target),
+        data={"path": os.fspath(stories(tmp_path / "stories.jsonl"))},
+        tokenizer={"path": os.fspath(target / "tokenizer")},
+        optimizer={"lr": 1e-3, "warmup_steps": 2},
         train={"init_from": os.fspath(target), "seq_len": 128, "max_steps": 30, "tokens": 10**6},
-    )  # fmt: skip
+    )
     prepare(config, tmp_path / "data")
     run = RunPaths(tmp_path / "run")
     files.write_text(run.config, dump(config))

@@ -100,10 +100,14 @@ def test_amendments_of_the_trainer_count_at_once_those_of_a_person_with_the_next
 
     skip: dict[str, Any] = {"key": "data.skip_steps", "by": "me"}
     events = [
-        event("amended", 0, value=[1], **skip), event("train_started"), event("step", step=4),
-        event("amended", 0, value=[2], **skip), event("amended", value=[3], **{**skip, "by": "trainer"}),
-        event("step", step=5), event("amended", value=[4], **{**skip, "by": "trainer"}),
-    ]  # fmt: skip
+        event("amended", 0, value=[1], **skip),
+        event("train_started"),
+        event("step", step=4),
+        event("amended", 0, value=[2], **skip),
+        event("amended", value=[3], **{**skip, "by": "trainer"}),
+        event("step", step=5),
+        event("amended", value=[4], **{**skip, "by": "trainer"}),
+    ]
     assert [e["value"] for e in events_that_count(events, 5) if e["kind"] == "amended"] == [[1], [3]]
 
 

@@ -28,10 +28,17 @@ def sentencepiece_bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("bpe")
     (folder / "text").write_text("".join(_TEXTS) + "ab  ab   x.x ###\n" * 50)
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=340, model_type="bpe",
-        byte_fallback=True, minloglevel=2, hard_vocab_limit=False, normalization_rule_name="identity",
-        remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
-    )  # fmt: skip
+        input=str(folder / "text"),
+        model_prefix=str(folder / "m"),
+        vocab_size=340,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+    )
     tokenizer.prepare(folder / "m.model", folder / "out", texts=_TEXTS, train_vocab_size=0)
     return tokenizer.load(folder / "out" / "tokenizer.json")
 
@@ -62,11 +69,16 @@ def test_the_fast_way_is_taken_where_it_is_proved(sentencepiece_bpe: Tokenizer) 
 def test_the_fast_way_is_not_taken_where_it_is_not(sentencepiece_bpe: Tokenizer, tmp_path: Path) -> None:
     vocabulary = json.loads(sentencepiece_bpe.to_str())["model"]["vocab"]
     unproved: list[dict[str, Any]] = [
-        {"normalizer": None}, {"pre_tokenizer": {"type": "Whitespace"}}, {"dropout": 0.1}, {"byte_fallback": False},
-        {"ignore_merges": True}, {"vocab": {**vocabulary, "a▁b": 999}}, {"vocab": {**vocabulary, ".\n": 999}},
+        {"normalizer": None},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"dropout": 0.1},
+        {"byte_fallback": False},
+        {"ignore_merges": True},
+        {"vocab": {**vocabulary, "a▁b": 999}},
+        {"vocab": {**vocabulary, ".\n": 999}},
         {"vocab": {piece: i for piece, i in vocabulary.items() if piece != "<0x0A>"}},
         {"added_tokens": [{"content": "a b", "special": False}]},
-    ]  # fmt: skip
+    ]
     assert [splits_at_words(_changed(sentencepiece_bpe, **change)) for change in unproved] == [False] * len(unproved)
     tokenizer.prepare(None, tmp_path / "byte_level", texts=_TEXTS, train_vocab_size=300)
     byte_level = tokenizer.load(tmp_path / "byte_level" / "tokenizer.json")

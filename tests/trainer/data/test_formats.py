@@ -181,9 +181,13 @@ def test_a_damaged_row_group_is_left_out_and_the_others_are_read(tmp_path: Path)
     path = tmp_path / "a.parquet"
     texts = [f"a text of its own, number {i}" for i in range(300)]
     pq.write_table(
-        pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, write_page_checksum=True,
+        pa.table({"text": texts}),
+        path,
+        row_group_size=100,
+        use_dictionary=False,
+        write_page_checksum=True,
         compression="none",
-    )  # fmt: skip
+    )
     content = bytearray(path.read_bytes())
     content[content.index(b"number 150")] ^= 0xFF
     path.write_bytes(bytes(content))

@@ -120,9 +120,11 @@ def test_prepared_file_that_is_gone_is_named(dataset: Path) -> None:
 
 
 @given(
-    rows=st.sampled_from([4, 6, 12]), seq_len=st.integers(5, 200), seed=st.integers(0, 3),
+    rows=st.sampled_from([4, 6, 12]),
+    seq_len=st.integers(5, 200),
+    seed=st.integers(0, 3),
     plan=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 9)), min_size=1, max_size=5),
-)  # fmt: skip
+)
 @settings(max_examples=25, deadline=None)
 def test_any_layouts_one_after_another_give_the_one_global_sequence(
     mixed: dict[str, Any], rows: int, seq_len: int, seed: int, plan: list[tuple[int, int]]
@@ -131,9 +133,17 @@ def test_any_layouts_one_after_another_give_the_one_global_sequence(
 
     def opened(rank: int, size: int, state: Any) -> Loader:
         return Loader(
-            mixed, global_batch_size=rows, seq_len=seq_len, seed=seed, rank=rank, size=size, prefetch_batches=2,
-            state=state, weights=[3.0, 1.0], skip=frozenset({2, 7}),
-        )  # fmt: skip
+            mixed,
+            global_batch_size=rows,
+            seq_len=seq_len,
+            seed=seed,
+            rank=rank,
+            size=size,
+            prefetch_batches=2,
+            state=state,
+            weights=[3.0, 1.0],
+            skip=frozenset({2, 7}),
+        )
 
     whole, state = opened(0, 1, None), None
     try:

@@ -65,9 +65,12 @@ def test_an_epoch_of_all_rows_has_every_token_once(documents: list[str], rows: i
 
 
 @given(
-    documents=_documents(), more=_documents(), seq_len=st.integers(1, 90), cut=st.integers(0, 20),
+    documents=_documents(),
+    more=_documents(),
+    seq_len=st.integers(1, 90),
+    cut=st.integers(0, 20),
     weight=st.floats(0.1, 10),
-)  # fmt: skip
+)
 def test_row_goes_on_identically_from_any_position(
     documents: list[str], more: list[str], seq_len: int, cut: int, weight: float
 ) -> None:
@@ -107,8 +110,10 @@ def test_spans_say_where_every_input_came_from(documents: list[str], seq_len: in
 def test_order_changes_with_epoch_seed_and_corpus_and_deals_every_document() -> None:
     orders = {
         tuple(_epoch(_deal(50, seed=seed, key=key), 0, epoch, 50))
-        for seed in (1, 2) for epoch in (0, 1) for key in ("a", "b")
-    }  # fmt: skip
+        for seed in (1, 2)
+        for epoch in (0, 1)
+        for key in ("a", "b")
+    }
     assert len(orders) == 8
     deal = _deal(50, rows=3)
     dealt = [

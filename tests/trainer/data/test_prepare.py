@@ -177,7 +177,7 @@ def test_books_with_the_llama_tokenizer(make_config: MakeConfig, shared_data: Pa
         data={"path": os.fspath(shared_data / "corpora" / "books-valid.parquet")},
         tokenizer={"path": os.fspath(shared_data / "tokenizers" / "llama2-tokenizer.model")},
         model={"vocab_size": 32_000},
-    )  # fmt: skip
+    )
     dataset, train, _ = _prepared(config, tmp_path / "d")
     assert dataset["tokenizer"]["vocab_size"] == 32_000
     assert (dataset["tokenizer"]["bos_id"], dataset["tokenizer"]["eos_id"]) == (1, 2)
@@ -208,8 +208,12 @@ def test_modules_cut_into_pieces_lead_back_to_file_and_piece(
     (source,) = sources_of(dataset)
     origins = [source.origin(i) for i in range(len(source.documents))]
     assert [(Path(o.file).name, o.row) for o in origins] == [
-        ("a.py", 1), ("a.py", 2), ("a.py", 3), ("b.py", 1), ("b.py", 2)
-    ]  # fmt: skip
+        ("a.py", 1),
+        ("a.py", 2),
+        ("a.py", 3),
+        ("b.py", 1),
+        ("b.py", 2),
+    ]
 
 
 def test_damage_fails_by_default_and_is_skipped_and_counted_when_asked(

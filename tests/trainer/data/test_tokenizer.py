@@ -87,10 +87,16 @@ def test_trained_sentencepiece_models_convert_with_equal_ids(tmp_path: Path, mod
 
     (tmp_path / "text").write_text("".join(_TEXTS))
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), vocab_size=vocab_size, model_type=model_type,
-        byte_fallback=True, minloglevel=2, hard_vocab_limit=False, normalization_rule_name="identity",
+        input=str(tmp_path / "text"),
+        model_prefix=str(tmp_path / "m"),
+        vocab_size=vocab_size,
+        model_type=model_type,
+        byte_fallback=True,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-    )  # fmt: skip
+    )
     assert _prepare(tmp_path / "m.model", tmp_path / "out")["eos_id"] == 2
     _assert_equal_ids(tmp_path / "m.model", tmp_path / "out", [*_TEXTS, "unseen ünïcödé 東京"])
 

@@ -34,10 +34,11 @@ def test_devices_are_read_and_counted_in_the_cores_that_processes_take() -> None
         (samples.neuron_ls(memory_size=1), "fail", "devices differ in cores or memory"),
         (
             samples.neuron_ls(neuron_processes=[{"pid": 7, "command": "python train.py"}]),
-            "fail", "in use by process 7 python train.py on device 0",
+            "fail",
+            "in use by process 7 python train.py on device 0",
         ),
     ],
-)  # fmt: skip
+)
 def test_devices_are_judged(text: str, status: str, shows: str) -> None:
     assert outcome(devices.judge(devices.parse(text), 32)) == (status, shows)
 
@@ -52,13 +53,16 @@ def test_what_is_not_neuron_ls_is_told(text: str) -> None:
     ("line", "status", "shows"),
     [
         (samples.neuron_monitor(), "pass", "2 devices, 0 corrected ECC events, none uncorrected"),
-        (samples.neuron_monitor({"sram_ecc_corrected": 3}),
-         "pass", "2 devices, 3 corrected ECC events, none uncorrected"),
+        (
+            samples.neuron_monitor({"sram_ecc_corrected": 3}),
+            "pass",
+            "2 devices, 3 corrected ECC events, none uncorrected",
+        ),
         (samples.neuron_monitor({"sram_ecc_uncorrected": 1}), "fail", "device 1: sram_ecc_uncorrected=1"),
         (samples.neuron_monitor(hardware_errors=2), "fail", "process 4711: 2 hardware errors"),
         (samples.neuron_monitor(error="no driver"), "fail", "no driver"),
     ],
-)  # fmt: skip
+)
 def test_error_counters_are_judged(line: str, status: str, shows: str) -> None:
     assert outcome(monitor.judge(line)) == (status, shows)
 
@@ -126,9 +130,10 @@ def test_kernel_settings_are_compared_with_what_is_asked(tmp_path: Path) -> None
     backlog.write_text("4096\n")
     assert host.reserved_ports([41000, 44002], ports).status == "pass"
     assert outcome(host.reserved_ports([41000, 48620], ports)) == (
-        "fail", "48620 not reserved (preflight.reserved_ports); an administrator sets "
+        "fail",
+        "48620 not reserved (preflight.reserved_ports); an administrator sets "
         "net.ipv4.ip_local_reserved_ports=41000,48620",
-    )  # fmt: skip
+    )
     assert host.reserved_ports([1], tmp_path / "none").status == "skip"
     assert host.somaxconn(4096, backlog).status == "pass"
     assert host.somaxconn(65535, backlog).shows == "net.core.somaxconn=4096: below preflight.min_somaxconn=65535"
@@ -141,9 +146,7 @@ def test_adapters_are_counted_by_their_driver(tmp_path: Path) -> None:
         (tmp_path / "adapters" / name / "device").mkdir(parents=True)
         (tmp_path / "adapters" / name / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
     assert outcome(host.efa(1, tmp_path / "adapters")) == ("pass", "1: rdmap160s26")
-    assert outcome(host.efa(8, tmp_path / "adapters")) == (
-        "fail", "1 EFA adapters: below preflight.min_efa_devices=8",
-    )  # fmt: skip
+    assert outcome(host.efa(8, tmp_path / "adapters")) == ("fail", "1 EFA adapters: below preflight.min_efa_devices=8")
     assert host.efa(0, tmp_path / "none").status == "pass"
 
 
@@ -164,8 +167,9 @@ def test_nodes_that_differ_from_most_are_named_with_what_differs() -> None:
     same = {"driver": "2.27.4.0", "neuronx-cc": "2.24.8799.0"}
     by_host = {"a": same, "b": same, "c": {**same, "driver": "2.26.0.0"}, "d": {"neuronx-cc": "2.24.8799.0"}}
     assert versions.disagreement(by_host) == {
-        "c": "driver 2.26.0.0: 2 of 4 nodes have 2.27.4.0", "d": "driver none: 2 of 4 nodes have 2.27.4.0",
-    }  # fmt: skip
+        "c": "driver 2.26.0.0: 2 of 4 nodes have 2.27.4.0",
+        "d": "driver none: 2 of 4 nodes have 2.27.4.0",
+    }
     assert versions.disagreement({"a": same, "b": dict(same)}) == {}
 
 
@@ -222,5 +226,6 @@ def test_nodes_wait_for_each_other_and_find_what_is_wrong_with_their_own(
         files.write_json(run.preflight_nodes / f"{other}.json", {"v": 1, "host": other, "checks": [entry]})
     preflight.look_at_node(config, run)
     assert preflight.node_failures(run) == [
-        "EFA adapters: 0 EFA adapters: below preflight.min_efa_devices=8", "driver 2: 2 of 3 nodes have 3",
-    ]  # fmt: skip
+        "EFA adapters: 0 EFA adapters: below preflight.min_efa_devices=8",
+        "driver 2: 2 of 3 nodes have 3",
+    ]

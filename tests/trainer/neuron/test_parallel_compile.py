@@ -43,12 +43,16 @@ def test_a_node_compiles_into_its_own_folder_and_passes_everything_on(
     tools_on_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Stands for the tool: runs the command with graphs extracted, leaves a module as compiled, and reports.
-    install(tools_on_path, "neuron_parallel_compile", f"""NEURON_EXTRACT_GRAPHS_ONLY=1 "$@" || exit 1
+    install(
+        tools_on_path,
+        "neuron_parallel_compile",
+        f"""NEURON_EXTRACT_GRAPHS_ONLY=1 "$@" || exit 1
 module="$NEURON_COMPILE_CACHE_URL/neuronxcc-2.16.372.0+4a9b2326/MODULE_1+ab"
 mkdir -p "$module"; touch "$module/model.neff" "$module/model.done"
 cat <<'END'
 {samples.parallel_compile("/c")}
-END""")  # fmt: skip
+END""",
+    )
     monkeypatch.delenv(ERROR_FILE_ENV, raising=False)
     code = "import os; print('extracting', os.environ['NEURON_EXTRACT_GRAPHS_ONLY'])"
     assert parallel_compile.main(["--to", os.fspath(tmp_path), "--", sys.executable, "-c", code]) == 0
@@ -74,9 +78,12 @@ def test_a_graph_that_failed_is_named_with_the_compilers_last_word(tools_on_path
 
 @pytest.mark.parametrize(
     ("script", "message"),
-    [("exit 0", "printed no report"), ("exit 7", "ended with 7"),
-     (f"cat <<'END'\n{samples.parallel_compile('/c', compiled=())}\nEND", "no graph was extracted")],
-)  # fmt: skip
+    [
+        ("exit 0", "printed no report"),
+        ("exit 7", "ended with 7"),
+        (f"cat <<'END'\n{samples.parallel_compile('/c', compiled=())}\nEND", "no graph was extracted"),
+    ],
+)
 def test_a_tool_that_breaks_off_is_told(tools_on_path: Path, tmp_path: Path, script: str, message: str) -> None:
     install(tools_on_path, "neuron_parallel_compile", script)
     with pytest.raises(CompileError, match=message):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf.schema import BackendConfig, CheckpointConfig, ClusterConfig, Config
 from hlatctl.plan.checkpoint_interval import least_time_between_failures_s
-from hlatctl.report.ledger import Ledger, facts, label, ledger, time_table
+from hlatctl.report.goodput import Goodput, facts, label, measure_goodput, time_table
 from hlatctl.run.journal import Event
 
 CONFIG = Config(
@@ -48,7 +48,7 @@ class Journal:
 
     @property
     def seconds(self) -> dict[str, float]:
-        return ledger(self.events, CONFIG).seconds
+        return measure_goodput(self.events, CONFIG).seconds
 
 
 @pytest.fixture
@@ -77,9 +77,17 @@ def test_an_undisturbed_run_is_split_into_what_it_did(journal: Journal) -> None:
     journal.add(97, "eval_finished", writer="eval-3", milestone_tokens=3, step=3)
     journal.add(98, "run_finished", outcome="finished")
     assert journal.seconds == {
-        "productive": 27.0, "data_wait": 3.0, "checkpoint_stall": 4.0, "between_steps": 1.0, "compile": 40.0,
-        "warm_cache": 2.0, "start": 6.0, "end": 0.5, "evaluation_wait": 11.5, "head": 3.0,
-    }  # fmt: skip
+        "productive": 27.0,
+        "data_wait": 3.0,
+        "checkpoint_stall": 4.0,
+        "between_steps": 1.0,
+        "compile": 40.0,
+        "warm_cache": 2.0,
+        "start": 6.0,
+        "end": 0.5,
+        "evaluation_wait": 11.5,
+        "head": 3.0,
+    }
 
 
 def interrupted(journal: Journal, cause: str = "killed", decision: str = "restart") -> None:
@@ -100,15 +108,20 @@ def interrupted(journal: Journal, cause: str = "killed", decision: str = "restar
 def test_what_a_restart_costs_is_booked_under_its_cause(journal: Journal, cause: str) -> None:
     interrupted(journal, cause)
     assert journal.seconds == {
-        "productive": 40.0, "checkpoint_stall": 1.0, "between_steps": 5.0, "lost": 20.0, "start": 5.0,
-        f"restart:{cause}": 19.0, "head": 10.0,
-    }  # fmt: skip
+        "productive": 40.0,
+        "checkpoint_stall": 1.0,
+        "between_steps": 5.0,
+        "lost": 20.0,
+        "start": 5.0,
+        f"restart:{cause}": 19.0,
+        "head": 10.0,
+    }
 
 
 def test_steps_are_lost_only_once_they_are_redone(journal: Journal) -> None:
     interrupted(journal)
     before = journal.events[: [event["kind"] for event in journal.events].index("attempt_ended")]
-    assert "lost" not in ledger(before, CONFIG).seconds
+    assert "lost" not in measure_goodput(before, CONFIG).seconds
 
 
 def test_an_attempt_that_makes_no_step_adds_its_own_cause(journal: Journal) -> None:
@@ -158,10 +171,17 @@ def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
     journal.start(36040, attempt=2, resumed_from_step=1)
     journal.step(36055, 2, attempt=2)
     assert journal.seconds == {
-        "productive": 20.0, "checkpoint_stall": 2.0, "between_steps": 1.0, "start": 10.0, "restart:stopped": 6.0,
-        "report": 1.0, "preflight": 3.0, "head": 12.0, "idle": 36000.0,
-    }  # fmt: skip
-    found = ledger(journal.events, CONFIG)
+        "productive": 20.0,
+        "checkpoint_stall": 2.0,
+        "between_steps": 1.0,
+        "start": 10.0,
+        "restart:stopped": 6.0,
+        "report": 1.0,
+        "preflight": 3.0,
+        "head": 12.0,
+        "idle": 36000.0,
+    }
+    found = measure_goodput(journal.events, CONFIG)
     assert found.checkpointing.failures == {}
     assert found.ettr_fraction == pytest.approx(20 / 36045)
 
@@ -171,11 +191,11 @@ def test_who_evaluates_a_finished_run_once_more_adds_nothing_to_it(journal: Jour
     journal.step(30, 1)
     journal.end(34, "finished", "done")
     journal.add(35, "run_finished", outcome="finished")
-    before = ledger(journal.events, CONFIG)
+    before = measure_goodput(journal.events, CONFIG)
     journal.add(90_000, "eval_started", writer="eval-10")
-    assert ledger(journal.events, CONFIG) == before
+    assert measure_goodput(journal.events, CONFIG) == before
     journal.add(90_035, "head_started", pid=2)
-    assert ledger(journal.events, CONFIG).wall_s == 90_035.0, "driven again it is"
+    assert measure_goodput(journal.events, CONFIG).wall_s == 90_035.0, "driven again it is"
 
 
 def test_an_asynchronous_save_stalls_where_it_began_and_only_so_long(journal: Journal) -> None:
@@ -187,7 +207,7 @@ def test_an_asynchronous_save_stalls_where_it_began_and_only_so_long(journal: Jo
     seconds = journal.seconds
     assert (seconds["productive"], seconds["checkpoint_stall"]) == (40.0, 0.75)
     assert seconds["between_steps"] == 0.25
-    assert ledger(journal.events, CONFIG).checkpointing.save_s == 0.75
+    assert measure_goodput(journal.events, CONFIG).checkpointing.save_s == 0.75
 
 
 @pytest.mark.parametrize(("misses", "category"), [(0, "start"), (4, "compile")])
@@ -204,7 +224,7 @@ def test_what_a_first_step_takes_beyond_the_others_is_no_training(journal: Journ
 
 def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
     interrupted(journal)
-    found = ledger(journal.events, CONFIG)
+    found = measure_goodput(journal.events, CONFIG)
     assert (found.wall_s, found.training_s, found.up_s) == (100.0, 90.0, 66.0)
     assert found.uptime_fraction == pytest.approx(66 / 90)
     assert found.ettr_fraction == pytest.approx(40 / 90)
@@ -219,7 +239,7 @@ def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
 
 def test_without_a_price_nothing_costs_and_processors_are_no_accelerators(journal: Journal) -> None:
     interrupted(journal)
-    found = ledger(journal.events, Config())
+    found = measure_goodput(journal.events, Config())
     assert found.cost_usd is None
     assert time_table(found)[0] == ["where it went", "time", "share"]
     assert {"cost", "accelerator-hours"}.isdisjoint(dict(facts(found)))
@@ -227,13 +247,13 @@ def test_without_a_price_nothing_costs_and_processors_are_no_accelerators(journa
 
 def test_the_interval_follows_from_measured_saves_and_failures(journal: Journal) -> None:
     interrupted(journal)
-    checkpointing = ledger(journal.events, CONFIG).checkpointing
+    checkpointing = measure_goodput(journal.events, CONFIG).checkpointing
     assert checkpointing.failures == {"killed": 1}
     assert (checkpointing.save_s, checkpointing.mean_time_between_failures_s) == (1.0, 66.0)
     assert checkpointing.young_s == pytest.approx((2 * 66.0) ** 0.5)
     assert checkpointing.every_s == 20.0
     assert checkpointing.daly_steps == 1
-    told = dict(facts(ledger(journal.events, CONFIG)))
+    told = dict(facts(measure_goodput(journal.events, CONFIG)))
     assert told["failures"] == "1 killed, in 1 min 6 s of training: one in 1 min 6 s"
     assert told["checkpoints by Daly"] == "every 11 s, 1 step"
 
@@ -242,7 +262,7 @@ def test_without_a_failure_there_is_a_bound_and_no_interval(journal: Journal) ->
     journal.start(10)
     journal.step(30, 1)
     journal.saved(31, 1, wall_s=1.0)
-    found = ledger(journal.events, CONFIG)
+    found = measure_goodput(journal.events, CONFIG)
     assert found.checkpointing.young_s is None
     assert found.checkpointing.least_time_between_failures_s == least_time_between_failures_s(found.up_s)
     told = dict(facts(found))
@@ -259,47 +279,78 @@ def test_who_was_asked_to_stop_or_saved_in_time_has_not_failed(journal: Journal)
     journal.step(60, 2, attempt=2)
     journal.add(61, "stop_requested", writer="operator")
     journal.end(62, "killed", "stop", attempt=2)
-    assert ledger(journal.events, CONFIG).checkpointing.failures == {}
+    assert measure_goodput(journal.events, CONFIG).checkpointing.failures == {}
 
 
 def test_a_journal_without_anything_has_an_empty_ledger() -> None:
-    found = ledger([], CONFIG)
+    found = measure_goodput([], CONFIG)
     assert (found.wall_s, found.seconds, found.uptime_fraction, found.cost_usd) == (0.0, {}, None, 0.0)
     assert time_table(found)[1] == [["wall time", "0.0 s", "0.0 %", "0.00"]]
 
 
 def test_labels_read_well() -> None:
     assert [label(name) for name in ("lost", "restart:out_of_memory", "warm_cache", "a_new_stage")] == [
-        "lost steps (redone)", "restart: out_of_memory", "cache warm-up", "a new stage",
-    ]  # fmt: skip
+        "lost steps (redone)",
+        "restart: out_of_memory",
+        "cache warm-up",
+        "a new stage",
+    ]
 
 
 _KINDS = (
-    "head_started", "stage_started", "stage_finished", "stage_failed", "attempt_started", "attempt_ended",
-    "train_started", "step", "step", "step", "compile_cache", "checkpoint_written", "train_stopped", "milestone",
-    "eval_started", "eval_finished", "eval_failed", "stop_requested", "run_finished", "nonfinite", "of tomorrow",
-)  # fmt: skip
+    "head_started",
+    "stage_started",
+    "stage_finished",
+    "stage_failed",
+    "attempt_started",
+    "attempt_ended",
+    "train_started",
+    "step",
+    "step",
+    "step",
+    "compile_cache",
+    "checkpoint_written",
+    "train_stopped",
+    "milestone",
+    "eval_started",
+    "eval_finished",
+    "eval_failed",
+    "stop_requested",
+    "run_finished",
+    "nonfinite",
+    "of tomorrow",
+)
 _NUMBER: st.SearchStrategy[Any] = st.one_of(
     st.floats(-5, 50), st.sampled_from(["nan", None, "text", float("nan"), float("inf"), -1, [], {}])
 )
 _FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "step": st.one_of(st.integers(0, 6), _NUMBER), "step_s": _NUMBER, "data_wait_s": _NUMBER, "wall_s": _NUMBER,
-    "stall_s": _NUMBER, "resumed_from_step": st.integers(0, 6), "misses": st.integers(0, 2), "tokens": _NUMBER,
-    "milestone_tokens": st.integers(0, 2), "stage": st.sampled_from(["compile", "data", "", None]),
+    "step": st.one_of(st.integers(0, 6), _NUMBER),
+    "step_s": _NUMBER,
+    "data_wait_s": _NUMBER,
+    "wall_s": _NUMBER,
+    "stall_s": _NUMBER,
+    "resumed_from_step": st.integers(0, 6),
+    "misses": st.integers(0, 2),
+    "tokens": _NUMBER,
+    "milestone_tokens": st.integers(0, 2),
+    "stage": st.sampled_from(["compile", "data", "", None]),
     "cause": st.sampled_from(["finished", "killed", "stopped", "", None]),
     "decision": st.sampled_from(["restart", "stop", "done", None]),
     "reason": st.sampled_from(["finished", "stop", "rollback"]),
-}  # fmt: skip
+}
 
 
 #: Any event, with any of the fields, so long after the one before it.
 _EVENTS = st.tuples(
-    st.sampled_from([0.0, 1e-6, 0.3, 7.0, 3600.0, -2.0]), st.sampled_from(_KINDS), st.integers(0, 3),
-    st.sampled_from(["flow", "train-rank00000"]), st.fixed_dictionaries({}, optional=_FIELDS),
-)  # fmt: skip
+    st.sampled_from([0.0, 1e-6, 0.3, 7.0, 3600.0, -2.0]),
+    st.sampled_from(_KINDS),
+    st.integers(0, 3),
+    st.sampled_from(["flow", "train-rank00000"]),
+    st.fixed_dictionaries({}, optional=_FIELDS),
+)
 
 
-def check(found: Ledger) -> None:
+def check(found: Goodput) -> None:
     """Whatever the journal: every second is somewhere, once."""
     assert all(seconds > 0 for seconds in found.seconds.values())
     microseconds = sum(round(seconds * 1e6) for seconds in found.seconds.values())
@@ -318,12 +369,12 @@ def test_categories_of_any_journal_add_up_to_its_wall_time(
     for after_s, kind, attempt, writer, fields in rows:
         time_s += after_s
         made.add(time_s, kind, writer=writer, attempt=attempt, **fields)
-    check(ledger(made.events, CONFIG))
+    check(measure_goodput(made.events, CONFIG))
 
 
 def test_every_beginning_of_a_journal_has_a_ledger_that_grows(journal: Journal) -> None:
     interrupted(journal)
-    found = [ledger(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
+    found = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
     for one in found:
         check(one)
     assert [one.wall_s for one in found] == sorted(one.wall_s for one in found)

@@ -20,7 +20,7 @@ from flows.simulation.scripts import SCRIPTS
 from flows.simulation.world import World
 from flows.sweep import create
 from flows.sweep.book import Book
-from flows.sweep.head import drive
+from flows.sweep.driver import drive
 from flows.sweep.trials import Trial
 from hlatctl.report.sweep import arms
 from hlatctl.run import files
@@ -33,15 +33,23 @@ from hlatctl.run.sweep import SweepState, fold
 from hlatctl.run.sweep import apply as apply_to_sweep
 
 ROOT = Path(__file__).parents[3]
-SMALL = ("eval.enabled=false", "train.max_steps=24", "train.tokens=1M", "checkpoint.every_steps=12",
-         "train.global_batch_size=4", "train.seq_len=256", "recovery.backoff_s=0", "tracking=none")  # fmt: skip
+SMALL = (
+    "eval.enabled=false",
+    "train.max_steps=24",
+    "train.tokens=1M",
+    "checkpoint.every_steps=12",
+    "train.global_batch_size=4",
+    "train.seq_len=256",
+    "recovery.backoff_s=0",
+    "tracking=none",
+)
 RATES = "optimizer.lr=1e-3,3e-3,1e-2"
 
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is compared with whom does not depend on threads."""
-    monkeypatch.setattr("flows.sweep.head._PLAYED_AT_ONCE", 1)
+    monkeypatch.setattr("flows.sweep.driver._PLAYED_AT_ONCE", 1)
 
 
 def silent(text: str) -> None:
@@ -82,13 +90,21 @@ def test_every_arm_is_tried_with_every_seed_and_the_best_comes_first(tmp_path: P
 
 def test_a_head_that_is_killed_at_any_event_leaves_a_sweep_that_runs_every_trial_once(tmp_path: Path) -> None:
     sweep = make(
-        tmp_path, RATES, "sweep.seeds=2", "sweep.pruner=median", "sweep.startup_trials=1",
+        tmp_path,
+        RATES,
+        "sweep.seeds=2",
+        "sweep.pruner=median",
+        "sweep.startup_trials=1",
         "recovery.max_restarts_without_progress=10",  # a played job dies with its head
-    )  # fmt: skip
+    )
     died = subprocess.run(
         [sys.executable, "-m", "tests.flows.sweep.killed_heads", os.fspath(sweep.root), "7", "10"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.fspath(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert died.returncode == 0, died.stderr
     assert int(died.stdout) >= 6, "it died often enough to prove something"
     events = read_events(sweep)
@@ -113,8 +129,13 @@ def test_a_head_that_is_killed_at_any_event_leaves_a_sweep_that_runs_every_trial
 
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_trial_that_falls_behind_is_pruned_and_what_that_saves_is_told(tmp_path: Path) -> None:
-    sweep = make(tmp_path, "optimizer.lr=3e-3,4e-3,2e-3,1e-5,9e-1", "sweep.pruner=median", "sweep.startup_trials=2",
-                 "sweep.rungs=4")  # fmt: skip
+    sweep = make(
+        tmp_path,
+        "optimizer.lr=3e-3,4e-3,2e-3,1e-5,9e-1",
+        "sweep.pruner=median",
+        "sweep.startup_trials=2",
+        "sweep.rungs=4",
+    )
     state = drive(sweep, silent)
     assert {state.trials[n].status for n in (3, 4)} == {"pruned"}
     assert state.trials[0].status == "finished"
@@ -164,8 +185,12 @@ def test_more_values_extend_the_same_sweep_and_anything_else_is_refused(tmp_path
 
 
 def test_drawn_arms_are_the_same_whether_the_head_died_or_not(tmp_path: Path) -> None:
-    space = ("optimizer.lr=tag(log,interval(1e-4,1e-1))", "model.num_layers=int(interval(1,3))", "sweep.trials=6",
-             "sweep.sampler=random")  # fmt: skip
+    space = (
+        "optimizer.lr=tag(log,interval(1e-4,1e-1))",
+        "model.num_layers=int(interval(1,3))",
+        "sweep.trials=6",
+        "sweep.sampler=random",
+    )
     whole = drive(make(tmp_path / "a", *space), silent)
     sweep = make(tmp_path / "b", *space)
     for _ in range(3):  # a head that asks for one more trial and is gone
@@ -241,9 +266,9 @@ def test_a_trial_that_a_person_stops_counts_as_pruned(tmp_path: Path, monkeypatc
 def test_a_trial_whose_process_is_gone_again_and_again_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.sweep.head._POLL_S", 0.01)
+    monkeypatch.setattr("flows.sweep.driver._POLL_S", 0.01)
     monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
-    monkeypatch.setattr("flows.runtime.detached.start_head", lambda run, env: subprocess.Popen(["true"]))
+    monkeypatch.setattr("flows.runtime.detached.start_driver", lambda run, env: subprocess.Popen(["true"]))
     prepared = create.prepare([*SMALL, f"runs_dir={tmp_path}", RATES], folder=tmp_path, simulated=False)
     sweep = create.make(prepared, sweep_id="s", argv=[])
     with pytest.raises(TrainingError, match=r"s-t0000 with: its process was gone 3 times, see its logs/head.log"):

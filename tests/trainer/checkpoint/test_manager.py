@@ -24,8 +24,8 @@ from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
-from trainer.checkpoint.checkpointer import Checkpointer
-from trainer.checkpoint.trust import Ledger
+from trainer.checkpoint.manager import CheckpointManager
+from trainer.checkpoint.trust import CheckpointRecords
 from trainer.storage import read_tensors, why_not_loadable
 
 MakeRun = Callable[..., RunPaths]
@@ -215,14 +215,14 @@ def test_save_that_meets_one_in_flight_is_left_out_where_that_is_asked_for(
         assert released.wait(timeout=60)
         save(backend, tensors, folder)
 
-    def skipped(ledger: Ledger, kind: str, **fields: Any) -> None:
-        note(ledger, kind, **fields)
+    def skipped(records: CheckpointRecords, kind: str, **fields: Any) -> None:
+        note(records, kind, **fields)
         if kind == "checkpoint_skipped" and fields["step"] == 20:
             released.set()
 
-    save, note = TorchNative.save, Ledger.note
+    save, note = TorchNative.save, CheckpointRecords.note
     monkeypatch.setattr(TorchNative, "save", write_slowly)
-    monkeypatch.setattr(Ledger, "note", skipped)
+    monkeypatch.setattr(CheckpointRecords, "note", skipped)
     run = make_run(tmp_path / "busy", checkpoint={"every_steps": 10, "when_busy": "skip"})
     assert train_here(run, 1) == 0
     (left_out,) = events_of(run, "checkpoint_skipped")
@@ -278,9 +278,14 @@ def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
     ("text", "what"), [("No space left on device", "disk_full"), ("Input/output error", "checkpoint_failed")]
 )
 def test_failure_beside_training_is_an_alarm_and_only_a_full_disk_is_outlived(
-    text: str, what: str, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf,
+    text: str,
+    what: str,
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     def fail_once(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> None:
         if folder.name == ".tmp-step-00000008":
             (folder / "half.safetensors").write_bytes(b"x")
@@ -397,7 +402,7 @@ def test_damage_to_any_file_gives_another_checkpoint_or_an_error_and_never_other
     try:
         damage(path, how, where)
         try:
-            restored = Checkpointer(config, trained, backend, None).restore(tensors)
+            restored = CheckpointManager(config, trained, backend, None).restore(tensors)
         except CheckpointError:
             return
         # A flipped bit in the manifest's own white space or the like changes nothing of what it says.

@@ -27,12 +27,12 @@ from flows.tracking.follower import conclude_sweep
 from flows.tracking.prefect_sweep import PrefectView
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, StoppedError, TrainingError
-from hlatctl.run.lease import hold_head
+from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import ENDED, SweepState, TrialState
 
 #: A trial whose head process is gone so often, with nothing in its journal that says why, has failed.
-_MAX_LOST_HEADS = 3
+_MAX_LOST_DRIVERS = 3
 #: Played trials at once: they wait for the disk more than they compute.
 _PLAYED_AT_ONCE = 2
 _POLL_S = 0.5
@@ -52,18 +52,18 @@ def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
         ConfigError: no trial reports the objective.
         TrainingError: every trial has failed.
     """
-    with files.created_like(sweep.root), hold_head(sweep):
+    with files.created_like(sweep.root), hold_driver(sweep):
         book = Book(sweep)
         player = ThreadPoolExecutor(_PLAYED_AT_ONCE) if book.state.simulated else None
         try:
-            return _Head(book, say, player).run()
+            return _Driver(book, say, player).run()
         finally:
             if player is not None:
                 player.shutdown()
             book.close()
 
 
-class _Head:
+class _Driver:
     """The process that drives a sweep.
 
     Args:
@@ -136,8 +136,10 @@ class _Head:
             )
         if error is None and state.count("failed") == len(state.trials):
             first = state.trials[0]
-            error = TrainingError(f"{name}: every trial has failed, {first.run_id} with: {first.why}",
-                                  hint=f"hlatctl status {first.run_id}")  # fmt: skip
+            error = TrainingError(
+                f"{name}: every trial has failed, {first.run_id} with: {first.why}",
+                hint=f"hlatctl status {first.run_id}",
+            )
         outcome = "finished" if error is None else "stopped" if isinstance(error, StoppedError) else "failed"
         book.event("sweep_finished", outcome=outcome, message=error.message if error else book.told())
         self._prefect.end(outcome)
@@ -292,8 +294,8 @@ class _Head:
     def _conclude_lost(self, trial: Trial, asked: TrialState) -> None:
         """Its process is gone, and its journal does not say why."""
         self._book.event("trial_head_lost", trial=asked.number)
-        if asked.lost_heads >= _MAX_LOST_HEADS:
-            self._end(asked, "failed", f"its process was gone {asked.lost_heads} times, see its logs/head.log", trial)
+        if asked.lost_drivers >= _MAX_LOST_DRIVERS:
+            self._end(asked, "failed", f"its process was gone {asked.lost_drivers} times, see its logs/head.log", trial)
         else:
             self._waiting.insert(0, asked.number)
 
@@ -303,8 +305,11 @@ class _Head:
         took: dict[str, float] = {}
         if trial is not None:
             early = outcome in ("pruned", "diverged")
-            took = {"tokens": trial.state.tokens, "process_hours": trial.process_hours,
-                    "saved_process_hours": trial.left_process_hours if early else 0.0}  # fmt: skip
+            took = {
+                "tokens": trial.state.tokens,
+                "process_hours": trial.process_hours,
+                "saved_process_hours": trial.left_process_hours if early else 0.0,
+            }
             if early and not self._settings.keep_pruned_checkpoints:
                 trial.drop_checkpoints()
         self._book.end(asked.number, outcome, why, value=value, **took)

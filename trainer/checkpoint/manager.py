@@ -29,7 +29,7 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
 from trainer.checkpoint.tiers import Tiers
-from trainer.checkpoint.trust import Ledger
+from trainer.checkpoint.trust import CheckpointRecords
 from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, as_error, rank_file
 
 #: What the names of the weights begin with, among all tensors of a checkpoint.
@@ -53,7 +53,7 @@ class Restored:
     ranks: list[dict[str, Any]]
 
 
-class Checkpointer:
+class CheckpointManager:
     """Writes, restores and removes the checkpoints of a run.
 
     All ranks call the methods together, from the training thread.
@@ -68,14 +68,20 @@ class Checkpointer:
     def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
         self._config, self._run, self._backend = config, run, backend
         self._tiers = Tiers(config, run)
-        self._ledger = Ledger(config, run, self._tiers, journal)
+        self._records = CheckpointRecords(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}
-        self._writer = Writer(config, backend, self._tiers, self._ledger)
+        self._writer = Writer(config, backend, self._tiers, self._records)
 
     def save(
-        self, tensors: dict[str, Tensor], *, step: int, tokens: int, reason: str, shared: dict[str, Any],
+        self,
+        tensors: dict[str, Tensor],
+        *,
+        step: int,
+        tokens: int,
+        reason: str,
+        shared: dict[str, Any],
         own: dict[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take a checkpoint; when this returns the tensors may change.
 
         It is written beside training, except that ``final`` and ``stop`` (or ``checkpoint.mode=sync``) are waited for.
@@ -116,7 +122,7 @@ class Checkpointer:
 
     def healthy_step(self) -> None:
         """A step was finite: the checkpoints before it have survived one more."""
-        self._ledger.healthy_step()
+        self._records.healthy_step()
 
     def restore(self, tensors: dict[str, Tensor], max_step: int | None = None) -> Restored | None:
         """Read the newest valid checkpoint, up to a step, into the tensors; None if none was ever written.
@@ -124,7 +130,7 @@ class Checkpointer:
         Raises:
             CheckpointError: some were written and none is valid.
         """
-        chosen = self._on_rank0(lambda: self._ledger.choose(max_step))
+        chosen = self._on_rank0(lambda: self._records.choose(max_step))
         if self._config.checkpoint.mode == "async":
             # Now, so that too little memory shows before anything is trained and the first save finds it mapped.
             self._host = self._backend.to_host(tensors, self._host)
@@ -146,7 +152,7 @@ class Checkpointer:
         self._on_rank0(lambda: check_initial_weights(self._config, checksums=True))
         weights = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
         self._backend.load(weights, folder)
-        self._ledger.note("initial_weights", path=os.fspath(folder))
+        self._records.note("initial_weights", path=os.fspath(folder))
 
     def _on_rank0(self, work: Callable[[], Any]) -> Any:
         """Do something on rank 0 alone; its value, or its error, is every rank's, so that none waits for another."""
@@ -180,7 +186,7 @@ class Checkpointer:
                 self._writer.pause(save, message)
                 return False
         self._writer.go_on()
-        self._ledger.begun(save.step)
+        self._records.begun(save.step)
         return True
 
 

@@ -67,7 +67,7 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
+class Goodput:
     """A run's wall time, split.
 
     Args:
@@ -95,12 +95,12 @@ class Ledger:
     checkpointing: Checkpointing
 
 
-def ledger(events: Sequence[Event], config: Config) -> Ledger:
+def measure_goodput(events: Sequence[Event], config: Config) -> Goodput:
     """The ledger of a journal, or of any beginning of it."""
     found = account(events)
     seconds = {category: found.seconds[category] for category in sorted(found.seconds, key=_rank)}
     up_s = math.fsum(seconds.get(category, 0.0) for category in _UP)
-    return Ledger(
+    return Goodput(
         wall_s=found.wall_s,
         seconds=seconds,
         training_s=found.training_s,
@@ -149,7 +149,7 @@ def label(category: str) -> str:
     return _LABELS.get(category, category.replace("_", " "))
 
 
-def time_table(found: Ledger) -> tuple[list[str], list[list[str]]]:
+def time_table(found: Goodput) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a category a row, with its time, its share, and its cost where there is a price."""
     priced = found.cost_usd is not None
     header = ["where it went", "time", "share", *(["USD"] if priced else [])]
@@ -161,7 +161,7 @@ def time_table(found: Ledger) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def facts(found: Ledger) -> list[tuple[str, str]]:
+def facts(found: Goodput) -> list[tuple[str, str]]:
     """What follows from the split, name and text; what is not known is left out."""
     hours = "accelerator-hours" if found.accelerators else "process-hours"
     known = [
@@ -200,7 +200,7 @@ def _rank(category: str) -> int:
     return 1 + _LAST.index(category) if category in _LAST else 0
 
 
-def _percent(fraction: float | None, what: str, found: Ledger) -> str:
+def _percent(fraction: float | None, what: str, found: Goodput) -> str:
     if fraction is None:
         return ""
     return f"{100 * fraction:.1f} % ({what}, of {duration(found.training_s)} since the first attempt's start)"
