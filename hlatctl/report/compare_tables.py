@@ -26,7 +26,7 @@ _MEANINGS = {
     cells.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row: not compared",
     cells.NO_CONTRACT: "nobody knows under which contract it was measured: not compared",
     cells.SIMULATED: "SIMULATED: nothing was trained; not compared",
-    cells.PUBLISHED_OTHERWISE: "published for other shots or items than the leftmost run's, or unknown ones: not compared",
+    cells.PUBLISHED_OTHERWISE: "published for other shots or items than the leftmost run's, or unknown: not compared",
 }
 _ANSI = re.compile("\x1b\\[[0-9]*m")
 _LATEX = {
