@@ -346,15 +346,35 @@ class BaselineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """What `cluster.launcher=slurm` asks of sbatch (Slurm's manual, sbatch(1))."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit_s: int | None = None
+    """Wall time of one job; a run that needs longer continues in the next job. None: the partition's limit."""
+    stop_before_limit_s: int = 300
+    """Before the time limit, the trainer is asked this early to save a checkpoint and to end."""
+    exclusive: bool = True
+    """Training shares its nodes with no other job."""
+    extra: list[str] = field(default_factory=list)
+    """Further options of sbatch, such as `--gpus-per-node=8`, for training and preflight."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Where jobs run."""
 
     name: str = "local"
     launcher: str = "local"
-    """`local`, or `mock` (which --dry-run selects)."""
+    """`local`, `slurm`, or `mock` (which --dry-run selects)."""
     nodes: int = 1
     processes_per_node: int = 1
     threads_per_process: int = 1
+    interface: str | None = None
+    """Network interface that processes on several nodes talk through, such as `eth0`; None: the libraries choose."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
     worker_cache_dir: str = "~/.cache/hlatctl"
     """Folder on each worker's own disk for compiled graphs."""
     price_usd_per_node_hour: float | None = None

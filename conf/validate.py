@@ -20,7 +20,7 @@ from hlatctl.run.errors import ConfigError
 CHOICES: dict[str, tuple[str, ...]] = {
     "backend.name": ("torch_native", "nxd"),
     "backend.device": ("cpu", "cuda", "neuron"),
-    "cluster.launcher": ("local", "mock"),
+    "cluster.launcher": ("local", "slurm", "mock"),
     "precision.name": ("fp32", "mixed", "bf16_sr", "bf16"),
     "parallel.data_parallel": ("replicate", "zero1", "fsdp"),
     "parallel.activation_checkpointing": ("none", "selective", "full"),

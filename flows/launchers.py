@@ -18,6 +18,10 @@ def launcher_for(config: Config) -> Launcher:
         from flows.simulation.mock import MockLauncher
 
         return MockLauncher(config)
+    if config.cluster.launcher == "slurm":
+        from flows.launch.slurm.launcher import SlurmLauncher
+
+        return SlurmLauncher(config.cluster)
     return LocalLauncher()
 
 

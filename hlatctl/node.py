@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import signal
 import subprocess
@@ -28,13 +27,21 @@ from types import FrameType
 from typing import Any
 
 from hlatctl.run import processes, scratch
+from hlatctl.run.host import node_name
 
+#: What a scheduler's script tells this program, which passes it on.
 NODE_RANK_ENV = "NODE_RANK"
+NODES_ENV = "HLATCTL_NODES"
+MASTER_ADDR_ENV = "HLATCTL_MASTER_ADDR"
+MASTER_PORT_ENV = "HLATCTL_MASTER_PORT"
+INTERFACE_ENV = "HLATCTL_INTERFACE"
 #: Of a record on the disk, filled up with spaces: more than host, boot and folder need.
 _RECORD_BYTES = 1024
 #: As a shell reports a command that it can't start (POSIX, "Exit Status for Commands").
 _NOT_STARTED = 127
 _POLL_S = 0.05
+#: Between two looks at the file of orders, which may lie on storage that all nodes share.
+_ORDERS_EVERY_S = 1.0
 #: For processes that the kernel needs a moment to end; one that hangs in a driver is left behind.
 _END_S = 10.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -46,6 +53,28 @@ def record(base: Path, kind: str, rank: int = 0) -> Path:
     """Where a node's program writes: ``pid`` when it starts, ``exit_code`` when it ends; both JSON."""
     node = f".node-{rank}" if rank else ""
     return base.with_name(f"{base.name}{node}.{kind}")
+
+
+def orders(base: Path) -> Path:
+    """Where whoever can't signal this program writes what it shall do: JSON with ``what`` and a new ``id``."""
+    return base.with_name(f"{base.name}.orders")
+
+
+def several_machines(nodes: int) -> dict[str, str]:
+    """Variables with which torchrun and the ranks of several nodes meet, at the first node's port.
+
+    The rendezvous is static: ranks follow the order of the nodes, and nothing that the store holds is unpickled.
+    """
+    interface = os.environ.get(INTERFACE_ENV)
+    return {
+        "PET_NNODES": str(nodes),
+        "PET_NODE_RANK": os.environ[NODE_RANK_ENV],
+        "PET_RDZV_BACKEND": "static",
+        "PET_MASTER_ADDR": os.environ[MASTER_ADDR_ENV],
+        "PET_MASTER_PORT": os.environ[MASTER_PORT_ENV],
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_TORCHRUN_PATIENCE_S),
+        **({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}),
+    }
 
 
 def one_machine(folder: Path) -> dict[str, str]:
@@ -80,6 +109,7 @@ class Node:
         self._token = uuid.uuid4().hex
         self._child: processes.Identity | None = None
         self._asked_to_stop = self._asked_to_end = False
+        self._order = ""
 
     def run(self) -> int:
         """Run the command to its end; its exit code, or 128 + n if signal n ended it."""
@@ -106,9 +136,12 @@ class Node:
         return code
 
     def _run_command(self, own: scratch.Scratch) -> int:
+        nodes = int(os.environ.get(NODES_ENV, "1"))
         env = {
             **os.environ,
-            **one_machine(own.path),
+            **(
+                several_machines(nodes) if (nodes := int(os.environ.get(NODES_ENV, "1"))) > 1 else one_machine(own.path)
+            ),
             processes.JOB_ENV: self._token,
             "TMPDIR": os.fspath(own.path),
             scratch.JOB_FOLDER_ENV: os.fspath(own.path),
@@ -123,8 +156,30 @@ class Node:
             self._end_all()
         elif self._asked_to_stop:
             self._ask()
-        code = child.wait()
+        while (code := self._ended(child)) is None:
+            self._obey()
         return 128 - code if code < 0 else code
+
+    def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
+        try:
+            return child.wait(_ORDERS_EVERY_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _obey(self) -> None:
+        """Do what was written into the file of orders since the last look."""
+        try:
+            order = json.loads(orders(self._base).read_bytes())
+            what, number = str(order["what"]), str(order["id"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return
+        if number == self._order:
+            return
+        self._order = number
+        if what == "stop":
+            self._stop(signal.SIGTERM, None)
+        elif what == "stacks" and self._child:
+            print(processes.ask_for_stacks(processes.descendants(self._child.pid)), file=sys.stderr, flush=True)
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._asked_to_stop = True
@@ -158,7 +213,7 @@ class Node:
         return path.with_name(f"{path.name}.tmp")
 
     def _write(self, kind: str, value: dict[str, Any]) -> None:
-        common = {"v": 1, "host": platform.node(), "time_unix_s": time.time()}
+        common = {"v": 1, "host": node_name(), "time_unix_s": time.time()}
         with self._reserved(kind).open("r+b") as file:
             file.write(json.dumps({**common, **value}).encode().ljust(_RECORD_BYTES - 1) + b"\n")
         self._reserved(kind).replace(record(self._base, kind, self._rank))

@@ -8,7 +8,6 @@ graphs: it is a process of its own, on an exported model.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from hlatctl.cache.layout import INDUCTOR, modules
 from hlatctl.cache.store import Folder
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError
+from hlatctl.run.host import node_name
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 
@@ -81,7 +81,7 @@ def judge(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> 
         CompileError: a graph was missing, on any process.
     """
     mine = {
-        "host": platform.node(),
+        "host": node_name(),
         "rank": backend.rank,
         **backend.compile_counters(),
         "missing": sorted(cached_graphs(config) - before),

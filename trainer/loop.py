@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import signal
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from conf.schedule import learning_rate
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, TrainingError
+from hlatctl.run.host import node_name
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
@@ -269,7 +269,7 @@ class Training:
         """Once a window of steps, what each process took for its own work, and who is slower than the rest."""
         if not self.rank_times.full:
             return []
-        mine = [platform.node(), self.rank_times.take_s()]
+        mine = [node_name(), self.rank_times.take_s()]
         return self.rank_times.compare(step, self.backend.gather(mine)) if self.backend.world_size > 1 else []
 
     def _note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:

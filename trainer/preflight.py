@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import platform
 import resource
 import shutil
 import sys
@@ -22,6 +21,7 @@ from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, run_main
+from hlatctl.run.host import node_name
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
@@ -48,7 +48,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
     """What this process shows, and under ``failures`` what of it is not enough."""
     preflight = config.preflight
     worker: Worker = {
-        "host": platform.node(),
+        "host": node_name(),
         "rank": backend.rank,
         "device": str(backend.device),
         "matmul_gflops_per_s": _matmul_gflops_per_s(backend),
@@ -86,13 +86,13 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
 
 def look_at_node(config: Config, run: RunPaths) -> None:
     """One process of each node looks at its Neuron devices while the others wait: checks need the devices free."""
-    own = run.preflight_nodes / f"{platform.node()}.json"
+    own = run.preflight_nodes / f"{node_name()}.json"
     if os.environ.get("LOCAL_RANK", "0") == "0":
         from trainer.neuron import node
 
         first_node = os.environ.get("GROUP_RANK", "0") == "0"
         checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
-        files.write_json(own, {"v": 1, "host": platform.node(), "checks": checks})
+        files.write_json(own, {"v": 1, "host": node_name(), "checks": checks})
     deadline = time.monotonic() + _PATIENCE * config.preflight.timeout_s
     # For all nodes: the first one may still be testing what lies between them.
     while len(list(run.preflight_nodes.glob("*.json"))) < config.cluster.nodes:
@@ -111,7 +111,7 @@ def node_failures(run: RunPaths) -> list[str]:
         return []
     with reading(run.preflight_nodes):
         records = {r["host"]: r["checks"] for r in map(files.read_json, sorted(run.preflight_nodes.glob("*.json")))}
-    own = platform.node()
+    own = node_name()
     found = [f"{check['name']}: {check['shows']}" for check in records.get(own, []) if check["status"] == "fail"]
     from trainer.neuron import versions
 

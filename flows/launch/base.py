@@ -16,7 +16,10 @@ from hlatctl.run.errors import ConfigError
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-State = Literal["running", "succeeded", "failed", "lost"]
+State = Literal["queued", "running", "unknown", "succeeded", "failed", "lost"]
+#: How a scheduler says that a job ended, where it says more than an exit code.
+Verdict = Literal["", "node_failed", "time_limit", "preempted", "out_of_memory", "cancelled"]
+_LIVE = ("queued", "running", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +104,28 @@ class Status:
     """How a job stands.
 
     Args:
-        state: ``lost`` means that it is gone and left no exit code.
+        state: ``queued`` waits for the scheduler. ``unknown``: the scheduler does not answer, so nothing may be
+            concluded. ``lost`` means that it is gone and left no exit code.
         exit_code: of a job that ended; 128 + n if signal n ended it.
+        reason: the scheduler's, for waiting or for the end.
+        expected_start_unix_s: when the scheduler expects to start a queued job.
+        verdict: how the scheduler says that it ended.
+        hosts: the hosts that it had.
+        blamed_hosts: those that failed first.
     """
 
     state: State
     exit_code: int | None = None
+    reason: str = ""
+    expected_start_unix_s: float | None = None
+    verdict: Verdict = ""
+    hosts: tuple[str, ...] = ()
+    blamed_hosts: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:
         """It will not change any more."""
-        return self.state != "running"
+        return self.state not in _LIVE
 
 
 class Launcher(Protocol):

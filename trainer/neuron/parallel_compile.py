@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 from hlatctl.run import files
 from hlatctl.run.errors import ERROR_FILE_ENV, CompileError, DependencyError, load_error, run_main
+from hlatctl.run.host import node_name
 from trainer.neuron import tools
 
 _TOOL = "neuron_parallel_compile"
@@ -79,7 +79,7 @@ def compile_node(folder: Path, command: list[str]) -> Report:
         DependencyError: the tool is missing.
         CompileError: a graph failed, none was found, or the tool broke off.
     """
-    cache = folder / f"node-{platform.node()}"
+    cache = folder / f"node-{node_name()}"
     cache.mkdir(parents=True, exist_ok=True)
     try:
         words = [tools.find(_TOOL), *command]
@@ -99,13 +99,13 @@ def compile_node(folder: Path, command: list[str]) -> Report:
     assert report is not None
     files.write_json(
         cache / "report.json",
-        {"v": 1, "host": platform.node(), "graphs": len(report.compiled), "slowest_graph_s": report.slowest_graph_s},
+        {"v": 1, "host": node_name(), "graphs": len(report.compiled), "slowest_graph_s": report.slowest_graph_s},
     )
     return report
 
 
 def _judge(report: Report | None, exit_code: int) -> None:
-    here = f"{_TOOL} on {platform.node()}"
+    here = f"{_TOOL} on {node_name()}"
     if report is not None and report.failed:
         first = Path(report.failed[0])
         raise CompileError(

@@ -1,0 +1,98 @@
+"""How a Slurm job ended: what each node wrote, then what the scheduler says, and which hosts are to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.launch.base import Status, Verdict
+from hlatctl import node
+from hlatctl.run import files
+from hlatctl.run.reading import DAMAGED
+
+#: Slurm's states of jobs that have ended (squeue(1), "JOB STATE CODES").
+_VERDICTS: dict[str, Verdict] = {
+    "BOOT_FAIL": "node_failed",
+    "CANCELLED": "cancelled",
+    "DEADLINE": "time_limit",
+    "NODE_FAIL": "node_failed",
+    "OUT_OF_MEMORY": "out_of_memory",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "time_limit",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    """What the program of one node wrote.
+
+    Args:
+        host: as the scheduler calls it.
+        code: exit code of the job's command there; None as long as there is none.
+        ended_unix_s: by that host's clock.
+        oom_kills: processes that its kernel killed for want of memory meanwhile.
+    """
+
+    host: str
+    code: int | None = None
+    ended_unix_s: float = 0.0
+    oom_kills: int = 0
+
+
+def node_records(base: Path) -> list[NodeRecord]:
+    """The records of a job's nodes that have started, by rank."""
+    records: list[NodeRecord] = []
+    while (record := _record(base, len(records))) is not None:
+        records.append(record)
+    return records
+
+
+def conclude(state: str, code: int | None, records: Sequence[NodeRecord], down: Sequence[str], reason: str) -> Status:
+    """How a job ended.
+
+    Args:
+        state: in Slurm's words; empty if it has forgotten the job.
+        code: that the batch script wrote; None if it did not come to that.
+        records: of its nodes.
+        down: its hosts that the scheduler says are down.
+        reason: of the scheduler.
+    """
+    verdict = _VERDICTS.get(state, "")
+    if down and code != 0:
+        verdict = "node_failed"
+    blamed = tuple(down) or _first_to_fail(records)
+    if not verdict and any(record.oom_kills for record in records if record.host in blamed):
+        verdict = "out_of_memory"
+    own = [record.code for record in records if record.host in blamed and record.code is not None]
+    hosts = tuple(record.host for record in records)
+    common = {"reason": reason if verdict else "", "verdict": verdict, "hosts": hosts}
+    if code == 0 and all(record.code == 0 for record in records):
+        return Status(state="succeeded", exit_code=0, hosts=hosts)
+    if own or code:
+        return Status(state="failed", exit_code=own[0] if own else code, blamed_hosts=blamed, **common)  # type: ignore[arg-type]
+    return Status(state="lost", blamed_hosts=blamed, **common)  # type: ignore[arg-type]
+
+
+def _first_to_fail(records: Sequence[NodeRecord]) -> tuple[str, ...]:
+    """Nodes that started and left no end; else the one with the first bad end.
+
+    After a power cut the healthy nodes see closed connections and write their bad ends first.
+    """
+    silent = tuple(record.host for record in records if record.code is None)
+    bad = [record for record in records if record.code]
+    first = min(bad, key=lambda record: record.ended_unix_s, default=None)
+    return silent or ((first.host,) if first else ())
+
+
+def _record(base: Path, rank: int) -> NodeRecord | None:
+    try:
+        host = str(files.read_json(node.record(base, "pid", rank))["host"])
+    except (OSError, *DAMAGED):
+        return None
+    try:
+        end = files.read_json(node.record(base, "exit_code", rank))
+        kills = int(end["oom_kills"] or 0)
+        return NodeRecord(host=host, code=int(end["code"]), ended_unix_s=float(end["time_unix_s"]), oom_kills=kills)
+    except (OSError, *DAMAGED):
+        return NodeRecord(host=host)

@@ -1,0 +1,219 @@
+"""A Slurm cluster of several nodes on this machine, for tests: real daemons, real jobs.
+
+Each node is a slurmd in namespaces of its own, with its own host name, process ids and /dev/shm. Ending a node's first
+process is a power cut. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "setpriv")
+_WAIT_S = 120.0
+
+_CONF = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/munge/socket
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmctldPort={port}
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdPidFile={root}/slurmd.%n.pid
+SlurmdLogFile={root}/log/slurmd.%n.log
+SlurmdSpoolDir={root}/spool/%n
+StateSaveLocation={root}/state
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SchedulerType=sched/backfill
+SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0,bf_interval=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SlurmdTimeout=10
+SlurmctldTimeout=30
+KillWait=5
+Waittime=0
+PropagateResourceLimits=NONE
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+"""
+_PARTITIONS = """\
+PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=60 State=UP OverSubscribe=NO PriorityTier=10
+PartitionName=short Nodes=n[1-{nodes}] MaxTime=1 State=UP OverSubscribe=NO PriorityTier=10
+PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=20 PreemptMode=OFF
+PartitionName=scavenge Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=60
+"""
+
+
+def why_not() -> str:
+    """Why no lab can be started here; empty if one can."""
+    if os.geteuid():
+        return "needs root: each node of the lab is in namespaces of its own"
+    missing = [program for program in PROGRAMS if not shutil.which(program)]
+    packages = "apt-get install slurmctld slurmd slurm-client munge"
+    return f"{', '.join(missing)} not installed ({packages})" if missing else ""
+
+
+class Lab:
+    """The cluster, its daemons and what a test does to them.
+
+    Args:
+        root: folder of its own.
+        nodes: how many; they are called n1, n2, …
+    """
+
+    def __init__(self, root: Path, nodes: int) -> None:
+        self.root, self.nodes = root, [f"n{number + 1}" for number in range(nodes)]
+        self._munged: subprocess.Popen[bytes] | None = None
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._outer: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables with which Slurm's commands find this cluster."""
+        return {"SLURM_CONF": str(self.root / "slurm.conf"), "MUNGE_SOCKET": str(self.root / "munge" / "socket")}
+
+    def start(self) -> None:
+        """Start the daemons; return when all nodes are idle."""
+        for folder in ("log", "state", "spool", "munge"):
+            (self.root / folder).mkdir(parents=True)
+        self._start_munge()
+        self._write_conf()
+        self.start_controller()
+        for node in self.nodes:
+            (self.root / "spool" / node).mkdir()
+            self.boot(node)
+        wait_for(lambda: all(self.state_of(node) == "idle" for node in self.nodes))
+
+    def stop(self) -> None:
+        """End everything."""
+        for node in list(self._outer):
+            self.cut(node)
+        for daemon in (self._controller, self._munged):
+            if daemon:
+                daemon.kill()
+                daemon.wait()
+
+    def start_controller(self) -> None:
+        """Start slurmctld, or start it again."""
+        self._controller = self._start("slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
+        wait_for(lambda: self.command("scontrol", "ping").returncode == 0)
+
+    def stop_controller(self) -> None:
+        """End slurmctld; jobs go on."""
+        assert self._controller
+        self._controller.kill()
+        self._controller.wait()
+
+    def boot(self, node: str) -> None:
+        """Start a node."""
+        root = self.root
+        script = (
+            f"hostname {node} && mount --bind {root}/hosts /etc/hosts && mount -t tmpfs tmpfs /dev/shm && "
+            f"exec slurmd -D -N {node} -f {root}/slurm.conf"
+        )
+        self._outer[node] = self._start(
+            "unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script
+        )
+
+    def cut(self, node: str) -> None:
+        """Cut a node's power: all of its processes die at once."""
+        outer = self._outer.pop(node)
+        for child in Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        outer.kill()
+        outer.wait()
+
+    def state_of(self, node: str) -> str:
+        """A node's state in Slurm's words, such as ``idle``."""
+        return self.command("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's commands."""
+        return subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, check=False)
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        with (self.root / "log" / f"{words[0]}.out").open("ab") as output:
+            return subprocess.Popen(
+                words,
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _start_munge(self) -> None:
+        folder = self.root / "munge"
+        key = folder / "key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        for path in (folder, key):
+            shutil.chown(path, "munge", "munge")
+        for parent in folder.parents:  # pytest's folders are for one user alone; munged runs as another
+            if not parent.stat().st_mode & 0o001:
+                parent.chmod(parent.stat().st_mode | 0o011)
+        folder.chmod(0o755)
+        self._munged = self._start(
+            "setpriv",
+            "--reuid=munge",
+            "--regid=munge",
+            "--clear-groups",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={folder}/socket",
+            f"--pid-file={folder}/pid",
+            f"--log-file={folder}/log",
+            f"--seed-file={folder}/seed",
+            "--num-threads=2",
+        )
+        wait_for(lambda: (folder / "socket").exists())
+
+    def _write_conf(self) -> None:
+        ports = _free_ports(len(self.nodes) + 1)
+        cpus = os.cpu_count() or 1
+        memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10 // len(self.nodes) >> 20
+        lines = [_CONF.format(host=socket.gethostname().split(".")[0], root=self.root, port=ports[0])]
+        for node, port in zip(self.nodes, ports[1:], strict=True):
+            lines.append(
+                f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} "
+                f"RealMemory={memory_mb} State=UNKNOWN\n"
+            )
+        lines.append(_PARTITIONS.format(nodes=len(self.nodes)))
+        (self.root / "slurm.conf").write_text("".join(lines))
+        (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        names = [f"127.0.0.1 localhost {socket.gethostname()}", *(f"127.0.0.1 {node}" for node in self.nodes)]
+        (self.root / "hosts").write_text("\n".join(names) + "\n")
+
+
+def wait_for(true: Callable[[], bool], timeout_s: float = _WAIT_S) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in sockets]
