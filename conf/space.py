@@ -17,6 +17,7 @@ import yaml
 
 from conf.axes import Axis, make_axis, parse_override
 from conf.compose import CONF_DIR
+from conf.constraints import violations
 from conf.load import decode_dataclass, parse_yaml
 from conf.schema import SweepConfig
 from hlatctl.run import files
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 SWEEP_FILES = CONF_DIR / "sweep"
-_CHOICES = {
-    "sampler": (None, "grid", "random", "tpe"),
-    "direction": (None, "min", "max"),
-    "pruner": ("none", "median", "asha"),
-}
-_AT_LEAST = {"trials": 1, "seeds": 1, "parallel": 1, "rungs": 1, "startup_trials": 0, "confirm_above_usd": 0.0}
 #: What an extended sweep may change besides its axes: it changes no trial and no comparison.
 _MAY_CHANGE = ("trials", "parallel", "confirm_above_usd")
 #: Arms that are drawn if nobody says how many.
@@ -229,13 +224,8 @@ def _settings(own: dict[str, Override]) -> SweepConfig:
 def _check(space: Space) -> None:
     """The rules across settings and axes."""
     settings = space.settings
-    for name, allowed in _CHOICES.items():
-        if getattr(settings, name) not in allowed:
-            names = ", ".join(filter(None, allowed))
-            raise ConfigError(f"sweep.{name}={getattr(settings, name)}: not known", hint=f"use one of: {names}")
-    for name, least in _AT_LEAST.items():
-        if (value := getattr(settings, name)) is not None and value < least:
-            raise ConfigError(f"sweep.{name}={value}: must be at least {least}")
+    for error in violations(settings, "sweep."):
+        raise error
     if not space.axes and settings.seeds == 1:
         raise ConfigError(
             "nothing is swept: no argument has several values",

