@@ -5,7 +5,6 @@ Which arm is tried when is the sampler's business (``flows.sweep``).
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from conf.schema import SweepConfig
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.reading import DAMAGED, read_text, why
+from hlatctl.run.suggest import suggest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -119,9 +119,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
             continue
         name, known = text.removeprefix("sweep="), sweep_files()
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f"did you mean sweep={near[0]}? " if near else ""
-            raise ConfigError(f"sweep={name}: no such sweep", hint=f"{hint}known: {', '.join(known) or 'none'}")
+            raise ConfigError(f"sweep={name}: no such sweep", hint=suggest(name, known, prefix="sweep="))
         expanded += yaml.safe_load((SWEEP_FILES / f"{name}.yaml").read_text(encoding="utf-8"))["arguments"]
     return expanded
 
@@ -208,9 +206,7 @@ def _values(own: dict[str, Override]) -> dict[str, Any]:
     for key, override in own.items():
         name = key.removeprefix("sweep.")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean sweep.{near[0]}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"{key}: unknown key", hint=hint)
+            raise ConfigError(f"{key}: unknown key", hint=suggest(name, known, prefix="sweep."))
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: is a setting of the sweep, and can't be an axis")
         values[name] = override.value()
