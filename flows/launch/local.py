@@ -18,7 +18,7 @@ from pathlib import Path
 from flows.launch import records
 from flows.launch.base import Handle, Job, Plan, Status, export_lines, quote
 from hlatctl.run import files, processes
-from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, StorageError
+from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, cannot_write
 
 _POLL_S = 0.05
 #: Of what shares training's cores: training waits for its slowest process, so it takes only what that leaves over.
@@ -58,10 +58,9 @@ class LocalLauncher:
         try:
             _prepare(plan, handle)
         except OSError as error:
-            raise StorageError(
-                f"job {job.name}: {error.filename or job.launch_dir} can't be written ({error.strerror})",
-                hint="free space, or mend the storage, then `hlatctl resume`",
-            ) from None
+            place = f"job {job.name}: {error.filename or job.launch_dir}"
+            hint = "free space, or repair the storage, then `hlatctl resume`"
+            raise cannot_write(place, error, hint=hint) from None
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while records.recorded(handle) is None:

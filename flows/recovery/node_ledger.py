@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.reading import DAMAGED, parse_json, read_bytes
 
 Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
@@ -74,7 +74,7 @@ def record(path: Path, entries: Iterable[Entry]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise StorageError(f"{path}: can't be written ({error.strerror})") from None
+        raise cannot_write(path, error) from None
 
 
 def read(path: Path) -> list[Entry]:

@@ -192,12 +192,12 @@ def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
         config: the policy's limits.
     """
     newest, limit = ends[-1], config.max_restarts_without_progress
-    alike = sum(end.cause == newest.cause for end in ends)
-    if newest.cause not in (*NODE_CAUSES, "out_of_memory"):
+    alike = sum(end.code == newest.code for end in ends)
+    if newest.code not in (*NODE_CAUSES, "out_of_memory"):
         return Decision(action="stop", why="a restart can't fix this")
     if not config.enabled:
         return Decision(action="stop", why="nothing is restarted automatically (recovery.enabled=false)")
-    if newest.cause == "out_of_memory" and alike > 1:
+    if newest.code == "out_of_memory" and alike > 1:
         return Decision(action="stop", why="out of memory again after a restart")
     if len(ends) > limit:
         return Decision(

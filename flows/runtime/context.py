@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 from conf import environment
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Launcher
-from flows.recovery import failure_causes, node_ledger
+from flows.recovery import node_ledger
 from flows.runtime.clock import Clock, RealClock
 from flows.runtime.observer import Observer, SilentObserver
 from flows.runtime.signals import Signals
-from hlatctl.run.errors import HlatctlError, StoppedError, StorageError
+from hlatctl.run.errors import DISK_FULL, HlatctlError, StoppedError, StorageError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
@@ -118,7 +116,7 @@ class FlowContext:
             try:
                 return work()
             except StorageError as error:
-                if not failure_causes.is_full(error.message):
+                if error.code != DISK_FULL:
                     raise
                 if not told:
                     self.message(f"waiting until there is room on the disk: {error.message}")
@@ -148,7 +146,7 @@ class FlowContext:
     def _check_written(self) -> None:
         self._journal.flush()
         if self._journal.unwritten:
-            raise StorageError(f"{self._journal.path}: can't be written ({os.strerror(errno.ENOSPC)})")
+            raise StorageError(f"{self._journal.path}: can't be written (the disk is full)", code=DISK_FULL)
 
     def refresh(self) -> RunState:
         """Fold what all writers have added to the journal."""

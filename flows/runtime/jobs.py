@@ -86,15 +86,16 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     Args:
         job: which job.
         status: how it ended.
-        more_oom_kills: the kernel has killed a process for want of memory meanwhile.
+        more_oom_kills: the kernel has killed a process meanwhile because memory ran out.
     """
     error = load_error(job.error_file)
     if error:
         return error
-    cause = failure_causes.cause_of_job(status, log_tail(job.log, **ENDING_TAIL), more_oom_kills=more_oom_kills)
+    tail = log_tail(job.log, **ENDING_TAIL)
+    cause = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills).cause
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
     said = failure_causes.last_exception(log_tail(job.log))
-    return LaunchError(f"job {job.name}: {how} ({said})", hint=f"see {job.log}", cause=cause)
+    return LaunchError(f"job {job.name}: {how} ({said})", hint=f"see {job.log}", code=cause)
 
 
 def _timed_out(ctx: FlowContext, job: Job, limit: str) -> LaunchError:
@@ -102,7 +103,7 @@ def _timed_out(ctx: FlowContext, job: Job, limit: str) -> LaunchError:
         f"{limit}: job {job.name} has not finished in that time",
         hint=f"see {job.log}; to give it longer, set that key in {ctx.run.config}, delete the file's last line (its "
         f"checksum), then `hlatctl resume {ctx.run.run_id}`",
-        cause="hang",
+        code="hang",
     )
 
 

@@ -55,7 +55,7 @@ def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[s
                 return work()
         except HlatctlError as error:
             decision = None
-            if isinstance(error, LaunchError) and error.cause:
+            if isinstance(error, LaunchError) and error.code:
                 ends.append(error)
                 decision = policy.decide_job(ends, ctx.config.recovery)
                 error.message = f"{error.message}; {decision.why}"
@@ -65,6 +65,7 @@ def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[s
                 stage=name,
                 fingerprint=fingerprint,
                 error=type(error).__name__,
+                code=error.code,
                 message=error.message,
                 hint=error.hint,
                 restart=restart,

@@ -6,7 +6,7 @@ import pytest
 
 from flows.launch.base import Status
 from flows.recovery.failure_causes import Cause, Ending, classify, failed_host
-from hlatctl.run.errors import ConfigError, DataError, HlatctlError, StorageError, TrainingError
+from hlatctl.run.errors import DISK_FULL, NONFINITE, ConfigError, DataError, HlatctlError, StorageError, TrainingError
 from hlatctl.run.state import AttemptState
 
 SIGKILL_LOG = """[default0]:[rank0]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:555] Connection closed by peer
@@ -27,7 +27,6 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 Root Cause (first observed failure):
   exitcode  : 1 (pid: 5)
 """
-NO_SPACE = "/runs/r/checkpoints: a checkpoint needs 4096 bytes, 17 are free"
 
 
 def attempt(*, last_step: int = 7, hang: str = "", oom_kills: int | None = None) -> AttemptState:
@@ -85,13 +84,16 @@ def test_an_exception_tells_the_cause_whatever_the_other_processes_say_of_it(lin
     [
         (DataError("data.path=x: gone"), 0, "error"),
         (DataError("part-0.arrow: damaged"), 7, "data_error"),
-        (StorageError(NO_SPACE), 7, "disk_full"),
+        (StorageError("any words", code=DISK_FULL), 7, "disk_full"),
+        (StorageError("/runs: needs 4096 bytes, 17 are free: No space left on device"), 7, "error"),
         (StorageError("/runs: can't be written (Read-only file system)"), 7, "error"),
-        (TrainingError("step 8: loss=nan: not finite"), 7, "nonfinite"),
+        (TrainingError("any words", code=NONFINITE), 7, "nonfinite"),
         (ConfigError("seed=x"), 7, "error"),
     ],
 )
-def test_an_error_for_a_person_tells_the_cause(error: HlatctlError, last_step: int, cause: Cause) -> None:
+def test_an_error_of_ours_is_classified_by_type_and_code_whatever_its_words(
+    error: HlatctlError, last_step: int, cause: Cause
+) -> None:
     found = ending(SIGKILL_LOG, error=error, of=attempt(last_step=last_step))
     assert (found.cause, found.evidence) == (cause, f"{type(error).__name__}: {error.message}")
 
@@ -109,7 +111,7 @@ def test_sigkill_is_want_of_memory_only_if_the_kernel_has_killed_for_it_meanwhil
     assert ending(SIGKILL_LOG, of=attempt(), oom_kills=4).cause == "killed", "nobody knows how many there were before"
     found = ending(SIGKILL_LOG, of=before, oom_kills=4)
     assert found.cause == "out_of_memory"
-    assert found.evidence.endswith("and the kernel has killed a process for want of memory")
+    assert found.evidence.endswith("and the kernel killed a process because memory ran out")
 
 
 def test_sigterm_that_nobody_of_ours_sent_is_a_preemption() -> None:
