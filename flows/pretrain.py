@@ -233,7 +233,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             ctx.message("training is finished; waiting for the last evaluation")
         while not all(future.done() for future in pending):
             ctx.watch()
-            ctx.clock.wait_for_news(_POLL_S)
+            ctx.clock.wait_for_event(_POLL_S)
         statuses = [future.result() for future in pending]
         if set(statuses) - {"evaluated", "failed"}:
             ctx.check_stop()  # it has cut an evaluation short

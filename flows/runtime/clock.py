@@ -46,7 +46,7 @@ class Clock(Protocol):
             look: raises to end it.
         """
 
-    def wait_for_news(self, poll_s: float, of: str = "") -> None:
+    def wait_for_event(self, poll_s: float, of: str = "") -> None:
         """Wait until it is worth looking again: at least so long.
 
         Args:
@@ -83,7 +83,7 @@ class RealClock:
             time.sleep(min(left_s, _LOOK_S))
             look()
 
-    def wait_for_news(self, poll_s: float, of: str = "") -> None:
+    def wait_for_event(self, poll_s: float, of: str = "") -> None:
         """Wait for the next look: processes and files tell nobody that they have changed."""
         time.sleep(poll_s)
 
@@ -140,7 +140,7 @@ class VirtualClock:
         self.sleep(seconds)
         look()
 
-    def wait_for_news(self, poll_s: float, of: str = "") -> None:
+    def wait_for_event(self, poll_s: float, of: str = "") -> None:
         """Let happen what does until there is news, and ``poll_s`` in any case."""
         sleeper = _Sleeper(of=of, not_before_s=self._now_s + poll_s, late_s=poll_s / 2)
         self._waiting.append(sleeper)
@@ -150,7 +150,7 @@ class VirtualClock:
         """Have something happen at a time."""
         self._push(when_unix_s, action)
 
-    def news(self, of: str) -> None:
+    def notify(self, of: str) -> None:
         """Wake those who wait for a job, and those who wait for anything, as late as a look now and then finds it."""
         woken = [sleeper for sleeper in self._waiting if sleeper.of in ("", of)]
         for sleeper in woken:
@@ -231,5 +231,5 @@ class VirtualClock:
             except BaseException as error:  # as an executor does: whoever asks for the result gets it
                 future.set_exception(error)
         self._beside_works = False
-        self.news("beside")  # whoever waits for the results
+        self.notify("beside")  # whoever waits for the results
         self._advance(None)

@@ -30,8 +30,8 @@ _POLL_S = 0.5
 class World(Protocol):
     """What a flow knows of the simulated cluster that it runs on."""
 
-    #: Whoever waits for news is woken at each step, too.
-    steps_are_news: bool
+    #: Notify waiting threads after each step too.
+    notifies_steps: bool
 
     @property
     def clock(self) -> Clock:
@@ -122,7 +122,7 @@ class FlowContext:
                     self.message(f"waiting until there is room on the disk: {error.message}")
                 told = True
             self.check_stop()
-            self.clock.wait_for_news(_POLL_S)
+            self.clock.wait_for_event(_POLL_S)
 
     def look(self) -> RunState:
         """Refresh; only the thread that drives the flow also shows it to the observer."""

@@ -63,7 +63,7 @@ def run_job(
                 raise _timed_out(ctx, job, f"{timeout_key}={timeout_s:g}")
             if until and until():
                 return False
-            ctx.clock.wait_for_news(_POLL_S, job.name)
+            ctx.clock.wait_for_event(_POLL_S, job.name)
     finally:
         # Nothing of a job outlives it: an interrupt, a time-out, or children that its end left behind.
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)

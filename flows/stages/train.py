@@ -157,7 +157,7 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
             if hang:
                 _end_hung(ctx, handle, hang)
                 continue
-            ctx.clock.wait_for_news(_POLL_S, handle.name)
+            ctx.clock.wait_for_event(_POLL_S, handle.name)
         except KeyboardInterrupt:
             ctx.signals.take()
             if stopping:

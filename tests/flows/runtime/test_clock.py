@@ -18,12 +18,12 @@ def test_what_is_on_the_agenda_happens_in_its_order_while_somebody_waits() -> No
 
 def test_a_look_is_as_late_as_the_news_and_never_sooner_than_its_poll() -> None:
     clock = VirtualClock(0.0)
-    clock.at(0.1, lambda: clock.news("train"))
-    clock.wait_for_news(1.0, "train")
+    clock.at(0.1, lambda: clock.notify("train"))
+    clock.wait_for_event(1.0, "train")
     assert clock.now_unix_s() == 1.0
-    clock.at(50.0, lambda: clock.news("eval-1"))
-    clock.at(80.0, lambda: clock.news("train"))
-    clock.wait_for_news(1.0, "train")
+    clock.at(50.0, lambda: clock.notify("eval-1"))
+    clock.at(80.0, lambda: clock.notify("train"))
+    clock.wait_for_event(1.0, "train")
     assert clock.now_unix_s() == 80.5, "the evaluator's news are none for training"
 
 
@@ -49,7 +49,7 @@ def test_a_head_that_is_lost_takes_all_that_waits_with_it_and_the_next_one_goes_
     beside, queued = clock.beside(lambda: clock.sleep(100.0)), clock.beside(lambda: None)
     clock.at(5.0, clock.lose_driver)
     with pytest.raises(DriverLostError):
-        clock.wait_for_news(1.0)
+        clock.wait_for_event(1.0)
     assert queued.cancelled()
     clock.sleep(1.0)
     assert isinstance(beside.exception(0), DriverLostError)
@@ -61,7 +61,7 @@ def test_a_head_that_is_lost_takes_all_that_waits_with_it_and_the_next_one_goes_
 
 def test_waiting_for_what_never_comes_is_told() -> None:
     with pytest.raises(RuntimeError, match="nothing is left to happen"):
-        VirtualClock(0.0).wait_for_news(1.0)
+        VirtualClock(0.0).wait_for_event(1.0)
 
 
 def test_the_real_clock_works_beside() -> None:
