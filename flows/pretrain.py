@@ -178,7 +178,7 @@ def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
     """The next head of a rehearsal: it knows what the journal says, as after `hlatctl resume`."""
     ctx.message(f"rehearsal: the run is resumed after {duration(after_s)}")
     if ctx.world:
-        ctx.world.pass_without_head(after_s)
+        ctx.world.pass_without_driver(after_s)
     ctx.close()
     successor = open_context(ctx.run, ctx.observer, world=ctx.world)
     _tell_started(successor)

@@ -1,7 +1,7 @@
 """The node ledger: failures and checks of every host, from all runs of a runs folder. Old entries count less.
 
-The file is ``<runs_dir>/nodes.jsonl``, append-only, one entry per line. ``record`` writes and ``read`` reads it; the other
-functions are pure.
+The file is ``<runs_dir>/nodes.jsonl``, append-only, one entry per line. ``record`` writes it and ``read`` reads it;
+the other functions are pure.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class World:
         )
         return self._by_a_person() if unfit or given_up else None
 
-    def pass_without_head(self, seconds: float) -> None:
+    def pass_without_driver(self, seconds: float) -> None:
         """Let time pass in which nobody drives the run."""
         self._driver_is_there = False
         self.clock.sleep(seconds)
