@@ -185,7 +185,7 @@ class FlowContext:
         self._journal.close()
 
     def job(self, name: str, *argv: str, **options: Unpack[JobOptions]) -> Job:
-        """Return a job of this run (see :func:`make_job`) that doesn't use the hosts that the node ledger leaves out."""
+        """Return a job of this run (see :func:`make_job`), without the hosts that the node ledger leaves out."""
         job = make_job(self.config, self.run, name, *argv, **options)
         return dataclasses.replace(job, excluded_hosts=self.place().left_out)
 

@@ -41,13 +41,9 @@ def start_driver(
         if driver.poll() == 0:
             break  # it had nothing left to do
         if driver.returncode is not None:
-            raise LaunchError(
-                f"run {run.run_id}: its driver ended with exit code {driver.returncode}", hint=f"see {log}"
-            )
+            raise LaunchError(f"run {run.run_id}: driver ended with exit code {driver.returncode}", hint=f"see {log}")
         if time.monotonic() > deadline:
-            raise LaunchError(
-                f"run {run.run_id}: its driver did not start in {_START_TIMEOUT_S:g} s", hint=f"see {log}"
-            )
+            raise LaunchError(f"run {run.run_id}: no driver after {_START_TIMEOUT_S:g} s", hint=f"see {log}")
         time.sleep(_POLL_S)
     return driver
 

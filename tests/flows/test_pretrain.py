@@ -214,7 +214,7 @@ def test_a_node_under_suspicion_is_measured_again_before_the_next_attempt(
     told = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
     order = [event["kind"].removesuffix("_started") for event in told if event["kind"].endswith("_started")]
     assert order == ["stage", "attempt", "attempt", "stage", "attempt"]
-    assert "nodes: mock-0 under suspicion; measuring again before the next attempt" in recorder.messages
+    assert "nodes: mock-0 failed before; measuring again before the next attempt" in recorder.messages
 
 
 def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(

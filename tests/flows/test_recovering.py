@@ -240,6 +240,6 @@ def test_a_preflight_that_takes_too_long_names_its_key(mock_config: Config, monk
 
     monkeypatch.setitem(SCRIPTS, "preflight", slow)
     run = pretrain.create(mock_config, argv=[])
-    with pytest.raises(LaunchError, match=r"preflight\.timeout_s=120: job preflight has not") as caught:
+    with pytest.raises(LaunchError, match=r"preflight\.timeout_s=120: job preflight did not finish") as caught:
         pretrain.drive(run)
     assert f"set that key in {run.config}" in caught.value.hint
