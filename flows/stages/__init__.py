@@ -60,9 +60,9 @@ def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[s
                 decision = policy.decide_job(ends, ctx.config.recovery)
                 error.message = f"{error.message}; {decision.why}"
             restart = decision is not None and decision.action == "restart"
-            record = to_record(error)
-            record["error"] = record.pop("type")
-            ctx.event("stage_failed", stage=name, fingerprint=fingerprint, restart=restart, **record)
+            fields: dict[str, Any] = to_record(error)
+            fields["error"] = fields.pop("type")
+            ctx.event("stage_failed", stage=name, fingerprint=fingerprint, restart=restart, **fields)
             if decision is None or not restart:
                 raise
             ctx.message(f"{name}: {error.message}" + (f" in {decision.wait_s:g} s" if decision.wait_s else ""))
