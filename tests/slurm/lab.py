@@ -45,7 +45,7 @@ SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0,bf_interval=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=5
 SlurmctldTimeout=30
 KillWait=5
 Waittime=0
@@ -190,12 +190,11 @@ class Lab:
 
     def _write_conf(self) -> None:
         ports = _free_ports(len(self.nodes) + 1)
-        cpus = os.cpu_count() or 1
         memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10 // len(self.nodes) >> 20
         lines = [_CONF.format(host=socket.gethostname().split(".")[0], root=self.root, port=ports[0])]
         for node, port in zip(self.nodes, ports[1:], strict=True):
             lines.append(
-                f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} "
+                f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=1 "
                 f"RealMemory={memory_mb} State=UNKNOWN\n"
             )
         lines.append(_PARTITIONS.format(nodes=len(self.nodes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 
@@ -58,54 +59,54 @@ def scancel(*words: str) -> None:
 
 
 class Queue:
-    """The jobs of this user, as the scheduler told last. Asks in the background: an absent scheduler takes 20 s."""
+    """The jobs of this user, as of the scheduler's last answer. It is asked in the background: silence takes 20 s."""
 
     def __init__(self) -> None:
-        self._asking: subprocess.Popen[str] | None = None
+        self._asking: threading.Thread | None = None
         self._asked_s, self._every_s = -_ASK_EVERY_S, _FIRST_ASK_S
         self._rows: list[Row] | None = None
 
     def job(self, name: str, token: str, *, now: bool = False) -> Row | None:
-        """The newest job of a name and a token (none: of any); None if the scheduler knows of none.
+        """Return the newest job of a name and a token (empty: any); None if the scheduler knows of none.
 
         Args:
             now: ask now and wait for the answer.
 
         Raises:
-            SchedulerAwayError: the scheduler's last answer was none.
+            SchedulerAwayError: the scheduler gave no answer.
         """
         rows = self._newest(now=now)
         known = [row for row in rows if row.name == name and token in ("", row.comment)]
         return max(known, key=lambda row: int(row.id.partition("_")[0]), default=None)
 
     def hurry(self) -> None:
-        """Ask soon: a job has just been submitted or ended."""
+        """Ask soon: a job has just been submitted."""
         self._asked_s, self._every_s = -_ASK_EVERY_S, _FIRST_ASK_S
 
     def _newest(self, *, now: bool) -> list[Row]:
-        if now or (self._asking is None and time.monotonic() - self._asked_s > self._every_s):
-            self._start()
-        if self._asking and (now or self._asked_s < 0 or self._asking.poll() is not None):
-            self._finish()
+        first = self._asked_s < 0
+        if self._asking and (now or first):
+            self._asking.join()
+        if self._asking and not self._asking.is_alive():
+            self._asking = None
+        if now:
+            self._ask()
+        elif self._asking is None and time.monotonic() - self._asked_s > self._every_s:
+            self._asking = threading.Thread(target=self._ask, name="squeue", daemon=True)
+            self._asking.start()
+            if first:
+                self._asking.join()
         if self._rows is None:
             raise SchedulerAwayError("squeue: the scheduler does not answer", hint="see `sinfo` and `scontrol ping`")
         return self._rows
 
-    def _start(self) -> None:
-        if self._asking:
-            self._asking.kill()
-            self._asking.communicate()
-        words = ("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
-        self._asking = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        )
-
-    def _finish(self) -> None:
-        assert self._asking
-        output, _ = self._asking.communicate()
-        self._rows = None if self._asking.returncode else [_row(line) for line in output.splitlines()]
+    def _ask(self) -> None:
+        try:
+            text = slurm("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
+            self._rows = [_row(line) for line in text.splitlines()]
+        except LaunchError:
+            self._rows = None
         self._asked_s, self._every_s = time.monotonic(), min(self._every_s * 2, _ASK_EVERY_S)
-        self._asking = None
 
 
 def _row(line: str) -> Row:

@@ -93,10 +93,11 @@ class SlurmLauncher:
         if code == 0:
             return conclude("", 0, node_records(base), (), "")
         try:
-            row = self._queue.job(_name(handle), token) if token else None
-            if row and row.state in _WAITS and code is None:
+            # After a bad end the scheduler's own account matters, and its last answer is from before.
+            row = self._queue.job(_name(handle), token, now=code is not None) if token else None
+            if row and row.state in _WAITS:
                 return Status(state="queued", reason=row.reason, expected_start_unix_s=_time(row.start))
-            if row and row.state in _RUNS and code is None:
+            if row and row.state in _RUNS:
                 return Status(state="running")
             code = _ended(base)  # it may have ended between the two looks
             records = node_records(base)
