@@ -116,9 +116,9 @@ class Lab:
         wait_for(lambda: self.command("scontrol", "ping").returncode == 0)
 
     def stop_controller(self) -> None:
-        """End slurmctld; jobs go on."""
+        """End slurmctld, which saves what it knows; jobs continue."""
         assert self._controller
-        self._controller.kill()
+        self._controller.terminate()
         self._controller.wait()
 
     def boot(self, node: str) -> None:
