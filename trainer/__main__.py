@@ -71,7 +71,7 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
 
 def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
     from hlatctl.cache import manifest
-    from trainer import coverage, loop
+    from trainer import coverage
 
     for message in backend.warnings:
         _warn(backend, message)
@@ -80,7 +80,7 @@ def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
     if os.environ.get(coverage.EXTRACTING):
         coverage.visit(config, run, backend)
     else:
-        loop.compile_only(config, backend)
+        coverage.compile_only(config, backend)
     backend.gather(None)  # every process has written its graphs
     folder = os.environ.get(cache_variable(config))
     if folder and backend.rank == 0:
@@ -94,7 +94,7 @@ def _check_coverage(config: Config, run: RunPaths, backend: Backend) -> int:
     before = coverage.cached_graphs(config)
     backend.gather(None)  # nobody compiles before everybody has looked
     coverage.visit(config, run, backend)
-    coverage.judge(config, run, backend, before)
+    coverage.check(config, run, backend, before)
     return 0
 
 

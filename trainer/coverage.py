@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.environment import cache_variable
+from conf.schedule import learning_rate
 from conf.schema import Config
 from hlatctl.cache.layout import INDUCTOR, modules
 from hlatctl.cache.store import Folder
@@ -60,6 +61,24 @@ def _short(config: Config) -> Config:
     )
 
 
+def compile_only(config: Config, backend: Backend) -> None:
+    """Run one step on random tokens of the real shapes, which compiles and caches every graph."""
+    import torch
+
+    model = backend.build_model(document_end_id=0 if config.data.mask_across_documents else None)
+    optimizer = backend.optimizer(model)
+    optimizer.zero_grad()
+    # Two micro-batches: adding to existing gradients may need another graph. A pipeline needs all of them.
+    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 2
+    shape = (config.micro_batch_size * min(micro_batches, config.grad_accum_steps), config.train.seq_len)
+    tokens = torch.randint(config.model.vocab_size, shape)
+    loss_share = backend.forward_backward(model, tokens, tokens)
+    metrics = backend.update(optimizer, loss_share, lr=learning_rate(1, config), asked_to_stop=False)
+    backend.step_boundary()
+    metrics()
+    backend.drift(optimizer)
+
+
 def cached_graphs(config: Config) -> set[str]:
     """Names of the graphs in the cache that this process's compiler uses; Inductor's kernels are no graphs."""
     folder = os.environ.get(cache_variable(config))
@@ -69,7 +88,7 @@ def cached_graphs(config: Config) -> set[str]:
     return {module.name for module in found if module.layout != INDUCTOR or module.name.startswith("fxgraph/")}
 
 
-def judge(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
+def check(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
     """Write ``coverage.json``.
 
     A graph that this machine's cache has got since is one that it lacked.

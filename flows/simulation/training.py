@@ -10,6 +10,7 @@ import os
 from functools import partial
 from typing import Any
 
+from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason
 from flows.launch.base import Job
 from flows.simulation import evidence, timing
 from flows.simulation.curves import Curves
@@ -20,10 +21,8 @@ from hlatctl.plan import arithmetic
 from hlatctl.run.journal import train_writer
 
 _MAX_CHECKPOINT_STEP = "--max-checkpoint-step"
-_PREEMPTED, _ROLLED_BACK = 75, 76
 #: A hung job does nothing; the flow looks in now and then all the same.
 _LOOK_S = 30.0
-_REQUIRED = ("milestone", "final", "stop")
 
 
 class _EndedError(Exception):
@@ -48,7 +47,7 @@ class Training:
         self._attempt = int(job.argv[job.argv.index("--attempt") + 1])
         self._hosts = world.hosts_for(job)
         self._curves = Curves(self._config, world.random(f"curves/{self._attempt}"))
-        self._step_s, self._milestones = timing.step_s(self._config), self._config.milestones
+        self._step_s, self._policy = timing.step_s(self._config), CheckpointPolicy(self._config)
         self._step, self._since_s, self._over = 0, 0.0, False
         self._thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
 
@@ -76,7 +75,7 @@ class Training:
     def _course(self) -> Any:
         yield from self._begin()
         yield from self._train()
-        return self._stopped("finished", 0)
+        return self._stopped("finished")
 
     def _begin(self) -> Any:
         """Wait for nodes, start, load."""
@@ -120,7 +119,7 @@ class Training:
                     raise
                 continue
             self._catch_up(target, step_s, whole=True)
-            reason = self._why_checkpoint()
+            reason = self._policy.reason_to_save(self._step)
             if reason:
                 yield from self._save(reason)
             if self._step == dies_after:
@@ -134,19 +133,10 @@ class Training:
 
     def _next_event(self) -> int:
         """The next step that has an event of its own."""
-        config, step = self._config, self._step
+        step = self._step
         if step == self._first:
             return step + 1
-        marks = [
-            (step // self._thinning + 1) * self._thinning,
-            (step // config.checkpoint.every_steps + 1) * config.checkpoint.every_steps,
-            config.total_steps,
-            *(at for at in self._milestones if at > step),
-        ]
-        if config.checkpoint.keep_every_tokens:
-            permanent = step * config.tokens_per_step // config.checkpoint.keep_every_tokens + 1
-            marks.append(-(-permanent * config.checkpoint.keep_every_tokens // config.tokens_per_step))
-        return min(marks)
+        return min((step // self._thinning + 1) * self._thinning, self._policy.next_save(step))
 
     def _catch_up(self, target: int, step_s: float, *, whole: bool = False) -> None:
         """Journal the steps that have been made since the last event."""
@@ -170,39 +160,29 @@ class Training:
         if self._step == self._first + 1 or self._world.steps_are_news:
             self._clock.news(TRAIN)
 
-    def _why_checkpoint(self) -> str:
-        """As the trainer has it."""
-        if self._step == self._config.total_steps:
-            return "final"
-        if self._step in self._milestones:
-            return "milestone"
-        if self._config.is_permanent(self._step):
-            return "permanent"
-        return "" if self._step % self._config.checkpoint.every_steps else "interval"
-
-    def _save(self, reason: str) -> Any:
+    def _save(self, reason: SaveReason) -> Any:
         step, began_s = self._step, self._clock.now_unix_s()
         if self._world.disk_full_until_s > began_s:
             self._leave_out(step, reason)
             return
         stall_s, save_s = timing.stall_s(self._config), timing.save_s(self._config)
-        if reason in ("final", "stop"):
+        if reason in BLOCKING:
             stall_s = save_s
         yield from self._pause(stall_s)
         commit = partial(self._commit, step, reason, save_s, stall_s)
         self._clock.at(began_s + max(save_s, stall_s), commit)
-        if reason in ("final", "stop"):
+        if reason in BLOCKING:
             yield from self._pause(0.0)
 
-    def _leave_out(self, step: int, reason: str) -> None:
+    def _leave_out(self, step: int, reason: SaveReason) -> None:
         needed_bytes = arithmetic.checkpoint_bytes(self._config)
-        if reason in _REQUIRED:
+        if reason in REQUIRED:
             raise _EndedError(evidence.disk_full(self._world.run, step, needed_bytes))
         message = f"step {step}: the checkpoint needs {needed_bytes} bytes, 0 are free; it is left out"
         self._journal.append("alarm", step=step, what="disk_full", message=message)
         self._journal.append("checkpoint_skipped", step=step, reason="no room")
 
-    def _commit(self, step: int, reason: str, save_s: float, stall_s: float) -> None:
+    def _commit(self, step: int, reason: SaveReason, save_s: float, stall_s: float) -> None:
         """All files of a checkpoint are there, if the attempt still lives."""
         if self._over:
             return
@@ -264,7 +244,7 @@ class Training:
                 self._clock.news(TRAIN)
         if self._step:  # asked to end: by the flow, or by the cluster's upgrade
             yield from self._save("stop")
-        return self._stopped("stop", _PREEMPTED)
+        return self._stopped("stop")
 
     def _met_nonfinite(self) -> Evidence:
         self._note_nonfinite()
@@ -273,7 +253,7 @@ class Training:
         self._journal.append(
             "amended", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
         )
-        return self._stopped("rollback", _ROLLED_BACK)
+        return self._stopped("rollback")
 
     def _note_nonfinite(self) -> None:
         step = self._step + 1
@@ -286,10 +266,10 @@ class Training:
             action=self._config.train.on_nonfinite,
         )
 
-    def _stopped(self, reason: str, exit_code: int) -> Evidence:
+    def _stopped(self, outcome: Outcome) -> Evidence:
         tokens = self._step * self._config.tokens_per_step
-        self._journal.append("train_stopped", step=self._step, tokens=tokens, reason=reason)
-        return Evidence(exit_code=exit_code)
+        self._journal.append("train_stopped", step=self._step, tokens=tokens, reason=outcome)
+        return Evidence(exit_code=EXIT_CODES[outcome])
 
     def _pause(self, seconds: float) -> Any:
         """Let time pass in which a slow host makes no difference."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from conf.training_rules import BLOCKING, SaveReason
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError, StorageError
 from hlatctl.run.journal import JournalWriter
@@ -78,7 +79,7 @@ class CheckpointManager:
         *,
         step: int,
         tokens: int,
-        reason: str,
+        reason: SaveReason,
         shared: dict[str, Any],
         own: dict[str, Any],
     ) -> None:
@@ -104,7 +105,7 @@ class CheckpointManager:
             self._host = self._backend.to_host(tensors, self._host)
             stall_s = time.monotonic() - started_s
             self._writer.start(self._host, save, stall_s=stall_s)
-        if reason in ("final", "stop"):
+        if reason in BLOCKING:
             self.wait()
 
     def wait(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
+from conf.training_rules import CheckpointPolicy
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import JournalTail, JournalWriter
@@ -48,6 +49,7 @@ class CheckpointRecords:
 
     def __init__(self, config: Config, run: RunPaths, tiers: Tiers, journal: JournalWriter | None) -> None:
         self._config, self._run, self._tiers, self._journal = config, run, tiers, journal
+        self._policy = CheckpointPolicy(config)
         self._tail, self._state = JournalTail(run), RunState()
         self._manifests: dict[int, str] = {}
         self._rejected: set[int] = set()
@@ -121,19 +123,17 @@ class CheckpointRecords:
         self._read_journal()
         steps = [step for step in steps_in(self._tiers.shared) if step not in self._rejected]
         verified = [step for step in steps if self._state.trust.get(step) in ("verified", "survived")]
-        rolling = [step for step in steps if not self._is_protected(step)]
-        unwanted = {*rolling[: -self._config.checkpoint.keep], *self._rejected} - {*verified[-1:]}
-        for step in sorted(unwanted):
+        unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated)
+        for step in sorted(unneeded | self._rejected):
             with self._counting:
                 self._begun_at.pop(step, None)
             self._tiers.delete(step)
             self.note("checkpoint_deleted", step=step)
         self._rejected.clear()
 
-    def _is_protected(self, step: int) -> bool:
-        milestone = self._state.milestones.get(self._config.milestones.get(step, -1))
-        waits = step in self._config.milestones and (milestone is None or milestone.status != "evaluated")
-        return waits or self._config.is_permanent(step)
+    def _is_evaluated(self, milestone_tokens: int) -> bool:
+        milestone = self._state.milestones.get(milestone_tokens)
+        return milestone is not None and milestone.status == "evaluated"
 
     def _examine(self, step: int, folder: Path) -> bool:
         reason = why_invalid(folder) or why_not_loadable(folder, [file["path"] for file in read_manifest(folder).files])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from conf.initial_weights import MODEL
 from conf.schema import Config
+from conf.training_rules import REQUIRED, SaveReason
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError, error_types
 from hlatctl.run.manifest import write_manifest
@@ -28,8 +29,6 @@ from trainer.checkpoint.trust import CheckpointRecords
 
 STATE = "state.json"
 RANKS = "world_size"
-#: Saves that are never left out: training ends with them, or an evaluation waits for them.
-_REQUIRED = ("final", "stop", "milestone")
 #: How an error crosses from thread to thread and from rank to rank: name of its type, message, hint.
 Failure = list[str]
 
@@ -47,7 +46,7 @@ class Save:
 
     step: int
     tokens: int
-    reason: str
+    reason: SaveReason
     shared: dict[str, Any]
     own: dict[str, Any]
     started_s: float
@@ -55,7 +54,7 @@ class Save:
     @property
     def required(self) -> bool:
         """It is never left out."""
-        return self.reason in _REQUIRED
+        return self.reason in REQUIRED
 
 
 class Writer:
