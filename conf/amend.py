@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import count
 from typing import Any
 
 from conf.schema import Config
@@ -71,9 +70,13 @@ def _amends(event: Event, key: str) -> bool:
 
 
 def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
-    """The number of the batch that is trained on ``steps`` steps after one, those left out not counted."""
-    kept = (number for number in count(batch + 1) if number not in skipped)
-    return batch if steps == 0 else next(number for nth, number in enumerate(kept, start=1) if nth == steps)
+    """Return the number of the batch that is trained on ``steps`` steps after batch number ``batch``."""
+    if steps == 0:
+        return batch
+    number = batch + steps
+    for skip in sorted(skipped):
+        number += batch < skip <= number
+    return number
 
 
 def check_same_corpus(stored: str | None, dataset: Mapping[str, Any], events: Iterable[Event]) -> None:

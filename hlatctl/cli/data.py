@@ -27,8 +27,9 @@ from hlatctl.cli.common import (
 )
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.run.journal import Event
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, reading
+from hlatctl.run.reading import DAMAGED
 from hlatctl.run.reading import why as reason
 
 _BAR = 40
@@ -117,8 +118,8 @@ def skip(
 
     found = _find_trained(run, runs_dir)
     config, asked = conf.load.load(found.config), sorted(batch_numbers(steps.split(",")))
-    skipped = skipped_batches(config, read_events(found))
-    batches = _batches_of(found, asked, skipped)
+    events = read_events(found)
+    batches = _batches_of(found, asked, events, skipped_batches(config, events))
     _amend(found, SKIP_STEPS, batches, why)
     say(f"{found.run_id}: batches {_ranges(batches)} are skipped from its next attempt on")
 
@@ -178,13 +179,14 @@ def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:
         journal.append(AMENDED, durable=True, key=key, value=value, by=user_name(), why=why)
 
 
-def _batches_of(run: RunPaths, steps: list[int], skipped: frozenset[int]) -> list[int]:
+def _batches_of(run: RunPaths, steps: list[int], events: list[Event], skipped: frozenset[int]) -> list[int]:
     """The batches that steps will be trained on when the run goes on from its newest checkpoint.
 
     Raises:
         ConfigError: the newest checkpoint holds a step already.
     """
     from conf.amend import batch_after
+    from hlatctl.run.batches import batches_drawn
     from hlatctl.run.manifest import checkpoint_steps
 
     newest = max(checkpoint_steps(run), default=0)
@@ -193,11 +195,7 @@ def _batches_of(run: RunPaths, steps: list[int], skipped: frozenset[int]) -> lis
             f"--steps={steps[0]}: is already trained; the newest checkpoint is of step {newest}",
             hint=f"choose steps after {newest}, or move the checkpoints from step {steps[0]} on out of the run first",
         )
-    drawn = 0
-    if newest:
-        path = run.checkpoint(newest) / "rank-00000.json"
-        with reading(path, hint=f"`hlatctl checkpoint verify {run.run_id}`"):
-            drawn = int(files.read_json(path)["loader"][0][0])
+    drawn = batches_drawn(run, newest, events)
     return [batch_after(drawn, step - newest, skipped) for step in steps]
 
 

@@ -12,6 +12,7 @@ _LAST_UNIX_S = 253_402_300_799.0
 _WHOLE = (
     "step",
     "tokens",
+    "batch",
     "milestone_tokens",
     "resumed_from_step",
     "max_checkpoint_step",

@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from hlatctl.run import files
+from hlatctl.run.batches import batches_drawn
 from hlatctl.run.errors import DataError, TrainingError
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
@@ -104,7 +105,7 @@ def test_update_that_is_not_finite_is_left_out_if_asked_for(
     steps = events_of(run, "step")
     assert [event["step"] for event in steps] == [step for step in range(1, 25) if step != 11]
     (left_out,) = events_of(run, "nonfinite")
-    assert (left_out["step"], left_out["loss"], left_out["action"]) == (11, "nan", "skip")
+    assert (left_out["step"], left_out["batch"], left_out["loss"], left_out["action"]) == (11, 11, "nan", "skip")
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
@@ -143,7 +144,11 @@ def test_rollback_goes_on_from_the_checkpoint_before_without_the_batch(
     assert max(event["step"] for event in events_of(run, "checkpoint_written")) == 8
 
     assert train_here(run, 2) == 0
-    assert [event["step"] for event in events_of(run, "step", 2)] == list(range(9, 25))
+    again = events_of(run, "step", 2)
+    assert [event["step"] for event in again] == list(range(9, 25))
+    assert [event["batch"] for event in again] == [batch for batch in range(9, 26) if batch != poisoned]
+    rows = files.read_json(run.checkpoint(24) / "rank-00000.json")["loader"]
+    assert rows[0][0] == batches_drawn(run, 24, read_events(run)) == 25
 
 
 def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:

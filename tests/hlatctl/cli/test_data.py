@@ -16,7 +16,7 @@ from flows.runtime.ask import ask_about
 from flows.runtime.context import cache_root
 from hlatctl.cli.main import main
 from hlatctl.run import files
-from hlatctl.run.journal import read_events
+from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 
@@ -131,6 +131,10 @@ def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(
     assert _amendments(run) == []
     assert main(["data", "skip", "the-run", "--steps", "21"]) == 0
     assert _amendments(run)[0]["value"] == [26], "25 batches were drawn for 20 steps"
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        journal.append("step", step=20, tokens=1, batch=27)
+    assert main(["data", "skip", "the-run", "--steps", "21"]) == 0
+    assert _amendments(run)[1]["value"] == [28], "the journal counts where it has the number"
 
 
 def test_accept_names_the_corpus_as_it_is_now(
