@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conf.schema import ModelConfig
-from trainer.model import Llama, Parts, cut_dim
+from trainer.model import Llama, Parts, slice_dim
 
 
 def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
@@ -39,12 +39,12 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
 
 def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig, seed: int) -> Tensor:
     """The initial value, FP32, of this process's slice, which has the shape, of a parameter."""
-    dim = cut_dim(name)
+    dim = slice_dim(name)
     if dim is None:
         return initial_value(name, shape, config, seed)
-    cut = parts.heads.cut(name) if parts.heads else None
-    if cut is not None:
-        return cut.take(initial_value(name, cut.whole_shape(shape), config, seed))
+    spec = parts.heads.shard_spec(name) if parts.heads else None
+    if spec is not None:
+        return spec.shard_of(initial_value(name, spec.global_shape(shape), config, seed))
     whole = [size * (parts.slices if axis == dim else 1) for axis, size in enumerate(shape)]
     return initial_value(name, whole, config, seed).chunk(parts.slices, dim)[parts.rank]
 

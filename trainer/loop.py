@@ -226,7 +226,7 @@ class Training:
                 "monitor": self.monitor.state,
                 "dataset_fingerprint": self.dataset_fingerprint,
             },
-            own={"loader": self.loader.state if self.backend.speaks_for_replica else [], "rng": rng_state()},
+            own={"loader": self.loader.state if self.backend.is_replica_leader else [], "rng": rng_state()},
         )
 
     def _tokens(self, step: int) -> int:

@@ -24,8 +24,8 @@ from conf.schema import ModelConfig
 from trainer.collectives import TensorParallel
 from trainer.shared_heads import SharedHeads
 
-#: By the end of a parameter's name, see :func:`cut_dim`; norms are not cut.
-_CUT_DIM = {
+#: By the end of a parameter's name, see :func:`slice_dim`; norms are not cut.
+_SLICE_DIM = {
     "embedding.weight": 0,
     "attention.qkv.weight": 0,
     "attention.o.weight": 1,
@@ -265,9 +265,9 @@ class Llama(nn.Module):
         return self.tp.leave(found.to(self.compute_dtype))
 
 
-def cut_dim(name: str) -> int | None:
+def slice_dim(name: str) -> int | None:
     """The dimension along which tensor-parallel processes cut a parameter; none: each has all of it."""
-    return next((dim for end, dim in _CUT_DIM.items() if name.endswith(end)), None)
+    return next((dim for end, dim in _SLICE_DIM.items() if name.endswith(end)), None)
 
 
 def mlp_blocks(config: ModelConfig) -> int:

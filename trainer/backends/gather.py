@@ -1,4 +1,4 @@
-"""JSON values from process to process, over a torch process group."""
+"""Exchange of JSON values over a torch process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def gather_json(value: Any, device: torch.device, group: dist.ProcessGroup | None) -> list[Any]:
-    """Every process's JSON value: first how long each is, then all of them, padded."""
+    """Return every process's JSON value: gather the lengths, then the padded texts."""
     world_size = dist.get_world_size(group)
     mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size)]
