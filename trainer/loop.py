@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import platform
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_same_corpus
@@ -24,10 +22,11 @@ from trainer.backends.base import Backend, StepMetrics
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
 from trainer.model import count_parameters
-from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, RankTimes, Sign, drift_alarm
+from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
+from trainer.process import StopRequest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _PendingStep:
     """A step whose metrics have not been read yet.
 
@@ -67,28 +66,34 @@ class Training:
     ) -> None:
         self.config, self.backend, self.journal = config, backend, journal
         self.policy = CheckpointPolicy(config)
-        self.stop = _StopRequest()
+        self.stop = StopRequest()
         dataset = _dataset(run)
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
         self.model = backend.build_model(document_end_id=end_id)
         self.optimizer = backend.optimizer(self.model)
         self.checkpoints = CheckpointManager(config, run, backend, journal)
-        restored = self.checkpoints.restore(self.optimizer.tensors(), max_checkpoint_step)
         self.step = self.first_step = 0
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self.nonfinite_steps = 0
         self.pending: deque[_PendingStep] = deque()
         self.last_finished_s = 0.0
+        restored = self._restore(max_checkpoint_step)
+        self.dataset_fingerprint = str(dataset["fingerprint"])
+        self.loader, self.amended_skips = _loader(config, run, dataset, backend, restored)
+
+    def _restore(self, max_checkpoint_step: int | None) -> Restored | None:
+        """Continue from the newest checkpoint, or else read the weights of ``train.init_from``."""
+        tensors = self.optimizer.tensors()
+        restored = self.checkpoints.restore(tensors, max_checkpoint_step)
         if restored:
             self.step = self.first_step = restored.step
             self.monitor = Monitor(restored.shared["monitor"])
             self.optimizer.loaded(restored.shared["optimizer_steps"])
-            set_rng_state(restored.ranks[backend.rank % len(restored.ranks)]["rng"])
-        elif config.train.init_from:
-            self.checkpoints.begin_from(Path(config.train.init_from), self.optimizer.tensors())
-        self.dataset_fingerprint = str(dataset["fingerprint"])
-        self.loader, self.amended_skips = _loader(config, run, dataset, backend, restored)
+            set_rng_state(restored.ranks[self.backend.rank % len(restored.ranks)]["rng"])
+        elif self.config.train.init_from:
+            self.checkpoints.begin_from(Path(self.config.train.init_from), tensors)
+        return restored
 
     def run(self) -> int:
         """Train to the last step, or until SIGTERM.
@@ -134,16 +139,7 @@ class Training:
         lr = learning_rate(self.step, self.config)
         metrics = self.backend.update(self.optimizer, loss_share, lr=lr, asked_to_stop=self.stop.requested)
         self.backend.step_boundary()
-        self.pending.append(
-            _PendingStep(
-                step=self.step,
-                batch=self.loader.batch,
-                started_s=started_s,
-                lr=lr,
-                data_wait_s=self.loader.wait_s,
-                metrics=metrics,
-            )
-        )
+        self.pending.append(_PendingStep(self.step, self.loader.batch, started_s, lr, self.loader.wait_s, metrics))
 
     def _finish_steps(self, *, leave: int) -> Outcome | None:
         """Read the metrics of all pending steps but the newest ``leave``; return why training ends, if it must."""
@@ -180,7 +176,7 @@ class Training:
 
     def _nonfinite(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
         """Skip the update, roll back or stop, as the configuration says."""
-        action = self.config.train.on_nonfinite
+        action, numbers = self.config.train.on_nonfinite, f"loss={metrics.loss}, grad_norm={metrics.grad_norm}"
         self.nonfinite_steps += 1
         if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
             action = "stop"
@@ -195,17 +191,13 @@ class Training:
             action=action,
         )
         if action == "stop":
-            raise _not_finite(pending.step, metrics)
+            raise TrainingError(
+                f"step {pending.step}: {numbers}: not finite; no checkpoint has this step",
+                hint="lower optimizer.lr, or inspect the previous steps in the journal",
+            )
         if action == "skip":
             return None
-        self._note(
-            AMENDED,
-            durable=True,
-            key=SKIP_STEPS,
-            value=[pending.batch],
-            by="trainer",
-            why=f"loss={metrics.loss}, grad_norm={metrics.grad_norm}",
-        )
+        self._note(AMENDED, durable=True, key=SKIP_STEPS, value=[pending.batch], by="trainer", why=numbers)
         self.step = pending.step
         self.pending.clear()  # later steps used parameters that are not finite
         return "rollback"
@@ -246,19 +238,19 @@ class Training:
 
     def _watch(self, step: int, metrics: StepMetrics, step_s: float) -> None:
         """Journal what the monitors report about the step, and after the first one the compile counters."""
-        signs = self.monitor.observe(step, metrics.loss, metrics.grad_norm)
+        events = self.monitor.observe(step, metrics.loss, metrics.grad_norm)
         first = step == self.first_step + 1
         if self.backend.world_size > 1 and (first or step % DRIFT_EVERY_STEPS == 0):
-            signs += drift_alarm(step, self.backend.drift(self.optimizer))
-        signs += self._compare_ranks(step)
-        for sign in signs:
-            self._note(sign.kind, **sign.fields)
+            events += drift_alarm(step, self.backend.drift(self.optimizer))
+        events += self._compare_ranks(step)
+        for event in events:
+            self._note(event.kind, **event.fields)
         if first and self.backend.compiles and (mine := self.backend.compile_counters()):
             counts = self.backend.gather(mine)
             hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
 
-    def _compare_ranks(self, step: int) -> list[Sign]:
+    def _compare_ranks(self, step: int) -> list[MonitorEvent]:
         """Compare the ranks' own times once per window of steps."""
         if not self.rank_times.full:
             return []
@@ -273,17 +265,6 @@ class Training:
 def train_journal(run: RunPaths, backend: Backend, attempt: int) -> JournalWriter | None:
     """Open rank 0's journal; return None on other ranks."""
     return JournalWriter(run, train_writer(0), attempt) if backend.rank == 0 else None
-
-
-class _StopRequest:
-    """Set by SIGTERM. The current step is finished, and all processes stop after the same step."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        signal.signal(signal.SIGTERM, self._request)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
 
 
 def _dataset(run: RunPaths) -> dict[str, Any]:
@@ -315,10 +296,3 @@ def _loader(
         config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
     )
     return loader, amended_skips(events)
-
-
-def _not_finite(step: int, metrics: StepMetrics) -> TrainingError:
-    return TrainingError(
-        f"step {step}: loss={metrics.loss}, grad_norm={metrics.grad_norm}: not finite; no checkpoint has this step",
-        hint="lower optimizer.lr, or inspect the previous steps in the journal",
-    )

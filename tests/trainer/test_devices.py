@@ -72,27 +72,27 @@ def test_each_device_is_compiled_for_by_its_own_compiler(
 
 
 @pytest.mark.parametrize("device", [name for name in DEVICES if name != "cpu"])
-def test_device_that_is_not_here_is_told_of_with_what_helps(device: str, make_config: Callable[..., Config]) -> None:
+def test_missing_device_is_an_error_with_a_hint(device: str, make_config: Callable[..., Config]) -> None:
     if getattr(torch, device, None) is not None and torch.get_device_module(device).is_available():
         pytest.skip(f"this machine has {device}")
     with pytest.raises(
-        DependencyError, match=rf"backend\.device={device}: .*(no such device|does not know it)"
+        DependencyError, match=rf"backend\.device={device}: .*(no such device|does not support it)"
     ) as caught:
         TorchNative(make_config(backend={"device": device}))
     assert "backend.device=cpu" in caught.value.hint
 
 
-def test_no_module_but_the_table_knows_a_device_by_name() -> None:
+def test_only_the_table_names_devices() -> None:
     root = Path(__file__).parents[2]
     words = re.compile(r"cuda|nccl|[\"']gloo[\"']|TORCHINDUCTOR", re.IGNORECASE)
-    said = {
+    naming = {
         path.relative_to(root).as_posix()
-        for room in ("trainer", "eval", "flows", "hlatctl")
-        for path in (root / room).rglob("*.py")
+        for package in ("trainer", "eval", "flows", "hlatctl")
+        for path in (root / package).rglob("*.py")
         if any(words.search(line) for line in _code_of(path))
     }
-    # What the libraries of all devices say in logs; their variables for one machine; a runner that has one device.
-    assert said == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/runners.py"}
+    # Log messages of all devices' libraries, their variables for one machine, and a runner with one device.
+    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/runners.py"}
 
 
 def _code_of(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The model, its loss and its optimizer, against the implementations that everybody uses."""
+"""The model, its loss and its optimizer, compared with PyTorch's implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.optim import AdamW, ParameterShard, clip_scale
 _SMALL = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2)
 
 
-def test_token_is_never_told_what_comes_after_it() -> None:
+def test_hidden_states_do_not_depend_on_later_tokens() -> None:
     model = build(_SMALL, seq_len=16, seed=0)
     tokens = torch.randint(97, (1, 16), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
@@ -88,7 +88,7 @@ def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused * 3, (hidden, weight)), tuple(3 * g for g in expected))
 
 
-def test_optimizer_updates_as_pytorchs_does() -> None:
+def test_optimizer_updates_like_pytorchs() -> None:
     config = OptimizerConfig()
     flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
     flat = AdamW(
@@ -143,8 +143,8 @@ def test_loss_of_bfloat16_states_is_computed_in_fp32_and_the_gradient_of_fp32_we
     torch.testing.assert_close(grad_weight, exact, rtol=0.05, atol=2e-4)
 
 
-def test_masked_documents_are_read_as_if_they_stood_alone() -> None:
-    """Rotary positions are relative, so where in the sequence a document stands makes no difference either."""
+def test_masked_documents_give_the_same_states_as_alone() -> None:
+    """Rotary positions are relative, so a document's position in the sequence doesn't matter."""
     model = Llama(_SMALL, 16, document_end_id=7)
     initialize(model, _SMALL, 0)
     first, second = torch.tensor([[3, 4, 5, 7]]), torch.tensor([[9, 8, 3, 2, 1]])

@@ -1,4 +1,4 @@
-"""Number formats: what is kept in which, and that each trains."""
+"""Number formats: each trains, and weights have the right one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_pure_bfloat16_is_warned_about(train: Train, events_of: Callable[..., li
     assert not events_of(run, "warning")
 
 
-def test_stochastically_rounded_run_goes_on_with_the_same_bits(
+def test_stochastically_rounded_run_resumes_with_the_same_bits(
     tmp_path: Path,
     make_run: Callable[..., RunPaths],
     train_here: Callable[[RunPaths, int], int],

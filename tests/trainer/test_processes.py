@@ -1,4 +1,4 @@
-"""Training by real processes: interrupted ones go on as if nothing had happened, to the bit."""
+"""Training by real processes: interrupted runs resume with the same bits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _wait_for_steps(run: RunPaths, count: int, process: Any) -> None:
 
 
 def _start_ranks(start: Callable[..., Any], *argv: str, **env: str) -> list[Any]:
-    """Two processes of a job without torchrun, so that the end of one is not the end of the other."""
+    """Start two processes of a job without torchrun, so that the end of one doesn't end the other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -83,7 +83,7 @@ def test_every_step_is_journalled_and_the_loss_falls(
     assert events_of(uninterrupted, "train_stopped")[-1]["reason"] == "finished"
 
 
-def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_same_bits(
+def test_a_run_killed_during_a_write_resumes_with_the_same_bits(
     uninterrupted: RunPaths,
     tmp_path: Path,
     make_run: Callable[..., RunPaths],
@@ -94,7 +94,7 @@ def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_sam
     run = make_run(tmp_path / "writing", **_LONG)
     argv = ("--run-dir", os.fspath(run.root), "--attempt")
     process = start(_BAD_DISK, *argv, "1", processes=2, BAD_DISK="hang")
-    _wait_for_steps(run, 120, process)  # training goes on beside the write, which has been hanging since step 100
+    _wait_for_steps(run, 120, process)  # training continues while the write hangs, since step 100
     half = run.checkpoints / ".tmp-step-00000100"
     assert list(half.glob("*.safetensors"))
     os.killpg(process.pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_sam
     _assert_continues(run, uninterrupted, events_of)
 
 
-def test_failure_of_one_processs_write_reaches_all_with_the_next_save(
+def test_write_error_of_one_process_reaches_all_at_the_next_save(
     tmp_path: Path,
     make_run: Callable[..., RunPaths],
     start: Callable[..., Any],
@@ -152,7 +152,7 @@ def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
     _assert_continues(run, uninterrupted, events_of)
 
 
-def test_one_process_trains_as_two_do_and_goes_on_from_their_checkpoint(
+def test_one_process_trains_like_two_and_resumes_from_their_checkpoint(
     uninterrupted: RunPaths,
     tmp_path: Path,
     make_run: Callable[..., RunPaths],

@@ -1,4 +1,4 @@
-"""A slow process among real ones is found, though all of them take equally long for a step."""
+"""A slow process is reported, although all processes take equally long for a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from hlatctl.run.paths import RunPaths
 
 
-def test_the_slow_process_is_named_and_not_the_one_that_waits_for_it(
+def test_the_slow_process_is_reported_and_not_the_one_that_waits(
     tmp_path: Path,
     make_run: Callable[..., RunPaths],
     start: Callable[..., subprocess.Popen[str]],
