@@ -35,6 +35,9 @@ _FINISH_S = 300.0
 MakeConfig = Callable[..., Config]
 MakeRun = Callable[..., RunPaths]
 Start = Callable[..., "subprocess.Popen[str]"]
+Finish = Callable[..., str]
+EventsOf = Callable[..., list[dict[str, Any]]]
+TrainHere = Callable[[RunPaths, int], int]
 
 
 @pytest.fixture(scope="session")
@@ -154,7 +157,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 
 @pytest.fixture(scope="session")
-def finish() -> Callable[..., str]:
+def finish() -> Finish:
     """Wait for a process, check its exit code and return its output; kill it if it hangs."""
 
     def wait(process: subprocess.Popen[str], code: int = 0) -> str:
@@ -174,7 +177,7 @@ def finish() -> Callable[..., str]:
 
 
 @pytest.fixture
-def train_here() -> Iterator[Callable[[RunPaths, int], int]]:
+def train_here() -> Iterator[TrainHere]:
     """Run one training process inside this one, without starting an interpreter."""
     import torch
 
@@ -187,7 +190,7 @@ def train_here() -> Iterator[Callable[[RunPaths, int], int]]:
 
 
 @pytest.fixture(scope="session")
-def events_of() -> Callable[..., list[dict[str, Any]]]:
+def events_of() -> EventsOf:
     """Return the events of one kind, of one attempt or all."""
 
     def select(run: RunPaths, kind: str, attempt: int | None = None) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from hlatctl.cache.manifest import write_manifest
 from hlatctl.run.errors import CompileError, StorageError, load_error
-from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import Finish, MakeRun, Start
 from trainer import cache, coverage
 
 
@@ -51,12 +50,7 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
 def test_a_copied_cache_lacks_only_the_graph_that_was_removed(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    error_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, error_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing compiled comes from the folder for temporary files, where any user can write."""
     (temporary := tmp_path / "temporary").mkdir()
@@ -86,11 +80,7 @@ def test_a_copied_cache_lacks_only_the_graph_that_was_removed(
 
 
 def test_no_process_compiles_into_a_folder_that_others_may_write(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    error_file: Path,
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, error_file: Path
 ) -> None:
     run = make_run(tmp_path / "run", backend={"compile": True})
     (public := tmp_path / "public").mkdir()

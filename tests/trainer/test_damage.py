@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from conf.load import load
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import MakeRun
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.loop import Training
@@ -41,7 +42,7 @@ def _resume(run: RunPaths, newest: int | None = None) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., RunPaths]) -> Iterator[RunPaths]:
+def trained(tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun) -> Iterator[RunPaths]:
     run = make_run(tmp_path_factory.mktemp("damaged") / "run")
     with JournalWriter(run, OPERATOR_WRITER) as journal:
         journal.append("amended", key="data.skip_steps", value=[_SKIPPED_BATCH], by="someone", why="")

@@ -14,25 +14,18 @@ import pytest
 import torch
 
 from conf.devices import DEVICES
-from conf.schema import Config
 from hlatctl.run.errors import DependencyError
-from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, Finish, MakeConfig, MakeRun, Start, TrainHere
 from trainer.backends.torch_native import TorchNative
 from trainer.model import Llama
 from trainer.parallel import make_layout, prepare
 from trainer.precision import PRECISIONS
 
-MakeRun = Callable[..., RunPaths]
 _STEPS = {"tokens": 6 * 4 * 32}
 
 
 def test_neuron_trains_like_the_cpu_by_configuration_alone(
-    tmp_path: Path,
-    make_run: MakeRun,
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     changes = {"train": _STEPS, "checkpoint": {"every_steps": 3}}
     here = make_run(tmp_path / "cpu", **changes)
@@ -56,7 +49,7 @@ def test_neuron_trains_like_the_cpu_by_configuration_alone(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_device_is_compiled_for_by_its_own_compiler(
-    device: str, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    device: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -72,7 +65,7 @@ def test_each_device_is_compiled_for_by_its_own_compiler(
 
 
 @pytest.mark.parametrize("device", [name for name in DEVICES if name != "cpu"])
-def test_missing_device_is_an_error_with_a_hint(device: str, make_config: Callable[..., Config]) -> None:
+def test_missing_device_is_an_error_with_a_hint(device: str, make_config: MakeConfig) -> None:
     if getattr(torch, device, None) is not None and torch.get_device_module(device).is_available():
         pytest.skip(f"this machine has {device}")
     with pytest.raises(

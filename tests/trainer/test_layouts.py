@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
 
 #: Processes, and keys of ``parallel``.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -35,7 +36,7 @@ _SAVED_STEP = 10
 
 
 @pytest.fixture(scope="module")
-def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
+def make_layout(make_run: MakeRun) -> Callable[..., RunPaths]:
     def make(root: Path, name: str, *, max_steps: int = _STEPS, **changes: Any) -> RunPaths:
         processes, parallel = LAYOUTS[name]
         train = {"global_batch_size": 4, "micro_batch_size": 1, "max_steps": max_steps, **changes.pop("train", {})}
@@ -54,7 +55,7 @@ def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
 
 @pytest.fixture(scope="module")
 def train_all(
-    tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any], finish: Callable[..., str]
+    tmp_path_factory: pytest.TempPathFactory, start: Start, finish: Finish
 ) -> Callable[[list[tuple[RunPaths, int]]], None]:
     """Return a function that trains runs; those with the same number of processes share one group."""
 
@@ -85,7 +86,7 @@ def trained(
 
 @pytest.mark.parametrize("layout", list(LAYOUTS)[1:])
 def test_every_layout_gives_the_curve_of_one_process(
-    layout: str, trained: dict[str, RunPaths], events_of: Callable[..., list[dict[str, Any]]]
+    layout: str, trained: dict[str, RunPaths], events_of: EventsOf
 ) -> None:
     ours, reference = events_of(trained[layout], "step"), events_of(trained["one"], "step")
     assert len(ours) == _STEPS
@@ -100,7 +101,7 @@ def test_every_layout_resumes_from_every_others_checkpoint(
     tmp_path: Path,
     make_layout: Callable[..., RunPaths],
     train_all: Callable[..., None],
-    events_of: Callable[..., list[dict[str, Any]]],
+    events_of: EventsOf,
 ) -> None:
     resumed = []
     for writer in EXCHANGED:
@@ -129,10 +130,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def test_precision_and_recomputation_work_with_every_kind_of_layout(
-    tmp_path: Path,
-    make_layout: Callable[..., RunPaths],
-    train_all: Callable[..., None],
-    events_of: Callable[..., list[dict[str, Any]]],
+    tmp_path: Path, make_layout: Callable[..., RunPaths], train_all: Callable[..., None], events_of: EventsOf
 ) -> None:
     runs = {}
     for variant, (changes, _) in VARIANTS.items():
@@ -148,7 +146,7 @@ def test_precision_and_recomputation_work_with_every_kind_of_layout(
 
 
 def test_drifting_replicas_of_a_weight_are_detected(
-    tmp_path: Path, make_layout: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
+    tmp_path: Path, make_layout: Callable[..., RunPaths], start: Start, finish: Finish
 ) -> None:
     folders = [os.fspath(make_layout(tmp_path, name).root) for name in ("dp2", "tp2", "tp2_sp")]
     finish(start("tests/trainer/drift.py", *folders, processes=2))

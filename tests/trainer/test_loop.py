@@ -13,13 +13,9 @@ from hlatctl.run import files
 from hlatctl.run.batches import batches_drawn
 from hlatctl.run.errors import DataError, TrainingError
 from hlatctl.run.journal import read_events
-from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from trainer.backends.torch_native import TorchNative
 from trainer.model import Llama
-
-MakeRun = Callable[..., RunPaths]
-TrainHere = Callable[[RunPaths, int], int]
-EventsOf = Callable[..., list[dict[str, Any]]]
 
 
 def test_loss_that_is_not_finite_ends_the_run(

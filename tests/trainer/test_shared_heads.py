@@ -11,7 +11,8 @@ from torch import Tensor
 from conf.schema import ModelConfig
 from hlatctl.run.errors import ConfigError
 from trainer.init import initial_slice, initial_value
-from trainer.model import Attention, Parts, rotary_tables
+from trainer.model import Attention, Parts
+from trainer.rotary import rotary_tables
 from trainer.shared_heads import SharedHeads, UnevenShard
 from trainer.storage import load_tensors, read_tensors, save_tensors
 

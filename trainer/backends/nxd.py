@@ -6,7 +6,6 @@ step later. Nothing here forces the device to wait.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,18 +19,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.devices import HOST_PROCESS_GROUP
-from conf.environment import CASTING
 from conf.schema import Config
-from hlatctl.run.errors import ConfigError, DependencyError
-from trainer import rendezvous
 from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.gather import gather_json
+from trainer.backends.common import TorchDistributed, gather_json, largest_difference
+from trainer.backends.nxd_library import import_library, join, set_environment
 from trainer.collectives import TensorParallel
 from trainer.init import initial_slice, initialize
 from trainer.model import Llama
 from trainer.optim import local
 from trainer.parallel import Layout, parameter_shards
-from trainer.precision import PRECISIONS
 from trainer.shared_heads import SharedHeads
 from trainer.storage import load_tensors, save_tensors
 
@@ -44,23 +40,19 @@ _TIMEOUT = timedelta(minutes=15)
 _MOVE_AT_ONCE = 11
 
 
-class Nxd:
-    """See :class:`trainer.backends.base.Backend`. Reads torchrun's environment variables."""
+class Nxd(TorchDistributed):
+    """See :class:`trainer.backends.base.Backend`."""
 
     steps_ahead = 1
     compiles = True
 
     def __init__(self, config: Config) -> None:
-        self._config, self._precision = config, PRECISIONS[config.precision.name]
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.warnings: list[str] = []
-        torch.set_num_threads(config.cluster.threads_per_process)
-        _set_environment(config)
-        self._nxd, self._xla = _import()
+        super().__init__(config)
+        set_environment(config)
+        self._nxd, self._xla = import_library()
         self.device = self._xla.device()
         if not dist.is_initialized():
-            _join(self.world_size)
+            join(self.world_size, timeout=_TIMEOUT)
         self._nxd_config = self._describe()
         self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
@@ -239,17 +231,10 @@ class Nxd:
 
         from trainer.backends.nxd_optim import KV_REPLICAS
 
-        worst = 0.0
         groups = {"dp": state.get_data_parallel_group(), "tp": state.get_tensor_model_parallel_group()}
         if self._layout.heads:
             groups[KV_REPLICAS] = state.get_kv_shared_group()
-        for axis, group in groups.items():
-            norms = optimizer.replicated_norms(axis)
-            ends = torch.cat((norms, -norms))
-            dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-            largest, smallest = ends.cpu().chunk(2)
-            worst = max(worst, *((largest + smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
-        return worst
+        return max(largest_difference(optimizer.replicated_norms(axis), group) for axis, group in groups.items())
 
     def reduce_sum(self, tensor: Tensor) -> None:
         """See :class:`trainer.backends.base.Backend`."""
@@ -261,10 +246,6 @@ class Nxd:
     def step_boundary(self) -> None:
         """Send the graph to the device."""
         self._xla.sync()
-
-    def from_rank0(self, value: Any) -> Any:
-        """See :class:`trainer.backends.base.Backend`."""
-        return self.gather(value)[0]
 
     def gather(self, value: Any) -> list[Any]:
         """Gather over gloo, without the device."""
@@ -301,59 +282,3 @@ class Nxd:
     def peak_flops_per_s(self) -> float | None:
         """Return None: unknown."""
         return None
-
-    def close(self) -> None:
-        """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def _set_environment(config: Config) -> None:
-    """Set the environment variables that torch-xla and the runtime read on import.
-
-    Tensors keep their number formats: the switches that changed them are deprecated (Neuron SDK, "Migration from
-    XLA_USE_BF16/XLA_DOWNCAST_BF16").
-
-    Raises:
-        ConfigError: a variable has another value already.
-    """
-    wanted = {
-        "PJRT_DEVICE": {"neuron": "NEURON"}.get(config.backend.device, "CPU"),
-        "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(PRECISIONS[config.precision.name].stochastic_rounding)),
-        **dict.fromkeys(CASTING, "0"),
-    }
-    for name, value in wanted.items():
-        if os.environ.setdefault(name, value) != value:
-            raise ConfigError(
-                f"{name}={os.environ[name]} in the environment: backend.device={config.backend.device} and "
-                f"precision.name={config.precision.name} need {name}={value}",
-                hint=f"unset {name}",
-            )
-
-
-def _import() -> tuple[Any, Any]:
-    try:
-        import neuronx_distributed
-        import torch_xla
-        import torch_xla.distributed.xla_backend
-    except ImportError as error:
-        name = error.name or str(error)
-        if name.startswith("transformers."):
-            raise DependencyError(
-                f"backend.name=nxd: neuronx-distributed imports {name}, which the installed transformers lacks",
-                hint="pip install 'transformers>=4.57,<5'",
-            ) from None
-        raise DependencyError(
-            f"backend.name=nxd: {name} is not installed",
-            hint="use an environment with the Neuron SDK's torch-neuronx and neuronx-distributed; see docs/neuron.md",
-        ) from None
-    return neuronx_distributed, torch_xla
-
-
-def _join(world_size: int) -> None:
-    """Create the default process group of torchrun's processes, or of this one."""
-    if world_size > 1:
-        rendezvous.join("xla", timeout=_TIMEOUT)
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined] # public, but not in its module's list
-        dist.init_process_group("xla", store=store, rank=0, world_size=1)

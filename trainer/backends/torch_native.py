@@ -20,12 +20,11 @@ from conf.schema import Config
 from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
 from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.gather import gather_json
+from trainer.backends.common import TorchDistributed, gather_json, largest_difference
 from trainer.init import initialize
 from trainer.model import Llama
 from trainer.optim import AdamW, clip_scale, local
 from trainer.parallel import loss_of, make_layout, parameter_shards, prepare
-from trainer.precision import PRECISIONS
 from trainer.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -35,18 +34,14 @@ if TYPE_CHECKING:
 _TIMEOUT = timedelta(minutes=15)
 
 
-class TorchNative:
-    """See :class:`trainer.backends.base.Backend`. Reads torchrun's environment variables."""
+class TorchNative(TorchDistributed):
+    """See :class:`trainer.backends.base.Backend`."""
 
     steps_ahead = 0
 
     def __init__(self, config: Config) -> None:
-        self._config, self._precision = config, PRECISIONS[config.precision.name]
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.warnings: list[str] = []
+        super().__init__(config)
         self.compiles = config.backend.compile
-        torch.set_num_threads(config.cluster.threads_per_process)
         self._facts = DEVICES[config.backend.device]
         self.device = _device(config.backend.device)
         if self.world_size > 1 and not dist.is_initialized():
@@ -125,18 +120,14 @@ class TorchNative:
     def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
         return loss_of(model, hidden, targets, self._layout)
 
-    def reduce_gradients(self, optimizer: AdamW) -> None:
-        """Sum the gradients over the replicas in one all-reduce; FSDP has reduced them already."""
-        optimizer.collect_gradients()
-        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
-            dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
-
     def update(
         self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
     ) -> Callable[[], StepMetrics]:
         """Update now: clipping needs the gradient norm."""
         assert isinstance(optimizer, AdamW)
-        self.reduce_gradients(optimizer)
+        optimizer.collect_gradients()
+        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
+            dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
         stop = torch.tensor([float(asked_to_stop)], device=self.device)
         shares = torch.cat((loss_share.reshape(1), stop, optimizer.squared_norms()))
         self.reduce_sum(shares)
@@ -146,17 +137,12 @@ class TorchNative:
         return lambda: sums
 
     def drift(self, optimizer: Optimizer) -> float:
-        """Compare the largest and smallest norms along each axis, in one exchange per axis."""
-        worst, mesh = 0.0, self._layout.mesh
+        """See :class:`trainer.backends.base.Backend`."""
+        mesh = self._layout.mesh
         if mesh is None:
-            return worst
-        for axis in ("dp", "tp"):
-            norms = optimizer.replicated_norms(axis)
-            ends = torch.stack((norms, -norms))
-            dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh[axis].get_group())
-            largest, smallest = ends[0], -ends[1]
-            worst = max(worst, *((largest - smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
-        return worst
+            return 0.0
+        axes = ("dp", "tp")
+        return max(largest_difference(optimizer.replicated_norms(axis), mesh[axis].get_group()) for axis in axes)
 
     def reduce_sum(self, tensor: Tensor) -> None:
         """See :class:`trainer.backends.base.Backend`."""
@@ -169,10 +155,6 @@ class TorchNative:
 
     def step_boundary(self) -> None:
         """Do nothing: PyTorch executes eagerly."""
-
-    def from_rank0(self, value: Any) -> Any:
-        """See :class:`trainer.backends.base.Backend`."""
-        return self.gather(value)[0]
 
     def gather(self, value: Any) -> list[Any]:
         """See :class:`trainer.backends.base.Backend`."""
@@ -219,11 +201,6 @@ class TorchNative:
         precision = str(self._precision.compute).removeprefix("torch.")
         peaks = self._facts.peak_flops_per_s.items()
         return next((peak for (known, dtype), peak in peaks if name.startswith(known) and dtype == precision), None)
-
-    def close(self) -> None:
-        """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _device(kind: str) -> torch.device:

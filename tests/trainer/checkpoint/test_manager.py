@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,15 +21,12 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.trust import CheckpointRecords
 from trainer.storage import read_tensors, why_not_loadable
-
-MakeRun = Callable[..., RunPaths]
-TrainHere = Callable[[RunPaths, int], int]
-EventsOf = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
