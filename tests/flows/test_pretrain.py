@@ -159,8 +159,9 @@ def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
     assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 102), "what was left behind stays behind"
 
 
+@pytest.mark.parametrize("where", ["in the journal", "in a checkpoint of an older release"])
 def test_data_that_fails_twice_at_a_step_is_left_out_by_number(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    where: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = SCRIPTS["train"]
 
@@ -168,7 +169,11 @@ def test_data_that_fails_twice_at_a_step_is_left_out_by_number(
         if any(event["kind"] == "amended" for event in read_events(world.run)):
             return (yield from honest(world, job))
         code = yield from (honest if "1" in job.argv else dies_after_step_153)(world, job)
-        files.write_json(world.run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
+        if where == "in the journal":
+            with world.journal(train_writer(0), 1) as journal:
+                journal.append("step", step=150, tokens=150 * mock_config.tokens_per_step, batch=152, step_s=1.0)
+        else:
+            files.write_json(world.run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
         dump_error(DataError("part-00000.arrow: damaged"), job.error_file)
         return code
 
