@@ -15,7 +15,7 @@ from conf.schedule import learning_rate
 from conf.schema import Config
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason
 from hlatctl.run import files
-from hlatctl.run.errors import DataError, TrainingError
+from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
@@ -194,6 +194,7 @@ class Training:
             raise TrainingError(
                 f"step {pending.step}: {numbers}: not finite; no checkpoint has this step",
                 hint="lower optimizer.lr, or inspect the previous steps in the journal",
+                code=NONFINITE,
             )
         if action == "skip":
             return None

@@ -59,6 +59,7 @@ _TEXTS = (
     "message",
     "reason",
     "cause",
+    "code",
     "evidence",
     "decision",
     "signature",

@@ -5,8 +5,6 @@ The writing threads of all ranks communicate over a process group of their own.
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from conf.initial_weights import MODEL
 from conf.schema import Config
 from conf.training_rules import REQUIRED, SaveReason
 from hlatctl.run import files
-from hlatctl.run.errors import HlatctlError, error_types
+from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, code_of, from_record, to_record
 from hlatctl.run.manifest import write_manifest
 from trainer.backends.base import Backend
 from trainer.checkpoint.tiers import Tiers
@@ -28,8 +26,8 @@ from trainer.checkpoint.trust import CheckpointRecords
 
 STATE = "state.json"
 RANKS = "world_size"
-#: An error, as it is sent to other threads and ranks: name of its type, message, hint.
-Failure = list[str]
+#: An error on its way to another thread or rank, as ``hlatctl.run.errors.to_record`` writes it.
+Failure = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,7 @@ class Writer:
         """Raise the error of the writing thread, once; rank 0 has it for all ranks."""
         failure, self._failure = self._failure, None
         if failure:
-            raise as_error(failure)
+            raise from_record(failure)
 
     def skip(self, save: Save, reason: str) -> None:
         """Journal that a checkpoint is skipped."""
@@ -133,7 +131,8 @@ class Writer:
         )
         if failure and self._backend.rank == 0:
             self._tiers.abandon(save.step)
-            self._failed(save, f"checkpoint of step {save.step} can't be written to {temporary} ({failure[1][:500]})")
+            message = f"checkpoint of step {save.step} can't be written to {temporary} ({failure['message'][:500]})"
+            self._failed(save, message, failure["code"])
         return failure is None
 
     def _together(self, work: Callable[[], None], *, all_ranks: bool) -> Failure | None:
@@ -173,29 +172,23 @@ class Writer:
                 self._records.verify(save.step, folder)
             self._records.delete_unneeded()
         except OSError as error:
-            self._failed(save, f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error})")
+            message = f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error})"
+            self._failed(save, message, code_of(error))
 
-    def _failed(self, save: Save, message: str) -> None:
-        """Journal an error; the next save raises it, unless the disk is full and the checkpoint isn't required.
-
-        Other ranks' errors are only texts, so a full disk is recognized by its text.
-        """
-        full = [code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in message]
-        if full and not save.required:
+    def _failed(self, save: Save, message: str, code: str) -> None:
+        """Journal an error; the next save raises it, unless the disk is full and the checkpoint isn't required."""
+        if code == DISK_FULL and not save.required:
             self.skip_for_space(save, message)
             return
-        self._records.note("alarm", durable=True, step=save.step, what="checkpoint_failed", message=message)
-        self._failure = ["StorageError", message, ""]
+        self._records.note("alarm", durable=True, step=save.step, what="checkpoint_failed", code=code, message=message)
+        self._failure = to_record(StorageError(message, code=code))
 
     def failure_of(self, error: Exception) -> Failure:
         """Return an error in the form that is sent to other ranks."""
-        if isinstance(error, HlatctlError):
-            return [type(error).__name__, error.message, error.hint]
-        return [
-            "StorageError",
-            f"{self._tiers.folders[0]}: rank {self._backend.rank}: {type(error).__name__}: {error}",
-            "",
-        ]
+        if not isinstance(error, HlatctlError):
+            where = f"{self._tiers.folders[0]}: rank {self._backend.rank}"
+            error = StorageError(f"{where}: {type(error).__name__}: {error}", code=code_of(error))
+        return to_record(error)
 
     def _start(self, work: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -207,12 +200,6 @@ class Writer:
         # A daemon thread, so that a process can exit without waiting for a lost peer.
         self._thread = threading.Thread(target=guarded, name="checkpoint", daemon=True)
         self._thread.start()
-
-
-def as_error(failure: Failure) -> HlatctlError:
-    """Return the exception of a failure."""
-    name, message, hint = failure
-    return error_types()[name](message, hint=hint)
 
 
 def rank_file(rank: int) -> str:
