@@ -95,7 +95,7 @@ def _warm_cache(world: World, job: Job) -> Script:
 
 
 def _train(world: World, job: Job) -> Script:
-    return Training(world, job).play()
+    return Training(world, job).script()
 
 
 def _export(world: World, job: Job) -> Script:

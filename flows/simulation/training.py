@@ -47,7 +47,7 @@ class Training:
         self._step, self._since_s, self._over = 0, 0.0, False
         self._thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
 
-    def play(self) -> Script:
+    def script(self) -> Script:
         """Return the script."""
         self._journal = self._world.journal(train_writer(0), self._attempt)
         try:
