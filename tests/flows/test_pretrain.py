@@ -35,11 +35,7 @@ from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths, nodes_file
 from tests.flows.conftest import Recorder
 
-
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Prefect; test_prefect_flow.py tests the same with it."""
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+pytestmark = pytest.mark.usefixtures("without_prefect")
 
 
 def kinds(run: RunPaths, *names: str) -> list[str]:
@@ -156,9 +152,7 @@ def test_the_same_failure_walks_back_then_stops_the_run_with_its_evidence(
 
     monkeypatch.setitem(SCRIPTS, "train", normal)
     state = pretrain.drive(run)
-    assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 102), (
-        "the newer checkpoint is not loaded"
-    )
+    assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 102), "the newer one stays behind"
 
 
 def test_a_batch_that_fails_twice_is_excluded_by_number(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

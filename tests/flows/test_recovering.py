@@ -28,10 +28,7 @@ from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.flows.conftest import Recorder
 
-
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+pytestmark = pytest.mark.usefixtures("without_prefect")
 
 
 def of_kind(run: RunPaths, kind: str) -> list[Event]:
@@ -119,9 +116,7 @@ class _Disk:
         self._file.close()
 
 
-def test_a_job_whose_files_do_not_fit_on_the_disk_is_not_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_whose_files_do_not_fit_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(name="try", run_dir=tmp_path, argv=("-c", ""), launch_dir=tmp_path / "a", log_dir=tmp_path / "b")
     launcher = LocalLauncher()
     monkeypatch.setattr(files, "write_text", no_room)
@@ -230,7 +225,7 @@ def test_stages_have_a_limit_of_restarts_and_crashes_are_not_restarted(
     assert len(of_kind(run, "stage_failed")) == 5
 
 
-def test_the_error_of_a_preflight_that_takes_too_long_names_the_key_of_its_limit(
+def test_a_preflight_that_takes_too_long_names_the_key_of_its_limit(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(world: World, job: Job) -> Script:

@@ -25,8 +25,7 @@ NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(Fa
 
 
 @pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+def without_tracking(without_prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
     monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
 
@@ -166,7 +165,5 @@ def test_failures_are_drawn_at_their_rates() -> None:
     hours = sum(failure.after_s for failure in drawn) / 3600
     kinds = Counter(failure.kind for failure in drawn)
     assert kinds["hang"] / hours == pytest.approx(0.1, rel=0.1)
-    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), (
-        "the rate of one node, for any size of the cluster"
-    )
+    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "the rate of one node"
     assert Failures(NONE, hosts, random.Random(1)).next() is None
