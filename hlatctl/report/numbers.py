@@ -243,7 +243,7 @@ def _score(task: str, score: dict[str, Any], contract: str) -> Score:
     )
 
 
-def comparable(milestones: list[Milestone], task: str) -> list[tuple[Milestone, Score]]:
+def comparable(milestones: Sequence[Milestone], task: str) -> list[tuple[Milestone, Score]]:
     """A task's scores over the milestones that were measured under one contract: that of the first of them."""
     found = [(milestone, score) for milestone in milestones if (score := milestone.score(task))]
     return [(milestone, score) for milestone, score in found if score.contract == found[0][1].contract]

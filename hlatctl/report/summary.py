@@ -61,7 +61,7 @@ def facts(found: Numbers, time: Goodput) -> list[tuple[str, str]]:
     return [(name, text) for name, text in known if text]
 
 
-def score_table(milestones: list[Milestone]) -> tuple[list[str], list[list[str]]]:
+def score_table(milestones: Sequence[Milestone]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a task a row, a milestone a column, ``value ± standard error`` in the cells.
 
     An evaluation under another contract has a column of its own, and what can't be compared with the first score of its
@@ -73,7 +73,7 @@ def score_table(milestones: list[Milestone]) -> tuple[list[str], list[list[str]]
     return header, rows or [["none yet", "", *(milestone.status for milestone in milestones)]]
 
 
-def contract_note(milestones: list[Milestone]) -> str:
+def contract_note(milestones: Sequence[Milestone]) -> str:
     """What the mark in a score table means; empty if it has none."""
     marked = any(_OTHER in cell for row in score_table(milestones)[1] for cell in row)
     return (
@@ -86,7 +86,7 @@ def _title(milestone: Milestone) -> str:
     return at + ("" if milestone.is_own else f", contract {milestone.contract[:8] or 'unknown'}")
 
 
-def _cells(milestones: list[Milestone], task: str) -> list[str]:
+def _cells(milestones: Sequence[Milestone], task: str) -> list[str]:
     same = {id(score) for _, score in comparable(milestones, task)}
     scores = [milestone.score(task) for milestone in milestones]
     return [score_text(score) + (f" {_OTHER}" if score and id(score) not in same else "") for score in scores]

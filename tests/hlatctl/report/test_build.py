@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,20 @@ def test_simulated_runs_say_so_everywhere(make_run: MakeRun) -> None:
     assert "SIMULATED" not in build(make_run("real")).read_text(encoding="utf-8")
 
 
-def test_text_of_the_run_is_never_markup(make_run: MakeRun) -> None:
-    run = make_run(until="killed")
+def test_text_of_the_run_is_never_markup_or_a_template(make_run: MakeRun) -> None:
+    run = make_run("<script>{{7*7}}", until="killed")
     with JournalWriter(run, "flow") as journal:
-        journal.append("warning", message="<script>alert(1)</script>")
+        journal.append("warning", message="<script>alert({{7*7}})</script>")
         journal.append("run_finished", outcome="failed", message="a <b> & c | d")
+    provenance = json.loads(run.provenance.read_text(encoding="utf-8"))
+    provenance["argv"] = ["hlatctl", "train", "experiment_name=<script>{{7*7}}</script>"]
+    run.provenance.write_text(json.dumps(provenance), encoding="utf-8")
     html = build(run).read_text(encoding="utf-8")
     assert "<script>" not in html
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "49" not in re.sub('base64,[^"]*', "", html)
+    assert "<h1>&lt;script&gt;{{7*7}}</h1>" in html
+    assert "&lt;script&gt;alert({{7*7}})&lt;/script&gt;" in html
+    assert "experiment_name=&lt;script&gt;{{7*7}}&lt;/script&gt;" in html
     assert "a <b> & c \\| d" in (run.report / "summary.md").read_text(encoding="utf-8")
 
 
