@@ -1,7 +1,7 @@
 """Fill the HTML templates in ``templates/``; the only importer of jinja2.
 
-Everything is escaped and nothing is marked safe: figures are base64 in the address of an image. That also keeps the ids
-of one SVG apart from those of another.
+All values are escaped; none is marked safe. Figures are embedded as base64 images, so that ids of different SVGs can't
+collide.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _attempt_row(attempt: Attempt) -> list[str]:
     return [
         str(attempt.number),
         utc(attempt.started_unix_s).removesuffix(" UTC"),
-        "goes on" if attempt.wall_s is None else duration(attempt.wall_s),
+        "running" if attempt.wall_s is None else duration(attempt.wall_s),
         f"{attempt.from_step:,}",
         f"{attempt.last_step:,}",
         f"{attempt.lost_steps:,}",

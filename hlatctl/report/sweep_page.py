@@ -1,4 +1,4 @@
-"""A sweep's report as a page and as Markdown, from its state, its figures and what has won."""
+"""A sweep's report as a page and as Markdown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.run.sweep import SweepState
 from hlatctl.units import count
 
-_TRIAL_HEADER = ["trial", "arm", "seed", "value", "tokens", "hours", "how", "why"]
+_TRIAL_HEADER = ["trial", "arm", "seed", "value", "tokens", "hours", "status", "reason"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The best arm, ready to be trained.
+    """The best arm.
 
     Args:
         text: its setting.
-        command: for a shell.
+        command: shell command that trains it.
         experiment: YAML for ``conf/experiment``.
     """
 
@@ -31,10 +31,10 @@ class Winner:
 
 
 def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None) -> str:
-    """The page as HTML text.
+    """Return the page as HTML text.
 
     Args:
-        state: of the sweep.
+        state: the sweep.
         figures: SVG text by name.
         winner: None if no trial has a value.
 
@@ -49,14 +49,18 @@ def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None)
         simulated=state.simulated,
         facts=facts(state)[1:],
         figures=figures,
-        arms={"header": header(state), "rows": rows(state), "have_seeds": _has_seeds(state)},
+        arms={
+            "header": header(state),
+            "rows": rows(state),
+            "have_seeds": any(trial.seed is not None for trial in state.trials.values()),
+        },
         trials={"header": _TRIAL_HEADER, "rows": trial_rows(state)},
         winner=winner,
     )
 
 
 def markdown(state: SweepState, importances: Mapping[str, float], winner: Winner | None) -> str:
-    """The same as Markdown, without figures."""
+    """Return the page's content as Markdown, without figures."""
     parts = [f"# {state.sweep_id}\n"]
     if state.simulated:
         parts.append(f"**{MARK}**: {REPORT}\n")
@@ -72,7 +76,7 @@ def markdown(state: SweepState, importances: Mapping[str, float], winner: Winner
 
 
 def trial_rows(state: SweepState) -> list[list[str]]:
-    """A trial a row, those of the best arm first."""
+    """Return a row per trial, those of the best arm first."""
     return [
         [
             trial.run_id,
@@ -87,7 +91,3 @@ def trial_rows(state: SweepState) -> list[list[str]]:
         for arm in arms(state)
         for trial in arm.trials
     ]
-
-
-def _has_seeds(state: SweepState) -> bool:
-    return any(trial.seed is not None for trial in state.trials.values())

@@ -75,16 +75,16 @@ def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:
 
 
 def test_steps_done_again_are_counted_once(make_run: MakeRun) -> None:
-    found = found_in(make_run())
-    assert found.step == 306
-    assert [(a.from_step, a.last_step, a.lost_steps) for a in found.attempts] == [(0, 130, 30), (100, 306, 0)]
+    run = found_in(make_run())
+    assert run.step == 306
+    assert [(a.from_step, a.last_step, a.lost_steps) for a in run.attempts] == [(0, 130, 30), (100, 306, 0)]
 
 
 @pytest.mark.parametrize("until", ["created", "stages", "killed"])
 def test_a_run_that_is_not_finished_has_a_report(make_run: MakeRun, until: str) -> None:
     run = make_run(until=until)
     html = build(run).read_text(encoding="utf-8")
-    assert ("No step has been made yet." in html) == (until != "killed")
+    assert ("No steps yet." in html) == (until != "killed")
     assert ("data:image/svg+xml" in html) == (until == "killed")
 
 
@@ -138,16 +138,16 @@ def test_scores_under_another_contract_have_a_column_and_a_mark_and_no_point_in_
                 skipped={},
                 scores={"validation_loss": score},
             )
-    found = found_in(run)
-    own = [milestone for milestone in found.milestones if milestone.tokens == 900_000]
+    record = found_in(run)
+    own = [milestone for milestone in record.milestones if milestone.tokens == 900_000]
     assert [(m.contract[:1], m.is_own) for m in own] == [("a", True), ("b", False)]
     summary = summary_markdown(read_events(run), conf.load.load(run.config))
     row = next(line for line in summary.splitlines() if line.startswith("| validation_loss"))
     header = next(line for line in summary.splitlines() if line.startswith("| task"))
     assert "| 900K tokens | 900K tokens, contract bbbbbbbb |" in header
     assert "3.000 ± 0.100 † |" in row
-    assert "†: measured under another contract than the first score of its row; not comparable." in summary
+    assert "†: its contract differs from that of the first score of its row; not comparable." in summary
     page = build(run).read_text(encoding="utf-8")
-    assert "measured under another contract" in page
+    assert "its contract differs from that of the first score" in page
     drawn = (run.report / "figures" / "loss.svg").read_text(encoding="utf-8")
     assert ">3.000<" not in drawn

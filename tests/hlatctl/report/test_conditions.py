@@ -26,8 +26,8 @@ _FIELDS: dict[str, Any] = {
     [("piqa", 0, True), ("piqa_acc_norm", 0, True), ("mmlu_a", 5, False), ("mmlu", 5, False), ("all", None, True)],
 )
 def test_a_score_is_measured_as_its_task_or_the_tasks_of_its_group(name: str, shots: int | None, whole: bool) -> None:
-    found = of_score(_FIELDS, name)
-    assert (found.shots, found.limit, found.whole, found.data is not None) == (shots, 40, whole, True)
+    how = of_score(_FIELDS, name)
+    assert (how.shots, how.limit, how.whole, how.data is not None) == (shots, 40, whole, True)
 
 
 def test_without_a_limit_all_items_were_asked_for() -> None:

@@ -181,9 +181,9 @@ def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
         "head": 12.0,
         "idle": 36000.0,
     }
-    found = measure_goodput(journal.events, CONFIG)
-    assert found.checkpointing.failures == {}
-    assert found.ettr_fraction == pytest.approx(20 / 36045)
+    goodput = measure_goodput(journal.events, CONFIG)
+    assert goodput.checkpointing.failures == {}
+    assert goodput.ettr_fraction == pytest.approx(20 / 36045)
 
 
 def test_who_evaluates_a_finished_run_once_more_adds_nothing_to_it(journal: Journal) -> None:
@@ -224,25 +224,25 @@ def test_what_a_first_step_takes_beyond_the_others_is_no_training(journal: Journ
 
 def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
     interrupted(journal)
-    found = measure_goodput(journal.events, CONFIG)
-    assert (found.wall_s, found.training_s, found.up_s) == (100.0, 90.0, 66.0)
-    assert found.uptime_fraction == pytest.approx(66 / 90)
-    assert found.ettr_fraction == pytest.approx(40 / 90)
-    assert found.process_hours == pytest.approx(8 * 100 / 3600)
-    assert found.cost_usd == pytest.approx(2 * 36.0 * 100 / 3600)
-    header, rows = time_table(found)
-    assert header == ["where it went", "time", "share", "USD"]
+    goodput = measure_goodput(journal.events, CONFIG)
+    assert (goodput.wall_s, goodput.training_s, goodput.up_s) == (100.0, 90.0, 66.0)
+    assert goodput.uptime_fraction == pytest.approx(66 / 90)
+    assert goodput.ettr_fraction == pytest.approx(40 / 90)
+    assert goodput.process_hours == pytest.approx(8 * 100 / 3600)
+    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 100 / 3600)
+    header, rows = time_table(goodput)
+    assert header == ["category", "time", "share", "USD"]
     assert rows[0] == ["productive steps", "40 s", "40.0 %", "0.80"]
     assert rows[-1] == ["wall time", "1 min 40 s", "100.0 %", "2.00"]
-    assert dict(facts(found))["accelerator-hours"] == "0.22"
+    assert dict(facts(goodput))["accelerator-hours"] == "0.22"
 
 
 def test_without_a_price_nothing_costs_and_processors_are_no_accelerators(journal: Journal) -> None:
     interrupted(journal)
-    found = measure_goodput(journal.events, Config())
-    assert found.cost_usd is None
-    assert time_table(found)[0] == ["where it went", "time", "share"]
-    assert {"cost", "accelerator-hours"}.isdisjoint(dict(facts(found)))
+    goodput = measure_goodput(journal.events, Config())
+    assert goodput.cost_usd is None
+    assert time_table(goodput)[0] == ["category", "time", "share"]
+    assert {"cost", "accelerator-hours"}.isdisjoint(dict(facts(goodput)))
 
 
 def test_the_interval_follows_from_measured_saves_and_failures(journal: Journal) -> None:
@@ -255,17 +255,17 @@ def test_the_interval_follows_from_measured_saves_and_failures(journal: Journal)
     assert checkpointing.daly_steps == 1
     told = dict(facts(measure_goodput(journal.events, CONFIG)))
     assert told["failures"] == "1 killed, in 1 min 6 s of training: one in 1 min 6 s"
-    assert told["checkpoints by Daly"] == "every 11 s, 1 step"
+    assert told["best interval (Daly)"] == "every 11 s, 1 step"
 
 
 def test_without_a_failure_there_is_a_bound_and_no_interval(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)
     journal.saved(31, 1, wall_s=1.0)
-    found = measure_goodput(journal.events, CONFIG)
-    assert found.checkpointing.young_s is None
-    assert found.checkpointing.least_time_between_failures_s == least_time_between_failures_s(found.up_s)
-    told = dict(facts(found))
+    goodput = measure_goodput(journal.events, CONFIG)
+    assert goodput.checkpointing.young_s is None
+    assert goodput.checkpointing.least_time_between_failures_s == least_time_between_failures_s(goodput.up_s)
+    told = dict(facts(goodput))
     assert told["failures"] == "none in 11 s of training: with 95 % confidence less than one in 3.7 s"
     assert not any("Daly" in name or "Young" in name for name in told)
 
@@ -283,9 +283,9 @@ def test_who_was_asked_to_stop_or_saved_in_time_has_not_failed(journal: Journal)
 
 
 def test_a_journal_without_anything_has_an_empty_ledger() -> None:
-    found = measure_goodput([], CONFIG)
-    assert (found.wall_s, found.seconds, found.uptime_fraction, found.cost_usd) == (0.0, {}, None, 0.0)
-    assert time_table(found)[1] == [["wall time", "0.0 s", "0.0 %", "0.00"]]
+    goodput = measure_goodput([], CONFIG)
+    assert (goodput.wall_s, goodput.seconds, goodput.uptime_fraction, goodput.cost_usd) == (0.0, {}, None, 0.0)
+    assert time_table(goodput)[1] == [["wall time", "0.0 s", "0.0 %", "0.00"]]
 
 
 def test_labels_read_well() -> None:
@@ -350,14 +350,14 @@ _EVENTS = st.tuples(
 )
 
 
-def check(found: Goodput) -> None:
+def check(goodput: Goodput) -> None:
     """Whatever the journal: every second is somewhere, once."""
-    assert all(seconds > 0 for seconds in found.seconds.values())
-    microseconds = sum(round(seconds * 1e6) for seconds in found.seconds.values())
-    assert microseconds == round(found.wall_s * 1e6)
-    for fraction in (found.ettr_fraction, found.uptime_fraction):
+    assert all(seconds > 0 for seconds in goodput.seconds.values())
+    microseconds = sum(round(seconds * 1e6) for seconds in goodput.seconds.values())
+    assert microseconds == round(goodput.wall_s * 1e6)
+    for fraction in (goodput.ettr_fraction, goodput.uptime_fraction):
         assert fraction is None or 0 <= fraction <= 1 + 1e-9
-    assert found.training_s <= found.wall_s
+    assert goodput.training_s <= goodput.wall_s
 
 
 @settings(deadline=None)
@@ -374,7 +374,7 @@ def test_categories_of_any_journal_add_up_to_its_wall_time(
 
 def test_every_beginning_of_a_journal_has_a_ledger_that_grows(journal: Journal) -> None:
     interrupted(journal)
-    found = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
-    for one in found:
+    goodput = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
+    for one in goodput:
         check(one)
-    assert [one.wall_s for one in found] == sorted(one.wall_s for one in found)
+    assert [one.wall_s for one in goodput] == sorted(one.wall_s for one in goodput)

@@ -130,7 +130,7 @@ def test_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(
 def test_step_without_a_checkpoint_is_refused_with_those_there_are(trained: RunPaths, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step-00000007: no such checkpoint") as caught:
         export(arguments(trained, tmp_path / "hf", "--step", "7"))
-    assert caught.value.hint == "steps that have one: 8, 16, 24"
+    assert caught.value.hint == "steps with a checkpoint: 8, 16, 24"
     assert not list(tmp_path.iterdir())
 
 
@@ -151,13 +151,13 @@ def test_missing_tokenizer_and_simulated_checkpoint_are_named(copied: RunPaths, 
     simulated.mkdir()
     (simulated / "simulated.json").write_text("{}")
     write_manifest(simulated, step=32, tokens=1, world={})
-    with pytest.raises(CheckpointError, match="step-00000032: holds no weights") as caught:
+    with pytest.raises(CheckpointError, match="step-00000032: has no weights") as caught:
         export(arguments(copied, tmp_path / "hf"))
     assert "--dry-run" in caught.value.hint
     dataset = files.read_sealed_json(copied.dataset)
     dataset["tokenizer"]["path"] = "/nowhere"
     files.write_sealed_json(copied.dataset, dataset)
-    with pytest.raises(DataError, match="/nowhere: the tokenizer that the run was trained with is gone"):
+    with pytest.raises(DataError, match="/nowhere: the run's tokenizer is missing"):
         export(arguments(copied, tmp_path / "hf"))
     copied.dataset.unlink()
     with pytest.raises(DataError, match=r"dataset\.json: names no tokenizer"):

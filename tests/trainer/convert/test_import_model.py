@@ -281,12 +281,12 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: truncate(folder, "config.json"), r"hf/config\.json: not readable as JSON"),
     (lambda folder: change(folder / "config.json", model_type="mixtral"), r"model_type='mixtral': not supported"),
     (lambda folder: without(folder, "model.safetensors"), r"hf: has neither model\.safetensors nor model\.safeten"),
-    (pickled, r"holds pickled weights only \(pytorch_model\.bin\); a pickle can run code and is never loaded"),
+    (pickled, r"has only pickled weights \(pytorch_model\.bin\); pickles can run code and are never loaded"),
     (truncate, r"hf/model\.safetensors: not readable as safetensors"),
     (drop_tensor, r"hf: 1 of 21 weights are missing: model\.layers\.1\.mlp\.up_proj\.weight"),
     (
         lambda folder: drop_tensor(folder, put=torch.zeros(3, 5)),
-        r"up_proj\.weight has shape \(3, 5\), config\.json asks for \(64, 32\)",
+        r"up_proj\.weight has shape \(3, 5\), config\.json requires \(64, 32\)",
     ),
     (
         lambda folder: drop_tensor(folder, put=torch.zeros(64, 32, dtype=torch.int8)),
@@ -294,7 +294,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: drop_tensor(folder, name="model.layers.0.self_attn.q_proj.bias", put=torch.zeros(32)),
-        r"has weights that a LLaMA of its config\.json has not: model\.layers\.0\.self_attn\.q_proj\.bias",
+        r"has weights that its config\.json doesn't describe: model\.layers\.0\.self_attn\.q_proj\.bias",
     ),
     (
         lambda folder: files.write_json(
