@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hlatctl.report import baselines
@@ -71,12 +71,12 @@ class Column:
     name: str
     kind: str
     tokens: int
-    step: int | None
-    contracts: list[str]
-    limits: list[int | None]
-    data: list[str]
-    simulated: bool
-    source: str | None
+    step: int | None = None
+    contracts: list[str] = field(default_factory=list)
+    limits: list[int | None] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
+    simulated: bool = False
+    source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,24 +142,13 @@ def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Co
             limits=run.limits,
             data=run.data,
             simulated=run.simulated,
-            source=None,
         )
         for run in runs
     ]
-    columns += [
-        Column(
-            name=model.name,
-            kind=BASELINE,
-            tokens=model.tokens,
-            step=None,
-            contracts=[],
-            limits=[],
-            data=[],
-            simulated=False,
-            source=published.source if published else None,
-        )
-        for model in models
-    ]
+    if published:
+        columns += [
+            Column(name=model.name, kind=BASELINE, tokens=model.tokens, source=published.source) for model in models
+        ]
     layout = baselines.layout()
     rows = _shown([_row(spec, runs, models) for spec in (*layout.rows, *_others(layout, runs))])
     notes = [*_differences(rows, runs), *(published.notes if published else ())]
@@ -198,8 +187,8 @@ def _differences(rows: Sequence[Row], runs: Sequence[RunScores]) -> list[str]:
             before, now = asked.get(own.contract or ""), asked.get(cell.contract or "")
             difference = contracts.first_difference(before, now) if before and now else None
             if difference:
-                field, ours, theirs = difference
-                notes[run.run_id] = f"{run.run_id} has another contract: {field} is {theirs}, elsewhere {ours}"
+                name, ours, theirs = difference
+                notes[run.run_id] = f"{run.run_id} has another contract: {name} is {theirs}, elsewhere {ours}"
     return list(notes.values())
 
 
@@ -243,7 +232,7 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
 def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> Row:
     cells = [*(_run_cell(spec, run) for run in runs), *(_model_cell(spec, model) for model in models)]
     cells = ranked(spec.best, marked(cells))
-    return Row(**{field.name: getattr(spec, field.name) for field in fields(RowTitle)}, cells=cells)
+    return Row(**{each.name: getattr(spec, each.name) for each in fields(RowTitle)}, cells=cells)
 
 
 def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:

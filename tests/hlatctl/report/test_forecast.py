@@ -21,13 +21,13 @@ def simulation(seed: int, days: float, message: str = "") -> Simulation:
     )
 
 
-def test_a_spread_lies_between_the_values_in_proportion() -> None:
+def test_a_spread_is_interpolated_linearly() -> None:
     assert Spread.of([4.0]) == Spread(low=4.0, median=4.0, high=4.0)
     spread = Spread.of([float(value) for value in range(101)])
     assert (spread.low, spread.median, spread.high) == pytest.approx((5.0, 50.0, 95.0))
 
 
-def test_simulations_that_were_not_finished_are_named_and_not_counted() -> None:
+def test_unfinished_simulations_are_named_and_not_counted() -> None:
     outlook = forecast.outlook([simulation(1, 10), simulation(2, 20), simulation(3, 99, "gave up")])
     assert outlook is not None
     assert (outlook.courses, outlook.unfinished) == (3, {3: "gave up"})
@@ -37,7 +37,7 @@ def test_simulations_that_were_not_finished_are_named_and_not_counted() -> None:
     assert forecast.outlook([simulation(3, 99, "gave up")]) is None
 
 
-def test_the_end_is_told_with_the_number_of_simulations() -> None:
+def test_the_forecast_end_names_the_number_of_simulations() -> None:
     for finished, said in ((1, "of 1 finished simulation"), (2, "of 2 finished simulations")):
         outlook = forecast.outlook([*(simulation(seed, 10) for seed in range(finished)), simulation(9, 99, "gave up")])
         assert outlook is not None

@@ -1,4 +1,4 @@
-"""Where the time of made-up journals went: every second once, under its right name."""
+"""Goodput of made-up journals: every second belongs to one category."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = Config(
 
 
 class Journal:
-    """Events at times that the test names."""
+    """Events at times chosen by the test."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -53,14 +53,14 @@ class Journal:
 
 @pytest.fixture
 def journal() -> Journal:
-    """A run that its head has begun to drive, at 0."""
+    """Return the journal of a run whose driver started at 0."""
     made = Journal()
     made.add(0, "run_created", run_id="made-up")
     made.add(0, "head_started", pid=1)
     return made
 
 
-def test_an_undisturbed_run_is_split_into_what_it_did(journal: Journal) -> None:
+def test_an_undisturbed_run_is_split_by_category(journal: Journal) -> None:
     journal.add(1, "stage_started", stage="compile")
     journal.add(41, "stage_finished", stage="compile", wall_s=40)
     journal.add(41, "stage_started", stage="warm_cache")
@@ -91,7 +91,7 @@ def test_an_undisturbed_run_is_split_into_what_it_did(journal: Journal) -> None:
 
 
 def interrupted(journal: Journal, cause: str = "killed", decision: str = "restart") -> None:
-    """Steps 1 to 4 in attempt 1, a checkpoint after 2; attempt 2 goes on from there to step 5."""
+    """Steps 1 to 4 in attempt 1, a checkpoint after 2; attempt 2 continues from there to step 5."""
     journal.start(10)
     for step in (1, 2):
         journal.step(10 + 10 * step, step, step_s=5.0)
@@ -104,8 +104,8 @@ def interrupted(journal: Journal, cause: str = "killed", decision: str = "restar
         journal.step(50 + 10 * step, step, attempt=2)
 
 
-@pytest.mark.parametrize("cause", ["killed", "hang", "a cause that comes next year"])
-def test_what_a_restart_costs_is_booked_under_its_cause(journal: Journal, cause: str) -> None:
+@pytest.mark.parametrize("cause", ["killed", "hang", "a future cause"])
+def test_the_time_of_a_restart_is_named_after_its_cause(journal: Journal, cause: str) -> None:
     interrupted(journal, cause)
     assert journal.seconds == {
         "productive": 40.0,
@@ -124,7 +124,7 @@ def test_steps_are_lost_only_once_they_are_redone(journal: Journal) -> None:
     assert "lost" not in measure_goodput(before, CONFIG).seconds
 
 
-def test_an_attempt_that_makes_no_step_adds_its_own_cause(journal: Journal) -> None:
+def test_an_attempt_without_steps_adds_its_own_cause(journal: Journal) -> None:
     interrupted(journal)
     journal.end(103, "crashed", "restart", attempt=2)
     journal.start(110, attempt=3, resumed_from_step=2)
@@ -136,11 +136,11 @@ def test_an_attempt_that_makes_no_step_adds_its_own_cause(journal: Journal) -> N
     assert seconds["restart:out_of_memory"] == 25.0
 
 
-def test_time_without_a_head_is_idle_unless_training_goes_on(journal: Journal) -> None:
+def test_time_without_a_driver_is_idle_unless_training_continues(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)
     journal.step(40, 2)
-    # The head is killed at some time and comes back at 55, while steps go on; then all of it dies, until 500.
+    # The driver dies and restarts at 55 while training continues. Then all processes die, until 500.
     journal.step(50, 3)
     journal.add(55, "head_started", pid=2)
     journal.step(60, 4)
@@ -186,7 +186,7 @@ def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
     assert goodput.ettr_fraction == pytest.approx(20 / 36045)
 
 
-def test_who_evaluates_a_finished_run_once_more_adds_nothing_to_it(journal: Journal) -> None:
+def test_a_later_evaluation_of_a_finished_run_adds_no_time(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)
     journal.end(34, "finished", "done")
@@ -195,15 +195,15 @@ def test_who_evaluates_a_finished_run_once_more_adds_nothing_to_it(journal: Jour
     journal.add(90_000, "eval_started", writer="eval-10")
     assert measure_goodput(journal.events, CONFIG) == before
     journal.add(90_035, "head_started", pid=2)
-    assert measure_goodput(journal.events, CONFIG).wall_s == 90_035.0, "driven again it is"
+    assert measure_goodput(journal.events, CONFIG).wall_s == 90_035.0, "a new driver adds time"
 
 
-def test_an_asynchronous_save_stalls_where_it_began_and_only_so_long(journal: Journal) -> None:
+def test_an_asynchronous_save_counts_only_its_stall_after_its_step(journal: Journal) -> None:
     journal.start(10)
     for step, time_s in ((1, 30.0), (2, 40.0), (3, 51.0), (4, 61.0)):
         journal.step(time_s, step)
         if step == 3:
-            journal.saved(58, 2, wall_s=18.0, stall_s=0.75)  # written beside step 4
+            journal.saved(58, 2, wall_s=18.0, stall_s=0.75)  # written during step 4
     seconds = journal.seconds
     assert (seconds["productive"], seconds["checkpoint_stall"]) == (40.0, 0.75)
     assert seconds["between_steps"] == 0.25
@@ -211,7 +211,7 @@ def test_an_asynchronous_save_stalls_where_it_began_and_only_so_long(journal: Jo
 
 
 @pytest.mark.parametrize(("misses", "category"), [(0, "start"), (4, "compile")])
-def test_what_a_first_step_takes_beyond_the_others_is_no_training(journal: Journal, misses: int, category: str) -> None:
+def test_the_excess_time_of_a_first_step_is_not_training(journal: Journal, misses: int, category: str) -> None:
     journal.start(10)
     journal.step(60, 1, step_s=45.0)
     journal.train(60, "compile_cache", hits=4 - misses, misses=misses, wall_s=45.0)
@@ -237,7 +237,7 @@ def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
     assert dict(facts(goodput))["accelerator-hours"] == "0.22"
 
 
-def test_without_a_price_nothing_costs_and_processors_are_no_accelerators(journal: Journal) -> None:
+def test_without_a_price_there_is_no_cost_and_cpus_are_not_accelerators(journal: Journal) -> None:
     interrupted(journal)
     goodput = measure_goodput(journal.events, Config())
     assert goodput.cost_usd is None
@@ -245,7 +245,7 @@ def test_without_a_price_nothing_costs_and_processors_are_no_accelerators(journa
     assert {"cost", "accelerator-hours"}.isdisjoint(dict(facts(goodput)))
 
 
-def test_the_interval_follows_from_measured_saves_and_failures(journal: Journal) -> None:
+def test_the_best_interval_follows_from_saves_and_failures(journal: Journal) -> None:
     interrupted(journal)
     checkpointing = measure_goodput(journal.events, CONFIG).checkpointing
     assert checkpointing.failures == {"killed": 1}
@@ -253,27 +253,27 @@ def test_the_interval_follows_from_measured_saves_and_failures(journal: Journal)
     assert checkpointing.young_s == pytest.approx((2 * 66.0) ** 0.5)
     assert checkpointing.every_s == 20.0
     assert checkpointing.daly_steps == 1
-    told = dict(facts(measure_goodput(journal.events, CONFIG)))
-    assert told["failures"] == "1 killed, in 1 min 6 s of training: one in 1 min 6 s"
-    assert told["best interval (Daly)"] == "every 11 s, 1 step"
+    texts = dict(facts(measure_goodput(journal.events, CONFIG)))
+    assert texts["failures"] == "1 killed, in 1 min 6 s of training: one in 1 min 6 s"
+    assert texts["best interval (Daly)"] == "every 11 s, 1 step"
 
 
-def test_without_a_failure_there_is_a_bound_and_no_interval(journal: Journal) -> None:
+def test_without_a_failure_there_is_a_bound_and_no_best_interval(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)
     journal.saved(31, 1, wall_s=1.0)
     goodput = measure_goodput(journal.events, CONFIG)
     assert goodput.checkpointing.young_s is None
     assert goodput.checkpointing.least_time_between_failures_s == least_time_between_failures_s(goodput.up_s)
-    told = dict(facts(goodput))
-    assert told["failures"] == "none in 11 s of training: with 95 % confidence less than one in 3.7 s"
-    assert not any("Daly" in name or "Young" in name for name in told)
+    texts = dict(facts(goodput))
+    assert texts["failures"] == "none in 11 s of training: with 95 % confidence less than one in 3.7 s"
+    assert not any("Daly" in name or "Young" in name for name in texts)
 
 
-def test_who_was_asked_to_stop_or_saved_in_time_has_not_failed(journal: Journal) -> None:
+def test_attempts_that_saved_or_were_asked_to_stop_are_not_failures(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)
-    journal.train(31, "train_stopped", step=1, reason="stop")  # preempted: nobody asked, nothing is lost
+    journal.train(31, "train_stopped", step=1, reason="stop")  # preempted: no request to stop, nothing lost
     journal.end(32, "preempted", "restart")
     journal.start(40, attempt=2, resumed_from_step=1)
     journal.step(60, 2, attempt=2)
@@ -282,13 +282,13 @@ def test_who_was_asked_to_stop_or_saved_in_time_has_not_failed(journal: Journal)
     assert measure_goodput(journal.events, CONFIG).checkpointing.failures == {}
 
 
-def test_a_journal_without_anything_has_an_empty_ledger() -> None:
+def test_an_empty_journal_has_no_time() -> None:
     goodput = measure_goodput([], CONFIG)
     assert (goodput.wall_s, goodput.seconds, goodput.uptime_fraction, goodput.cost_usd) == (0.0, {}, None, 0.0)
     assert time_table(goodput)[1] == [["wall time", "0.0 s", "0.0 %", "0.00"]]
 
 
-def test_labels_read_well() -> None:
+def test_labels_of_categories() -> None:
     assert [label(name) for name in ("lost", "restart:out_of_memory", "warm_cache", "a_new_stage")] == [
         "lost steps (redone)",
         "restart: out_of_memory",
@@ -340,7 +340,7 @@ _FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-#: Any event, with any of the fields, so long after the one before it.
+#: Seconds since the previous event, kind, attempt, writer, fields.
 _EVENTS = st.tuples(
     st.sampled_from([0.0, 1e-6, 0.3, 7.0, 3600.0, -2.0]),
     st.sampled_from(_KINDS),
@@ -351,7 +351,7 @@ _EVENTS = st.tuples(
 
 
 def check(goodput: Goodput) -> None:
-    """Whatever the journal: every second is somewhere, once."""
+    """Check that every second belongs to one category."""
     assert all(seconds > 0 for seconds in goodput.seconds.values())
     microseconds = sum(round(seconds * 1e6) for seconds in goodput.seconds.values())
     assert microseconds == round(goodput.wall_s * 1e6)
@@ -372,9 +372,9 @@ def test_categories_of_any_journal_add_up_to_its_wall_time(
     check(measure_goodput(made.events, CONFIG))
 
 
-def test_every_beginning_of_a_journal_has_a_ledger_that_grows(journal: Journal) -> None:
+def test_the_time_of_longer_prefixes_of_a_journal_grows(journal: Journal) -> None:
     interrupted(journal)
-    goodput = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
-    for one in goodput:
+    prefixes = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
+    for one in prefixes:
         check(one)
-    assert [one.wall_s for one in goodput] == sorted(one.wall_s for one in goodput)
+    assert [one.wall_s for one in prefixes] == sorted(one.wall_s for one in prefixes)

@@ -1,4 +1,4 @@
-"""Pages from templates: what fills them is text, and jinja2 is needed."""
+"""Pages from templates: values are escaped, missing values and a missing jinja2 are errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOSTILE = "<script>{{7*7}}</script>"
 SHOWN = "&lt;script&gt;{{7*7}}&lt;/script&gt;"
 
 
-def test_a_sweep_s_settings_and_messages_are_never_markup_or_a_template() -> None:
+def test_text_of_a_sweep_is_neither_markup_nor_template() -> None:
     trial = TrialState(0, HOSTILE, 0, {"optimizer.lr": HOSTILE}, [], status="failed", why=HOSTILE)
     state = SweepState(sweep_id=HOSTILE, axes=[{"key": "optimizer.lr"}], trials={0: trial}, message=HOSTILE)
     html = sweep_page.render(state, {}, Winner(text=HOSTILE, command=f"hlatctl train {HOSTILE}", experiment=HOSTILE))
@@ -32,12 +32,12 @@ def test_a_sweep_s_settings_and_messages_are_never_markup_or_a_template() -> Non
         assert shown in html
 
 
-def test_a_value_that_a_template_misses_is_an_error() -> None:
+def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError, match="'title' is undefined"):
         html_pages.fill("sweep.html")
 
 
-def test_without_jinja2_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_jinja2_is_reported_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(DependencyError, match=r"(?s)pages need jinja2\nhint: pip install 'hlatctl\[head\]'"):
         html_pages.fill("sweep.html")

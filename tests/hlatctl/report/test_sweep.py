@@ -1,4 +1,4 @@
-"""A sweep's arms in numbers: means over seeds, the best first in either direction, what was saved."""
+"""A sweep's arms: means over seeds, order, saved hours."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_arms_have_means_and_standard_errors_and_the_best_comes_first() -> None:
     assert best(SweepState()) is None
 
 
-def test_rows_and_facts_tell_states_hours_and_what_was_saved() -> None:
+def test_rows_and_facts_have_statuses_and_hours() -> None:
     sweep = state("min")
     assert header(sweep) == ["arm", "seed", "loss", "difference from best", "trials", "hours", "saved", "status"]
     assert rows(sweep) == [
@@ -66,7 +66,7 @@ def test_rows_and_facts_tell_states_hours_and_what_was_saved() -> None:
 
 
 def test_arms_are_compared_seed_by_seed() -> None:
-    """Seeds differ by 1, arms by a tenth of that: what the seeds share must not hide it."""
+    """Seeds differ by 1 and arms by 0.1: differences between seeds must not hide those between arms."""
     sweep = state("min")
     sweep.trials = {}
     values = [(0, 1, 3.0), (0, 2, 4.0), (0, 3, 5.0), (1, 1, 3.1), (1, 2, 4.12), (1, 4, 9.0)]

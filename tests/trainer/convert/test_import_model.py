@@ -1,4 +1,4 @@
-"""A Hugging Face LLaMA as the beginning of a run: what it becomes, how it goes on, and what is refused."""
+"""Import of a Hugging Face LLaMA: the checkpoint, runs that start from it, and refused folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODEL = ModelConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_la
 
 
 def save(folder: Path, model: ModelConfig = MODEL, **options: Any) -> Path:
-    """A random model, as transformers saves it."""
+    """Save a random model with transformers and return its folder."""
     their_model(model).save_pretrained(folder, **options)
     return folder
 
@@ -49,7 +49,7 @@ def change(path: Path, **values: Any) -> None:
 
 
 def model_keys(folder: Path) -> dict[str, Any]:
-    """The model that an imported folder says that it holds."""
+    """Return the model.json of an imported folder."""
     keys: dict[str, Any] = files.read_json(folder / "model.json")
     return keys
 
@@ -71,7 +71,7 @@ def first_batch(run: RunPaths) -> tuple[Tensor, Tensor]:
 
 
 def their_loss(folder: Path, batch: tuple[Tensor, Tensor]) -> float:
-    """What transformers makes of a batch."""
+    """Return transformers' loss of a batch."""
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_imported_weights_are_a_valid_checkpoint_of_the_same_values(
     assert ("model.head.weight" in weights) is not tied
 
 
-def test_run_begins_with_imported_weights_in_any_precision(
+def test_run_starts_from_imported_weights_in_any_precision(
     tmp_path: Path,
     make_run: MakeRun,
     train_here: Callable[[RunPaths, int], int],
@@ -121,7 +121,7 @@ def test_run_begins_with_imported_weights_in_any_precision(
         assert events_of(rounded, "step")[0]["loss"] == pytest.approx(losses[0], abs=tolerance)
 
 
-def test_bfloat16_weights_are_kept_as_they_are_and_trained_in_float32(
+def test_bfloat16_weights_are_kept_and_trained_in_float32(
     tmp_path: Path,
     make_run: MakeRun,
     train_here: Callable[[RunPaths, int], int],
@@ -137,7 +137,7 @@ def test_bfloat16_weights_are_kept_as_they_are_and_trained_in_float32(
     assert events_of(run, "step")[0]["loss"] == pytest.approx(their_loss(exact, first_batch(run)), abs=1e-5)
 
 
-def test_run_goes_on_from_its_own_checkpoint_and_not_from_the_initial_weights(
+def test_run_resumes_from_its_own_checkpoint_without_the_initial_weights(
     tmp_path: Path,
     make_run: MakeRun,
     train_here: Callable[[RunPaths, int], int],
@@ -156,7 +156,7 @@ def test_run_goes_on_from_its_own_checkpoint_and_not_from_the_initial_weights(
     assert not events_of(run, "initial_weights", 2)
 
 
-def test_checkpoint_of_another_run_gives_its_weights_alone(
+def test_run_takes_only_the_weights_of_another_run_s_checkpoint(
     tmp_path: Path,
     make_run: MakeRun,
     train_here: Callable[[RunPaths, int], int],
@@ -172,7 +172,7 @@ def test_checkpoint_of_another_run_gives_its_weights_alone(
     assert began["lr"] == events_of(first, "step")[0]["lr"]
 
 
-def test_every_layout_begins_with_the_same_weights(
+def test_every_layout_starts_from_the_same_weights(
     tmp_path: Path,
     make_run: MakeRun,
     start: Callable[..., Any],
@@ -204,7 +204,7 @@ def test_every_layout_begins_with_the_same_weights(
 
 
 def stories(path: Path) -> Path:
-    """A few hundred short stories of the kind that the pretrained model knows, drawn from a small grammar."""
+    """Write short stories like those of the pretrained model's training data, drawn from a small grammar."""
     draw = random.Random(0)
     rows = []
     for _ in range(400):
@@ -224,7 +224,7 @@ def stories(path: Path) -> Path:
     return path
 
 
-def test_pretrained_stories_go_on_training_from_their_own_loss(
+def test_pretrained_stories_model_continues_training_from_its_own_loss(
     tmp_path: Path,
     shared_data: Path,
     make_config: MakeConfig,
@@ -315,7 +315,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("damage", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_unusable_folder_is_refused_by_name_and_nothing_is_made(
+def test_unusable_folder_is_refused_and_nothing_is_created(
     saved: Path, tmp_path: Path, damage: Callable[[Path], None], says: str
 ) -> None:
     source = tmp_path / "hf"
@@ -326,13 +326,13 @@ def test_unusable_folder_is_refused_by_name_and_nothing_is_made(
     assert {path.name for path in tmp_path.iterdir()} <= {"hf"}
 
 
-def test_folder_that_is_there_is_left_alone(saved: Path, tmp_path: Path) -> None:
+def test_existing_folder_is_not_changed(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(StorageError, match=r"--to=.*: exists and is not an empty folder"):
         imported(saved, tmp_path)
 
 
-def test_weights_of_another_model_never_begin_a_run(
+def test_weights_of_another_model_are_refused(
     saved: Path, tmp_path: Path, make_run: MakeRun, train_here: Callable[[RunPaths, int], int]
 ) -> None:
     target = imported(saved, tmp_path / "ours")
