@@ -5,7 +5,6 @@ Each YAML file besides ``rows.yaml`` is one set of published scores. Nothing her
 
 from __future__ import annotations
 
-import difflib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.suggest import suggest
 
 #: Units of a row: fractions shown in percent, or values shown unchanged.
 PERCENT, PLAIN = "percent", "plain"
@@ -132,9 +132,7 @@ def load(name: str) -> Baselines:
         ConfigError: no set has this name.
     """
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(names())}"
-        raise ConfigError(f"--baselines={name}: no set of published scores has this name", hint=hint)
+        raise ConfigError(f"--baselines={name}: no set of published scores has this name", hint=suggest(name, names()))
     data = _read(name)
     return Baselines(
         name=name,
