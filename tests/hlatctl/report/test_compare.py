@@ -37,20 +37,19 @@ def row(table: Comparison, row_id: str) -> list[tuple[float, str, str] | None]:
     return [(round(cell.value, 3), cell.standing, cell.remark) if cell else None for cell in cells]
 
 
-def test_the_best_is_marked_if_no_other_is_within_its_error() -> None:
-    # 1.96 * sqrt(0.4^2 + 0.4^2) = 1.109 percent points
-    table = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4112)), run("c", mmlu(0.3997))])
-    assert row(table, "mmlu") == [(40.0, "", ""), (41.12, "best", ""), (39.97, "", "")]
-
-
-def test_a_value_within_the_error_of_another_is_not_best() -> None:
-    table = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4109)), run("c", mmlu(0.3997))])
-    assert row(table, "mmlu") == [(40.0, "tie", ""), (41.09, "tie", ""), (39.97, "", "")]
-
-
-def test_equal_values_are_tied() -> None:
-    table = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4, None)), run("c", mmlu(0.3, None))])
-    assert row(table, "mmlu") == [(40.0, "tie", ""), (40.0, "tie", ""), (30.0, "", "")]
+@pytest.mark.parametrize(
+    ("values", "standings"),
+    [
+        # 1.96 * sqrt(0.4^2 + 0.4^2) = 1.109 percent points
+        ((0.4, 0.4112, 0.3997), ["", "best", ""]),
+        ((0.4, 0.4109, 0.3997), ["tie", "tie", ""]),
+        ((0.4, 0.4, 0.3), ["tie", "tie", ""]),
+        ((0.4,), [""]),
+    ],
+)
+def test_the_best_is_marked_if_no_other_is_within_its_error(values: tuple[float, ...], standings: list[str]) -> None:
+    table = compare([run(str(value), mmlu(value)) for value in values])
+    assert [cell and cell[1] for cell in row(table, "mmlu")] == standings
 
 
 @pytest.mark.parametrize("errors", [(0.004, None), (None, 0.004)])
@@ -65,10 +64,6 @@ def test_an_unknown_standard_error_counts_as_zero(errors: tuple[float | None, fl
 def test_without_any_standard_error_neither_is_best() -> None:
     table = compare([run("a", mmlu(0.4, None)), run("b", mmlu(0.9, None)), run("c", mmlu(0.3))])
     assert row(table, "mmlu") == [(40.0, "", ""), (90.0, "", ""), (30.0, "", "")]
-
-
-def test_the_only_value_of_a_row_is_not_best() -> None:
-    assert row(compare([run("a", mmlu(0.4)), run("b", {})]), "mmlu") == [(40.0, "", ""), None]
 
 
 def test_other_and_unknown_contracts_and_simulations_are_shown_but_not_ranked() -> None:
