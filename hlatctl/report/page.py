@@ -26,7 +26,6 @@ def render(
     """Return the page as HTML text.
 
     Args:
-        run, time: from the run's journal.
         drilled: None if the run was not drilled.
         figures: SVG text by name, from ``figures.draw``.
         config_yaml: the run's configuration.

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +42,7 @@ class Account:
 
 @dataclass
 class _Attempt:
-    """An attempt in the whole journal; ``started`` and ``last`` are indices of its trainer's first and last events."""
+    """An attempt in the whole journal: the indices of its start and of its trainer's last event, and how it ended."""
 
     started: int
     last: int
@@ -61,11 +61,7 @@ class _Span:
 
 
 def account(events: Sequence[Event]) -> Account:
-    """Return the account of the time from a run's first event to its last.
-
-    Args:
-        events: in order of time, from ``read_events``; also a prefix of a journal.
-    """
+    """Return the account of a journal's events, or of any prefix of them, in order of time."""
     events = _without_afterlife([event for event in events if math.isfinite(event["time_unix_s"])])
     if not events:
         return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={})
@@ -122,11 +118,9 @@ def _training_us(times_us: Sequence[int], attempts: dict[int, _Attempt]) -> int:
 
 
 def _failures(attempts: dict[int, _Attempt]) -> dict[str, int]:
-    failures: dict[str, int] = {}
-    for attempt in attempts.values():
-        if attempt.ended and not (attempt.saved or attempt.asked or attempt.cause == _FINISHED):
-            failures[attempt.cause] = failures.get(attempt.cause, 0) + 1
-    return failures
+    ended = (attempt for attempt in attempts.values() if attempt.ended)
+    failed = (each for each in ended if not (each.saved or each.asked or each.cause == _FINISHED))
+    return dict(Counter(attempt.cause for attempt in failed))
 
 
 class _Phase:

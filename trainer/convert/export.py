@@ -59,13 +59,8 @@ def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype:
         named = dtype or str(stored).removeprefix("torch.")
         shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
         size = _write_weights(folder, weights, config, partial, named)
-        described = hugging_face_config(
-            config.model,
-            seq_len=config.train.seq_len,
-            bos_id=tokenizer["bos_id"],
-            eos_id=tokenizer["eos_id"],
-            dtype=named,
-        )
+        ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
+        described = hugging_face_config(config.model, seq_len=config.train.seq_len, dtype=named, **ids)
         files.write_json(partial / "config.json", described)
     manifest = read_manifest(folder)
     parameters = sum(tensor.numel() for tensor in weights.values())
