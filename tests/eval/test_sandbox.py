@@ -117,7 +117,7 @@ def test_memory_is_limited_over_all_processes(worker: sandbox.Worker) -> None:
         "import posix, time\nfor i in range(8):\n"
         "    if posix.fork() == 0: x = bytearray(b'x') * (150 << 20); time.sleep(600)\ntime.sleep(600)"
     )
-    assert _result(worker, body) == f"failed: the program took more than {512 << 20} bytes of memory before its tests"
+    assert _result(worker, body) == f"failed: the program used more than {512 << 20} bytes of memory before its tests"
 
 
 @needs_sandbox
@@ -146,7 +146,7 @@ def test_what_lies_in_sockets_counts_as_memory(worker: sandbox.Worker) -> None:
         "                    while True: kept[-1].send(bytes(1 << 16))\n                except BlockingIOError: pass\n"
         "        except OSError: pass\n        time.sleep(600)\ntime.sleep(600)"
     )
-    assert _result(worker, body) == f"failed: the program took more than {512 << 20} bytes of memory before its tests"
+    assert _result(worker, body) == f"failed: the program used more than {512 << 20} bytes of memory before its tests"
     larger = "import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)\nreturn 1"
     assert "Operation not permitted" in _result(worker, larger)
 
