@@ -92,9 +92,7 @@ def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.Plan
     runners.check(config.eval.runner)
     contract.package_versions()  # fails with the missing package's name, before an import fails without a hint
     model.check_folder(subject.model_folder)
-    if any(task.judge == "human_eval" for task in planned.tasks) and (
-        note := programs.without_sandbox(config.eval.code)
-    ):
+    if any(task.is_code for task in planned.tasks) and (note := programs.without_sandbox(config.eval.code)):
         planned.notes.append(note)
     if not planned.validation:
         return planned, None

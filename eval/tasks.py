@@ -154,7 +154,7 @@ class TaskRunner:
             assert self.held_out is not None
             max_tokens = self.config.eval.validation_tokens
             return validation.evaluate(self.loaded, self.held_out, max_tokens=max_tokens), {}, []
-        return self._run_code_task(task) if task.judge == "human_eval" else self._run_language_task(task)
+        return self._run_code_task(task) if task.is_code else self._run_language_task(task)
 
     def _run_language_task(self, task: suites.Task) -> _Outcome:
         lm, limit = self._begin(task.name), self.config.eval.limit

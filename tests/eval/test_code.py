@@ -249,8 +249,8 @@ def test_a_worker_that_is_gone_is_replaced(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("test", "message"),
     [
-        ("def check(candidate:\n", "t/0: its own tests can't be run (SyntaxError("),
-        ("check = 3\n", "t/0: its own tests can't be run (TypeError('check is no function'))"),
+        ("def check(candidate:\n", "t/0: its own tests can't run (SyntaxError("),
+        ("check = 3\n", "t/0: its own tests can't run (TypeError('check is not a function'))"),
         ("import no_such_package\n", "ModuleNotFoundError"),
     ],
 )

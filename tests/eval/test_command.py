@@ -57,8 +57,8 @@ def test_a_killed_evaluation_goes_on_where_it_was_when_it_is_asked_for_again(
     events = read_events(run)
     assert [event["task"] for event in events if event["kind"] == "eval_task_finished"] == list(scores)
     second = max(number for number, event in enumerate(events) if event["kind"] == "eval_started")
-    told = next(event for event in events[second:] if event["kind"] == "eval_progress")
-    assert (told["task"], told["done"]) == ("smoke_gsm8k", answered)
+    progress = next(event for event in events[second:] if event["kind"] == "eval_progress")
+    assert (progress["task"], progress["done"]) == ("smoke_gsm8k", answered)
     assert [event["outcome"] for event in events if event["kind"] == "run_finished"] == ["finished"]
 
 

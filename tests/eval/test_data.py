@@ -71,9 +71,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]
 def test_the_status_counts_what_is_there_and_names_what_is_not(tiny_data: Path) -> None:
     (tiny_data / "openbookqa" / "main" / "test.jsonl").unlink()
     wanted = replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense", "nq_open", "mmlu_virology", "code"])
-    found = data.status(wanted)
-    assert (found["suite"], found["data_dir"]) == ("hlat", str(tiny_data))
-    by_name = {(d["dataset"], d["config"], d["split"]): d for d in found["datasets"]}
+    result = data.status(wanted)
+    assert (result["suite"], result["data_dir"]) == ("hlat", str(tiny_data))
+    by_name = {(d["dataset"], d["config"], d["split"]): d for d in result["datasets"]}
     easy = tiny_data / "ai2_arc" / "ARC-Easy" / "test.jsonl"
     assert by_name["allenai/ai2_arc", "ARC-Easy", "test"] == {
         "dataset": "allenai/ai2_arc",
@@ -111,12 +111,12 @@ def test_a_mirror_holds_what_the_suite_needs_in_the_layout_that_is_read(
     hub: None, fetched: list[tuple[str, str | None, str]], tmp_path: Path
 ) -> None:
     to = tmp_path / "new" / "mirror"
-    found = data.mirror(replace(_WHOLE, tasks=["boolq"]), to)
+    result = data.mirror(replace(_WHOLE, tasks=["boolq"]), to)
     assert fetched == [("aps/super_glue", "boolq", "validation")]
     path = to / "boolq" / "validation.jsonl"
     assert [json.loads(line)["label"] for line in path.read_text(encoding="utf-8").splitlines()] == [1, 0]
     assert "Schnee fällt." in path.read_text(encoding="utf-8")
-    assert found["datasets"][0]["rows"] == 2
+    assert result["datasets"][0]["rows"] == 2
     assert sorted(p.name for p in to.rglob("*")) == ["boolq", "validation.jsonl"]
     (task,) = plan.make(replace(_WHOLE, tasks=["boolq"], data_dir=str(to)), tmp_path).tasks
     assert task.items == path
@@ -131,7 +131,7 @@ def test_an_interrupted_mirror_keeps_what_it_has_and_goes_on(
             data.mirror(wanted, tmp_path / "mirror")
         assert str(caught.value) == (
             "mandarjoshi/trivia_qa/rc.nocontext: split validation can't be fetched (the line broke)\n"
-            "hint: start the mirror again: what is there is kept"
+            "hint: repeat the command: present files are kept"
         )
     assert [path for path, _, _ in fetched] == ["aps/super_glue"]
     assert sorted(p.name for p in (tmp_path / "mirror").rglob("*.jsonl")) == ["validation.jsonl"]
@@ -142,7 +142,10 @@ def test_an_interrupted_mirror_keeps_what_it_has_and_goes_on(
     [
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, so nothing can be fetched"),
         ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9: can't be reached"),
-        ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "file:///etc"}, "HF_ENDPOINT=file:///etc: is no web address"),
+        (
+            {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "file:///etc"},
+            "HF_ENDPOINT=file:///etc: must start with http:// or https://",
+        ),
     ],
 )
 def test_without_a_network_nothing_is_made(
@@ -169,8 +172,8 @@ def test_the_process_leaves_an_error_that_can_be_raised_again(
 
 
 def test_a_mirror_of_what_is_all_there_needs_no_network(tiny_data: Path) -> None:
-    found = data.mirror(replace(_WHOLE, tasks=["boolq", "piqa"]), tiny_data)
-    assert [d["rows"] for d in found["datasets"]] == [2, 2]
+    result = data.mirror(replace(_WHOLE, tasks=["boolq", "piqa"]), tiny_data)
+    assert [d["rows"] for d in result["datasets"]] == [2, 2]
 
 
 @pytest.mark.skipif(not _REAL.is_dir(), reason="the datasets are not here")

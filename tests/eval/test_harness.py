@@ -109,8 +109,10 @@ def test_a_tiny_file_is_enough_for_every_task_of_the_table(lm: object, tiny_data
         "reading",
         "truthfulness",
     ]
-    found = {task.name: harness.run(lm, task, tmp_path, seed=1).scores for task in _tasks(tiny_data, tmp_path, *names)}
-    sizes = {name: scores[name].n for name, scores in found.items()}
+    results = {
+        task.name: harness.run(lm, task, tmp_path, seed=1).scores for task in _tasks(tiny_data, tmp_path, *names)
+    }
+    sizes = {name: scores[name].n for name, scores in results.items()}
     assert sizes == {
         "mmlu_virology": 3,
         "leaderboard_bbh_navigate": 3,
@@ -127,9 +129,9 @@ def test_a_tiny_file_is_enough_for_every_task_of_the_table(lm: object, tiny_data
         "truthfulqa_mc1": 2,
         "truthfulqa_mc2": 2,
     }
-    assert list(found["hellaswag"]) == ["hellaswag", "hellaswag_acc_norm"]
-    assert list(found["gsm8k"]) == ["gsm8k", "gsm8k_flexible_extract"]
-    assert list(found["winogrande"]) == ["winogrande"]
+    assert list(results["hellaswag"]) == ["hellaswag", "hellaswag_acc_norm"]
+    assert list(results["gsm8k"]) == ["gsm8k", "gsm8k_flexible_extract"]
+    assert list(results["winogrande"]) == ["winogrande"]
 
 
 def test_a_category_of_crows_pairs_holds_its_own_pairs_only(lm: object, tiny_data: Path, tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_items_that_are_not_the_task_s_are_an_error_that_names_the_file(
     path = tiny_data / "piqa" / "validation.jsonl"
     path.write_text('{"question": "no goal here", "label": 0}\n', encoding="utf-8")
     (task,) = _tasks(tiny_data, tmp_path, "piqa")
-    with pytest.raises(EvaluationError, match=r"piqa: can't be made from .*piqa/validation\.jsonl \("):
+    with pytest.raises(EvaluationError, match=r"piqa: can't be loaded from .*piqa/validation\.jsonl \("):
         harness.run(lm, task, tmp_path, seed=1)
 
 

@@ -114,12 +114,12 @@ def test_the_problems_of_humaneval_come_from_its_package_and_no_code_of_the_harn
         ),
         (_WHOLE, "hellaswg", "of suite hlat, nor of lm-evaluation-harness\nhint: did you mean hellaswag?"),
         (_WHOLE, "truthfullness", "did you mean truthfulness?"),
-        (_WHOLE, "qqqqqqqq", "hint: `lm_eval ls tasks` lists what the harness knows"),
+        (_WHOLE, "qqqqqqqq", "hint: `lm_eval ls tasks` lists the harness's tasks"),
         (
             _WHOLE,
             "mbpp",
-            "eval.tasks: mbpp runs generated code inside the harness, unguarded\n"
-            "hint: only humaneval is judged in the sandbox",
+            "eval.tasks: mbpp runs generated code in the harness, without a sandbox\n"
+            "hint: remove mbpp; only humaneval runs in the sandbox",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_shots_without_a_named_split_may_come_from_the_evaluated_one_and_that_is
     wanted = replace(_WHOLE, data_dir=str(tiny_data))
     assert _make(wanted, tmp_path, "triviaqa").notes == []
     made = _make(wanted, tmp_path, "nq_open")
-    assert made.notes == ["nq_open: nq_open/train.jsonl is not there; its solved examples come from validation"]
+    assert made.notes == ["nq_open: nq_open/train.jsonl is missing; its solved examples come from validation"]
     (task,) = made.tasks
     assert (task.config["test_split"], task.config["fewshot_split"], task.config["training_split"]) == (
         "validation",
@@ -210,7 +210,7 @@ def test_the_network_is_for_datasets_of_the_hub_only(wanted: EvalConfig, expecte
 
 
 def test_a_dataset_that_code_makes_can_not_be_a_file(tiny_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ruler_cwe makes its dataset itself, so eval\.data_dir can't"):
+    with pytest.raises(ConfigError, match=r"ruler_cwe creates its dataset itself, so it can't be in eval\.data_dir"):
         _make(EvalConfig(data_dir=str(tiny_data)), tmp_path, "ruler_cwe")
 
 
@@ -234,7 +234,7 @@ def test_the_check_passes_where_everything_is_there(
     file.write_text(dump(compose(overrides)), encoding="utf-8")
     assert check.main(["--config", str(file)]) == 0
     assert capsys.readouterr().err == (
-        "nq_open: nq_open/train.jsonl is not there; its solved examples come from validation\n"
+        "nq_open: nq_open/train.jsonl is missing; its solved examples come from validation\n"
     )
 
 

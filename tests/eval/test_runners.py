@@ -18,12 +18,12 @@ def parameters(module: str, name: str) -> set[str]:
     assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin).parent / "models" / f"{module}.py"
-    found = next(
+    harness_class = next(
         node
         for node in ast.parse(source.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and node.name == name
     )
-    made = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    made = next(node for node in harness_class.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     return {argument.arg for argument in (*made.args.args, *made.args.kwonlyargs)}
 
 

@@ -1,4 +1,4 @@
-"""Nothing gets out of a cell. Each program here is hostile, is really run, and tells what it saw as its answer."""
+"""Nothing gets out of a cell: each program here is hostile, really runs, and returns what it saw as its answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hasty() -> Iterator[sandbox.Worker]:
 
 
 def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
-    """What the judge says of a function with this body, whose test asserts this, with what the function gave."""
+    """Return the result of a function with this body; its test asserts this, and its message is the answer."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     problem = {
         "task_id": "t/0",
@@ -59,18 +59,18 @@ def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
 
 
 def _answer(worker: sandbox.Worker, body: str) -> str:
-    """What a function with this body gives."""
+    """Return the answer of a function with this body."""
     return _result(worker, body, "False").removeprefix("failed: ")
 
 
 def _command_lines() -> list[str]:
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
             continue  # it has ended since
-    return found
+    return lines
 
 
 def _is_gone(marker: str) -> bool:
@@ -225,8 +225,8 @@ def test_home_the_run_and_the_environment_are_out_of_reach(tmp_path: Path, monke
             assert _answer(worker, body) == "2"
         for own in (repository / "pyproject.toml", repository / "conf"):
             assert _answer(worker, f"import os; return os.path.exists({str(own)!r})") == "False"
-        told = _answer(worker, "import os; return [sorted(os.environ), os.environ['HOME'], os.listdir('/proc')]")
-    assert told == str(
+        environment = _answer(worker, "import os; return [sorted(os.environ), os.environ['HOME'], os.listdir('/proc')]")
+    assert environment == str(
         [
             [
                 "HOME",
@@ -288,7 +288,7 @@ _SIGNALS = (
 )
 
 
-def _signals_reach_no_judge(sandboxed: bool) -> None:
+def _signals_reach_no_examiner(sandboxed: bool) -> None:
     with sandbox.worker(_PATIENT, sandboxed=sandboxed) as worker:
         others = sorted({worker.process.pid, *_below(worker.process.pid)})
         assert _result(worker, _SIGNALS.format(others=f"(posix.getppid(), *{others})")) == "passed"
@@ -304,14 +304,14 @@ def _below(pid: int) -> set[int]:
 
 
 @needs_sandbox
-def test_a_signal_to_its_process_group_reaches_no_judge() -> None:
-    _signals_reach_no_judge(sandboxed=True)
+def test_a_signal_to_its_process_group_reaches_no_examiner() -> None:
+    _signals_reach_no_examiner(sandboxed=True)
 
 
-def test_without_a_sandbox_a_program_can_signal_no_judge_where_users_may_have_namespaces() -> None:
+def test_without_a_sandbox_a_program_can_signal_no_examiner_where_users_may_have_namespaces() -> None:
     if subprocess.run(["unshare", "--user", "--pid", "--fork", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespace can be made here")
-    _signals_reach_no_judge(sandboxed=False)
+    _signals_reach_no_examiner(sandboxed=False)
 
 
 @needs_sandbox
@@ -364,8 +364,8 @@ def test_a_daemon_ends_with_its_program(hasty: sandbox.Worker, then: str, result
 def test_programs_find_nothing_of_those_before_them(worker: sandbox.Worker) -> None:
     leave = "import sys, random\nopen('left', 'w').write('x')\nrandom.seed(9)\nsys.modules['left'] = sys\nreturn 1"
     assert _result(worker, leave) == "passed"
-    found = "import sys, posix, random; return [posix.listdir('.'), 'left' in sys.modules, random.random()]"
-    assert _answer(worker, found) == "[[], False, 0.8444218515250481]"  # the first number after seed 0
+    look = "import sys, posix, random; return [posix.listdir('.'), 'left' in sys.modules, random.random()]"
+    assert _answer(worker, look) == "[[], False, 0.8444218515250481]"  # the first number after seed 0
 
 
 @needs_sandbox
@@ -417,7 +417,7 @@ def test_without_bubblewrap_the_reason_says_what_to_install(monkeypatch: pytest.
     )
 
 
-def test_a_bubblewrap_that_does_not_work_is_told_by_its_own_message(
+def test_a_bubblewrap_that_does_not_work_is_reported_with_its_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "bwrap"
@@ -434,7 +434,7 @@ def test_a_bubblewrap_that_does_not_work_is_told_by_its_own_message(
 def test_a_cell_that_can_not_be_built_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_answers", lambda: ["/usr/no-such-file"])
     with pytest.raises(EvaluationError) as raised, sandbox.worker(_PATIENT):
-        pytest.fail("a worker has judged its first program")
+        pytest.fail("a worker has passed its first program")
     assert raised.value.message == (
         "generated code can't run here: no cell could be built: [Errno 2] mount: No such file or directory"
     )

@@ -46,8 +46,8 @@ def test_a_definition_that_includes_itself_ends(definition: Path) -> None:
 
 def test_every_definition_of_the_harness_s_own_tasks_can_be_hashed() -> None:
     names = ["mmlu_anatomy", "leaderboard_bbh_navigate", "piqa", "gsm8k", "crows_pairs_english_age", "truthfulqa_mc1"]
-    found = [catalog.Catalog([name]).tasks(name)[0].path for name in names]
-    assert len({source.definition(path) for path in found}) == len(names)
+    paths = [catalog.Catalog([name]).tasks(name)[0].path for name in names]
+    assert len({source.definition(path) for path in paths}) == len(names)
 
 
 def test_packages_are_hashed_by_their_python_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

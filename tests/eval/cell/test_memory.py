@@ -1,4 +1,4 @@
-"""Memory of a cell's processes as the kernel tells it, whatever the processes do to be told less of."""
+"""The memory of a cell's processes, however they try to hide it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STATUS = "Name:\tpython3\nNSpid:\t{ids}\nVmPeak:\t 9999 kB\nVmRSS:\t    100 kB\
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the files of /proc hold; those that are not here are of processes that have ended."""
-    told: dict[str, str] = {}
-    monkeypatch.setattr(memory, "_read", lambda path: told.get(str(path), ""))
-    return told
+    """Return the texts of /proc by path; a missing path belongs to a process that has ended."""
+    texts: dict[str, str] = {}
+    monkeypatch.setattr(memory, "_read", lambda path: texts.get(str(path), ""))
+    return texts
 
 
 def test_what_was_swapped_out_is_still_held(kernel: dict[str, str]) -> None:
