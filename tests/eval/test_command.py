@@ -1,4 +1,4 @@
-"""`hlatctl eval` as a person types it, on a model from elsewhere whose evaluator was killed in the middle of a task."""
+"""`hlatctl eval` of an external model whose first evaluator was killed during a task."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_killed_evaluation_goes_on_where_it_was_when_it_is_asked_for_again(
 
 
 def _kill_in_the_middle(run: RunPaths, model_folder: Path, start_eval: Callable[..., subprocess.Popen[str]]) -> int:
-    """Evaluate as the command's job does, kill it (-9), and tell how many answers it has left."""
+    """Evaluate as the command's job does, kill it (-9), and return the number of stored answers."""
     weights = fingerprint(model_folder)
     evaluator = start_eval(run, "--from-elsewhere", "--weights", weights, milestone_tokens=0, step=0)
     kept = run.eval(0) / "answers" / "smoke_gsm8k.jsonl"

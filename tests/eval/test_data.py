@@ -1,4 +1,4 @@
-"""What a suite's datasets are said to be, and what a mirror leaves behind."""
+"""The status of a suite's datasets, and what a mirror writes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_request(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A network on which the hub answers."""
+    """A hub that answers."""
     server = http.server.HTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
@@ -45,7 +45,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
-    """What the datasets package is asked for; it gives two rows with a label of named classes."""
+    """Return the requests to the datasets package, which returns two rows with a label of named classes."""
     import datasets
 
     asked: list[tuple[str, str | None, str]] = []
@@ -68,7 +68,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]
     return asked
 
 
-def test_the_status_counts_what_is_there_and_names_what_is_not(tiny_data: Path) -> None:
+def test_the_status_counts_present_files_and_names_missing_ones(tiny_data: Path) -> None:
     (tiny_data / "openbookqa" / "main" / "test.jsonl").unlink()
     wanted = replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense", "nq_open", "mmlu_virology", "code"])
     result = data.status(wanted)
@@ -122,7 +122,7 @@ def test_a_mirror_holds_what_the_suite_needs_in_the_layout_that_is_read(
     assert task.items == path
 
 
-def test_an_interrupted_mirror_keeps_what_it_has_and_goes_on(
+def test_a_repeated_mirror_keeps_present_files(
     hub: None, fetched: list[tuple[str, str | None, str]], tmp_path: Path
 ) -> None:
     wanted = replace(_WHOLE, tasks=["boolq", "triviaqa"])
@@ -148,7 +148,7 @@ def test_an_interrupted_mirror_keeps_what_it_has_and_goes_on(
         ),
     ],
 )
-def test_without_a_network_nothing_is_made(
+def test_without_a_network_nothing_is_created(
     environment: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -171,7 +171,7 @@ def test_the_process_leaves_an_error_that_can_be_raised_again(
     assert capsys.readouterr().err == ""
 
 
-def test_a_mirror_of_what_is_all_there_needs_no_network(tiny_data: Path) -> None:
+def test_a_complete_mirror_needs_no_network(tiny_data: Path) -> None:
     result = data.mirror(replace(_WHOLE, tasks=["boolq", "piqa"]), tiny_data)
     assert [d["rows"] for d in result["datasets"]] == [2, 2]
 

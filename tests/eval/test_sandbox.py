@@ -31,14 +31,14 @@ _PATIENT = CodeConfig(timeout_s=30.0, memory_bytes=512 << 20)
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[sandbox.Worker]:
-    """One worker for all of these tests: a program that harmed it would fail those that come after."""
+    """One worker for all of these tests, so that a program that damages it fails the next ones."""
     with sandbox.worker(_PATIENT) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[sandbox.Worker]:
-    """One for the programs that never end."""
+    """A worker for the programs that never end."""
     with sandbox.worker(CodeConfig(timeout_s=0.5)) as started:
         yield started
 
@@ -74,7 +74,7 @@ def _command_lines() -> list[str]:
 
 
 def _is_gone(marker: str) -> bool:
-    """Whether no process with this word in its command line is left, giving the kernel time to reap them."""
+    """Return whether no process has this word in its command line, after giving the kernel time to reap them."""
     for _ in range(200):
         if not any(marker in line for line in _command_lines()):
             return True
@@ -105,7 +105,7 @@ def test_a_fork_bomb_is_held_to_the_limit_on_processes(worker: sandbox.Worker, h
 
 
 @needs_sandbox
-def test_100_gigabytes_are_not_to_be_had(worker: sandbox.Worker) -> None:
+def test_100_gigabytes_can_not_be_allocated(worker: sandbox.Worker) -> None:
     assert _result(worker, "x = bytearray(100 << 30); return 1") == "failed: "
     body = "try: bytearray(100 << 30)\nexcept MemoryError: return 1"
     assert _result(worker, body) == "passed"
@@ -226,23 +226,8 @@ def test_home_the_run_and_the_environment_are_out_of_reach(tmp_path: Path, monke
         for own in (repository / "pyproject.toml", repository / "conf"):
             assert _answer(worker, f"import os; return os.path.exists({str(own)!r})") == "False"
         environment = _answer(worker, "import os; return [sorted(os.environ), os.environ['HOME'], os.listdir('/proc')]")
-    assert environment == str(
-        [
-            [
-                "HOME",
-                "LANG",
-                "OMP_NUM_THREADS",
-                "OPENBLAS_NUM_THREADS",
-                "PATH",
-                "PWD",
-                "PYTHONDONTWRITEBYTECODE",
-                "PYTHONHASHSEED",
-                "TMPDIR",
-            ],
-            "/cell",
-            [],
-        ]
-    )
+    names = "HOME LANG OMP_NUM_THREADS OPENBLAS_NUM_THREADS PATH PWD PYTHONDONTWRITEBYTECODE PYTHONHASHSEED TMPDIR"
+    assert environment == str([names.split(), "/cell", []])
     assert kept.read_text(encoding="utf-8") == "secret"
 
 
@@ -298,7 +283,7 @@ def _signals_reach_no_examiner(sandboxed: bool) -> None:
 
 
 def _below(pid: int) -> set[int]:
-    """The processes that a process has started, and theirs."""
+    """Return the descendants of a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return {int(child) for child in children}.union(*(_below(int(child)) for child in children))
 
@@ -326,7 +311,7 @@ def test_without_a_sandbox_a_program_can_signal_no_examiner_where_users_may_have
 def test_comparing_an_answer_takes_no_longer_than_the_program_may(
     hasty: sandbox.Worker, answer: str | None, test: str
 ) -> None:
-    """Each comparison is one operation of the interpreter, which no signal handler written in Python can interrupt."""
+    """Each comparison is one operation of the interpreter, which no Python signal handler can interrupt."""
     # A fraction of two random numbers of 26 Mbit, sent past what would take this program itself as long.
     send = (
         "import gc, json, random, socket, struct\n"
@@ -337,7 +322,7 @@ def test_comparing_an_answer_takes_no_longer_than_the_program_may(
     )
     started = time.monotonic()
     assert _result(hasty, f"return {answer}" if answer else send, test) == "timed out"
-    assert time.monotonic() - started < sandbox._GRACE_S  # the worker itself was never given up
+    assert time.monotonic() - started < sandbox._GRACE_S  # the worker was not replaced
     assert _result(hasty, "return 1") == "passed"
 
 

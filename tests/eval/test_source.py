@@ -1,4 +1,4 @@
-"""Hashes of the code that decides a score: what changes them, and what does not."""
+"""The code that decides a score changes its hash; other code does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _YAML = "task: sums\ninclude: _template\nprocess_docs: !function utils.process\n
 
 @pytest.fixture
 def definition(tmp_path: Path) -> Path:
-    """A definition that includes a template and calls a function of a module beside it."""
+    """Write a definition that includes a template and calls a function of a module beside it."""
     folder = tmp_path / "sums"
     folder.mkdir()
     (folder / "sums.yaml").write_text(_YAML, encoding="utf-8")

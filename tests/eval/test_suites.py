@@ -35,7 +35,7 @@ def test_only_programs_are_tested_by_human_eval() -> None:
 
 
 def test_no_answer_is_always_in_the_same_place() -> None:
-    """A model that always gives the first letter must not look as if it knew something."""
+    """A model that always answers with the first letter must score like chance."""
     for name, key in (("smoke_mmlu", "answer"), ("smoke_bbh", "target")):
         answers = [json.loads(line)[key] for line in suites.task("smoke", name).items.read_text().splitlines()]
         most = max(answers.count(answer) for answer in set(answers))

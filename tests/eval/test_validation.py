@@ -1,4 +1,4 @@
-"""Held-out loss against what can be worked out by other means."""
+"""Held-out loss, compared with known values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _write(path: Path, *texts: str) -> Path:
 
 
 def _uniform(loaded: Loaded) -> Loaded:
-    """The same model with an output layer of zeros: every token is equally likely."""
+    """Return the model with an output layer of zeros: every token is equally likely."""
     import copy
 
     model = copy.deepcopy(loaded.model)

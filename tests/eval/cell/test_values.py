@@ -1,4 +1,4 @@
-"""What a program answers arrives as an equal value of a built-in type, or as none; never as its own code."""
+"""An answer arrives as an equal value of a built-in type, or as an object that equals nothing."""
 
 from __future__ import annotations
 
