@@ -7,7 +7,6 @@ harness reads and interprets only the folders in which they occur.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import logging
 import re
@@ -19,6 +18,7 @@ from typing import Any
 
 from eval.model import missing_package, package_folder
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.suggest import suggest
 
 _NAME = re.compile(r"""^["']?(?:task|group)["']?:[ \t]*["']?([^\s"'\[{#]+)""", re.MULTILINE)
 _INCLUDE = re.compile(r"""^["']?include["']?:[ \t]*["']?([^\s"']+)""", re.MULTILINE)
@@ -155,8 +155,7 @@ def unknown_task(name: str, *, suite: str = "", also: Iterable[str] = ()) -> Con
     """Return the error for an unknown name; its hint suggests the nearest name of the suite or the harness."""
     of_suite = f"of suite {suite}, nor " if suite else ""
     known = [*also, *sorted(_defined())]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else "`lm_eval ls tasks` lists the harness's tasks"
+    hint = suggest(name, known, otherwise="`lm_eval ls tasks` lists the harness's tasks")
     return ConfigError(f"eval.tasks: {name} is no task or group {of_suite}of lm-evaluation-harness", hint=hint)
 
 
