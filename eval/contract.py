@@ -42,8 +42,6 @@ def make(
     """Return the contract of an evaluation; reads every task's data, but no weights.
 
     Args:
-        config: the section ``eval``, ``train.seq_len``, ``backend.device`` and ``seed`` are used.
-        planned: the tasks.
         held_out: the run's held-out text; None if it is not scored.
         scratch: folder for the harness's caches.
         folder: has the tokenizer: the exported model, or the folder that exports copy it from.
@@ -53,26 +51,23 @@ def make(
         DependencyError: a package is missing.
         EvaluationError: a task can't be loaded from its data.
     """
-    wanted = config.eval
+    runner = config.eval.runner
     tasks = {task.name: _task(task, scratch, config.seed) for task in planned.tasks}
     fields: contract.Fields = {
-        "versions": package_versions() | runners.versions(wanted.runner),
+        "versions": package_versions() | runners.versions(runner),
         "source": source.packages(),
-        "runner": wanted.runner,
-        "device": runners.device(wanted.runner, config.backend.device),
-        "dtype": runners.DTYPES[wanted.runner],
+        "runner": runner,
+        "device": runners.device(runner, config.backend.device),
+        "dtype": runners.DTYPES[runner],
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "context_tokens": config.train.seq_len,
         "seed": config.seed,
-        "limit": wanted.limit,
+        "limit": config.eval.limit,
         "tasks": tasks,
         "figures": {figure.group.name: _figure(figure) for figure in planned.figures},
         contract.MODEL: model_folder.hashes(folder, with_config=from_elsewhere),
     }
-    if any(task.is_code for task in planned.tasks):
-        fields["code"] = _code(wanted.code)
-    if _samples(planned, tasks, wanted):
-        fields["sampled_batch_size"] = wanted.batch_size
+    fields |= _generation(config.eval, planned, tasks)
     if held_out is not None:
         fields[contract.VALIDATION] = _validation(config, held_out, fields)
     return fields
@@ -108,10 +103,15 @@ def _figure(figure: plan.Figure) -> dict[str, Any]:
     return {"tasks": list(figure.group.tasks), "aggregate": figure.group.aggregate, "metrics": list(figure.metrics)}
 
 
-def _samples(planned: plan.Plan, tasks: dict[str, Any], wanted: EvalConfig) -> bool:
-    """Return whether answers are sampled: several programs per problem, or a definition with ``do_sample``."""
-    programs = wanted.code.samples_per_problem > 1 and any(task.is_code for task in planned.tasks)
-    return programs or any((task["generation"] or {}).get("do_sample") for task in tasks.values())
+def _generation(wanted: EvalConfig, planned: plan.Plan, tasks: dict[str, Any]) -> contract.Fields:
+    """Return how programs and sampled answers are generated; empty if there are none."""
+    fields: contract.Fields = {}
+    if any(task.is_code for task in planned.tasks):
+        fields["code"] = _code(wanted.code)
+    sampled = "code" in fields and wanted.code.samples_per_problem > 1
+    if sampled or any((task["generation"] or {}).get("do_sample") for task in tasks.values()):
+        fields["sampled_batch_size"] = wanted.batch_size
+    return fields
 
 
 def _validation(config: Config, held_out: Path, fields: contract.Fields) -> dict[str, Any]:

@@ -66,11 +66,10 @@ def run(
     repeats: int = 1,
     generation: dict[str, Any] | None = None,
 ) -> TaskResult:
-    """Run one task.
+    """Run one task; generated programs are not run.
 
     Args:
         lm: the harness's model, from :mod:`eval.runners`.
-        task: the task; generated programs are not run.
         scratch: folder for the harness's caches; may be removed afterwards.
         seed: selects solved examples and sampled answers.
         limit: at most this many items.
@@ -91,11 +90,8 @@ def run(
     _seed_all(seed)
     results = evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=_BOOTSTRAP_ITERS, log_samples=True)
     metrics, samples = results["results"][task.name], results["samples"][task.name]
-    plain = {
-        key: value if isinstance(value, str | int) else float(value)
-        for key, value in metrics.items()
-        if isinstance(value, str | int | float)
-    }
+    simple = {key: value for key, value in metrics.items() if isinstance(value, str | int | float)}
+    plain = {key: value if isinstance(value, str | int) else float(value) for key, value in simple.items()}
     return TaskResult(plain, samples, _task_scores(task, loaded, plain, samples))
 
 

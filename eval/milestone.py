@@ -49,11 +49,7 @@ def evaluate(
     config = config or load(subject.run.config)
     with private_folder("eval") as own:
         model.settle_environment(own.path, offline=not plan.uses_network(config.eval))
-        planned, held_out = _prepare(subject, config, own.path)
-        external = subject.from_elsewhere
-        present = contract.make(
-            config, planned, held_out, own.path, folder=subject.model_folder, from_elsewhere=external
-        )
+        planned, held_out, present = _prepare(subject, config, own.path)
         with hold(subject.run.eval_lease(subject.milestone_tokens), _wait()):
             place = contracts.admit(subject.run, present, new=new_contract)
             folder = subject.run.eval(subject.milestone_tokens) / contracts.results_folder(present, place)
@@ -86,17 +82,17 @@ def _wait() -> Callable[[Holder], None]:
     return wait
 
 
-def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.Plan, Path | None]:
-    """Check tasks, packages and model; return the plan and the held-out text (None if it is not scored)."""
+def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.Plan, Path | None, contracts.Fields]:
+    """Check tasks, packages and model; return the plan, the held-out text (None if not scored) and the contract."""
     planned = plan.make(config.eval, scratch)
     runners.check(config.eval.runner)
     contract.package_versions()  # fails with the missing package's name, before an import fails without a hint
     model.check_folder(subject.model_folder)
     if any(task.is_code for task in planned.tasks) and (note := programs.without_sandbox(config.eval.code)):
         planned.notes.append(note)
-    if not planned.validation:
-        return planned, None
-    return planned, validation.held_out(subject.run, config, from_elsewhere=subject.from_elsewhere)
+    external, folder = subject.from_elsewhere, subject.model_folder
+    text = validation.held_out(subject.run, config, from_elsewhere=external) if planned.validation else None
+    return planned, text, contract.make(config, planned, text, scratch, folder=folder, from_elsewhere=external)
 
 
 class _Evaluation:
