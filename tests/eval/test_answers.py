@@ -123,7 +123,7 @@ def test_answers_of_other_weights_or_another_contract_are_not_taken(path: Path) 
     assert model.asked == [["a", "b"]]
 
 
-def test_sampled_answers_are_several_and_the_same_whatever_was_cut_off(path: Path, tmp_path: Path) -> None:
+def test_sampled_answers_differ_and_are_the_same_after_an_interruption(path: Path, tmp_path: Path) -> None:
     requests = _requests(*["a"] * 5, **_SAMPLED)
     whole = _ask(_Model(), tmp_path / "whole.jsonl", requests)
     with pytest.raises(KeyboardInterrupt):

@@ -23,7 +23,7 @@ from tests.eval.conftest import REPO
 _OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=24", "eval.batch_size=1", "tracking=none"]
 
 
-def test_a_killed_evaluation_goes_on_where_it_was_when_it_is_asked_for_again(
+def test_a_repeated_command_continues_a_killed_evaluation(
     model_folder: Path,
     start_eval: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,

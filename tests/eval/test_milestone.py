@@ -149,7 +149,7 @@ def test_a_missing_event_is_appended_once(make_run: MakeRun, model_folder: Path)
     assert _kinds(run) == ["eval_started", "eval_task_finished", "eval_task_finished", "eval_finished"]
 
 
-def test_a_second_evaluator_waits_continues_in_the_middle_of_the_task_of_one_that_is_killed(
+def test_a_second_evaluator_waits_and_continues_a_killed_one_in_the_middle_of_its_task(
     make_run: MakeRun, start_eval: StartEval, model_folder: Path, tmp_path: Path
 ) -> None:
     keys: dict[str, Any] = {"tasks": ["smoke_crows_pairs", "smoke_gsm8k"], "limit": 24, "batch_size": 1}
@@ -204,9 +204,9 @@ def test_damaged_results_are_reported_and_measured_again(
     task.write_text(task.read_text()[:50], encoding="utf-8")
     capsys.readouterr()
     again = _evaluate(run, model_folder)
-    said = capsys.readouterr().err
-    assert f"{results}: can't be used (is not as it was written); measured again\n" in said
-    assert f"{task}: can't be used (" in said
+    stderr = capsys.readouterr().err
+    assert f"{results}: can't be used (is not as it was written); measured again\n" in stderr
+    assert f"{task}: can't be used (" in stderr
     assert again["scores"] == first["scores"]
     assert (run.eval(1000) / "tasks" / "validation.json").stat().st_mtime_ns == other
     state = fold(journal.read_events(run))

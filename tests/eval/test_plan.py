@@ -64,8 +64,12 @@ def test_a_task_of_the_suite_keeps_its_groups_shots_and_metrics_and_any_other_it
 
 
 def test_part_of_a_group_makes_the_figures_of_that_part_only(tmp_path: Path) -> None:
-    made = _make(_WHOLE, tmp_path, "mmlu_stem", "piqa")
-    assert ([f.group.name for f in made.figures], len(made.tasks), made.validation) == (["mmlu_stem"], 20, False)
+    planned = _make(_WHOLE, tmp_path, "mmlu_stem", "piqa")
+    assert ([f.group.name for f in planned.figures], len(planned.tasks), planned.validation) == (
+        ["mmlu_stem"],
+        20,
+        False,
+    )
 
 
 def test_a_definition_that_says_no_shots_keeps_none_as_on_the_harness_command_line() -> None:
@@ -144,9 +148,9 @@ def test_shots_without_a_named_split_may_come_from_the_evaluated_one_and_this_is
 ) -> None:
     wanted = replace(_WHOLE, data_dir=str(tiny_data))
     assert _make(wanted, tmp_path, "triviaqa").notes == []
-    made = _make(wanted, tmp_path, "nq_open")
-    assert made.notes == ["nq_open: nq_open/train.jsonl is missing; its solved examples come from validation"]
-    (task,) = made.tasks
+    planned = _make(wanted, tmp_path, "nq_open")
+    assert planned.notes == ["nq_open: nq_open/train.jsonl is missing; its solved examples come from validation"]
+    (task,) = planned.tasks
     splits = [task.config[f"{kind}_split"] for kind in ("test", "fewshot", "training")]
     assert splits == ["validation", "validation", None]
 

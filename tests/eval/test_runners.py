@@ -20,8 +20,10 @@ def parameters(module: str, name: str) -> set[str]:
         for node in ast.parse(source.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and node.name == name
     )
-    made = next(node for node in harness_class.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    return {argument.arg for argument in (*made.args.args, *made.args.kwonlyargs)}
+    constructor = next(
+        node for node in harness_class.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    )
+    return {argument.arg for argument in (*constructor.args.args, *constructor.args.kwonlyargs)}
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_an_endless_loop_is_over_in_time(hasty: sandbox.Worker) -> None:
 
 
 @needs_sandbox
-def test_sleep_past_the_limit_is_over_in_time_whatever_alarms_it_mutes(hasty: sandbox.Worker) -> None:
+def test_a_sleep_that_blocks_all_signals_is_over_in_time(hasty: sandbox.Worker) -> None:
     body = "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\ntime.sleep(600)"
     assert _result(hasty, body) == "timed out"
 
@@ -295,7 +295,7 @@ def test_a_signal_to_its_process_group_reaches_no_examiner() -> None:
 
 def test_without_a_sandbox_a_program_can_signal_no_examiner_where_users_may_have_namespaces() -> None:
     if subprocess.run(["unshare", "--user", "--pid", "--fork", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no user namespace can be made here")
+        pytest.skip("no user namespace can be created here")
     _signals_reach_no_examiner(sandboxed=False)
 
 

@@ -26,7 +26,7 @@ def test_results_are_read_back_only_for_their_step_weights_and_contract(tmp_path
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '"text"', '{"v": 2, "contract": "c", "sha256": "00"}'])
-def test_a_damaged_results_file_is_told_from_one_that_is_not_there(tmp_path: Path, content: str) -> None:
+def test_a_damaged_results_file_is_an_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(scores.DamagedResultsError, match=r"results\.json: can't be used \("):

@@ -65,7 +65,7 @@ def test_the_loss_is_that_of_transformers(loaded: Loaded, tmp_path: Path) -> Non
     assert scores.stderr is None
 
 
-def test_every_token_is_predicted_once_whatever_the_batch(
+def test_every_token_is_predicted_once_with_any_batch_size(
     loaded: Loaded, held_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(loaded, max_length=64)
