@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from conf.load import load
 from conf.schema import Config
+from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, run_main
-from hlatctl.run.manifest import checkpoint_steps
+from hlatctl.run.manifest import checkpoint_steps, steps_in
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
+from trainer.checkpoint.tiers import Tiers
 from trainer.process import die_with_launcher
 
 if TYPE_CHECKING:
@@ -38,8 +40,6 @@ _REPEATS = 3
 _POLL_S = 0.2
 #: Of the whole job's time: who is missing has to be said before it is over.
 _PATIENCE = 0.8
-#: The weights and both moments of AdamW.
-_NUMBERS_PER_PARAMETER = 3
 
 Worker = dict[str, Any]
 
@@ -71,15 +71,15 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
         )
     if worker["free_disk_bytes"] < worker["checkpoints_bytes"]:
         failures.append(
-            f"free_disk_bytes={worker['free_disk_bytes']}: below the {worker['checkpoints_bytes']} bytes of the "
-            f"checkpoints to come (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} milestones and "
-            f"{config.permanent_checkpoints} permanent ones)"
+            f"free_disk_bytes={worker['free_disk_bytes']}: below the {worker['checkpoints_bytes']} bytes that "
+            f"the run's checkpoints still need (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} "
+            f"milestones, {config.permanent_checkpoints} permanent)"
         )
     failures += node_failures(run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
     if config.checkpoint.fast_dir is not None:
         folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
-        failures += _too_little_room_near(config)
+        failures += _fast_dir_failures(config, run)
     failures += [text for name, folder in folders.items() if (text := _why_not_writable(name, folder.expanduser()))]
     return {**worker, "failures": failures}
 
@@ -121,29 +121,22 @@ def node_failures(run: RunPaths) -> list[str]:
 
 
 def checkpoints_bytes(config: Config, run: RunPaths) -> int:
-    """Space that the checkpoints will still take, at once: those kept, milestones', permanent ones, one being written.
-
-    What earlier attempts have written already is not asked for again.
-    """
-    wanted = config.checkpoint.keep + len(config.milestones) + config.permanent_checkpoints + 1
-    return _one_checkpoint_bytes(config) * max(1, wanted - len(checkpoint_steps(run)))
+    """Return the free space that the run's checkpoints still need, less those that earlier attempts have written."""
+    return runs_dir_bytes(config, existing=len(checkpoint_steps(run)))
 
 
-def _one_checkpoint_bytes(config: Config) -> int:
-    from trainer.model import count_parameters
-    from trainer.precision import PRECISIONS
-
-    return count_parameters(config.model) * _NUMBERS_PER_PARAMETER * PRECISIONS[config.precision.name].weights.itemsize
-
-
-def _too_little_room_near(config: Config) -> list[str]:
-    """The fast folder holds the newest checkpoint and the one that is being written."""
-    folder = Path(config.checkpoint.fast_dir or "").expanduser()
+def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
+    """Compare the free space of ``checkpoint.fast_dir`` with what its checkpoints still need."""
+    folder = Tiers(config, run).folders[0]
+    existing = len(steps_in(folder))
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    free, needed = shutil.disk_usage(there).free, 2 * _one_checkpoint_bytes(config)
+    free, needed = shutil.disk_usage(there).free, fast_dir_bytes(config, existing)
     if free >= needed:
         return []
-    return [f"checkpoint.fast_dir={folder}: {free} bytes are free, two checkpoints take {needed}"]
+    return [
+        f"checkpoint.fast_dir={config.checkpoint.fast_dir}: {free} bytes are free, but its checkpoints need {needed} "
+        f"more ({FAST_CHECKPOINTS} at once, {existing} there)"
+    ]
 
 
 def conclude(run: RunPaths, workers: list[Worker]) -> None:

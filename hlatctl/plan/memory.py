@@ -10,50 +10,21 @@ from dataclasses import dataclass
 
 from conf.devices import DEVICES
 from conf.schema import Config, ModelConfig
-from hlatctl.plan.arithmetic import parameters
+from conf.sizes import (
+    BF16_BYTES,
+    COMPUTE_BYTES,
+    FP32_BYTES,
+    kv_width,
+    layer_parameters,
+    stage_layers,
+    stage_parameters,
+    state_bytes,
+)
 from hlatctl.run.errors import ConfigError
 from hlatctl.units import size
 
-_FP32, _BF16 = 4, 2
-#: Bytes of one activation, by ``precision.name``.
-COMPUTE_BYTES = {"fp32": _FP32, "mixed": _BF16, "bf16_sr": _BF16, "bf16": _BF16}
 #: FP32 tensors of a parameter's size in the BF16 optimizer's update of it (trainer.optim).
 _UPDATE_TENSORS = 7
-
-
-@dataclass(frozen=True)
-class StateBytes:
-    """Bytes of each kind that a parameter has.
-
-    Args:
-        gradients: what micro-batches add up to.
-        moments: both.
-        master: FP32 weights beside BF16 ones.
-        own_gradients: BF16 weights' own gradients beside an FP32 buffer of all.
-    """
-
-    weights: int
-    gradients: int
-    moments: int
-    master: int = 0
-    own_gradients: int = 0
-
-
-_FULL = StateBytes(weights=4, gradients=4, moments=8)
-_TORCH_BF16 = StateBytes(weights=2, gradients=4, moments=4, own_gradients=2)
-_NXD_BF16 = StateBytes(weights=2, gradients=2, moments=4)
-#: By ``backend.name`` and ``precision.name``. With mixed precision NxD keeps BF16 weights and FP32 masters, and adds
-#: micro-batches up in FP32 (HLAT 70B's published script); torch_native keeps FP32 weights.
-STATE_BYTES = {
-    ("torch_native", "fp32"): _FULL,
-    ("torch_native", "mixed"): _FULL,
-    ("torch_native", "bf16_sr"): _TORCH_BF16,
-    ("torch_native", "bf16"): _TORCH_BF16,
-    ("nxd", "fp32"): _FULL,
-    ("nxd", "mixed"): StateBytes(weights=2, gradients=4, moments=8, master=4),
-    ("nxd", "bf16_sr"): _NXD_BF16,
-    ("nxd", "bf16"): _NXD_BF16,
-}
 
 
 @dataclass(frozen=True)
@@ -106,42 +77,6 @@ def check_memory(config: Config) -> None:
         )
 
 
-def stage_layers(config: Config, stage: int) -> int:
-    """Layers of a pipeline stage: earlier stages have the larger shares."""
-    share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size)
-    return share + (stage < extra)
-
-
-def stage_parameters(config: Config, stage: int) -> int:
-    """Parameters that one process of a pipeline stage holds or shares: its slice of the layers, and the ends."""
-    model, counts = config.model, parameters(config.model)
-    tensor = config.parallel.tensor_parallel_size
-    total = stage_layers(config, stage) * _layer_parameters(config)
-    if stage == 0:
-        total += counts.embedding // tensor
-    if stage == config.parallel.pipeline_parallel_size - 1:
-        total += counts.lm_head // tensor + model.hidden_size
-    return total
-
-
-def _layer_parameters(config: Config) -> int:
-    """Of one process: products are cut, norms are not; key and value heads that are too few have copies."""
-    model, tensor = config.model, config.parallel.tensor_parallel_size
-    products = 2 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
-    return products // tensor + 2 * model.hidden_size * _kv_width(config) + 2 * model.hidden_size
-
-
-def _kv_width(config: Config) -> int:
-    """Width of the keys (and of the values) that one process has."""
-    model, tensor = config.model, config.parallel.tensor_parallel_size
-    return max(1, model.num_kv_heads // tensor) * model.head_dim
-
-
-def state_bytes(config: Config) -> StateBytes:
-    """Bytes of each kind per parameter."""
-    return STATE_BYTES[config.backend.name, config.precision.name]
-
-
 def _parts(config: Config, stage: int) -> list[Part]:
     held, each = stage_parameters(config, stage), state_bytes(config)
     layout, replicas = config.parallel.data_parallel, config.data_parallel_size
@@ -172,8 +107,8 @@ def _gathered(config: Config, stage: int) -> int:
     """FSDP has two layers and what is outside of layers whole at a time (arXiv 2304.11277, section 3.2)."""
     if config.parallel.data_parallel != "fsdp" or config.data_parallel_size == 1:
         return 0
-    ends = stage_parameters(config, stage) - stage_layers(config, stage) * _layer_parameters(config)
-    return COMPUTE_BYTES[config.precision.name] * (ends + 2 * _layer_parameters(config))
+    ends = stage_parameters(config, stage) - len(stage_layers(config, stage)) * layer_parameters(config)
+    return COMPUTE_BYTES[config.precision.name] * (ends + 2 * layer_parameters(config))
 
 
 def _activations(config: Config, stage: int) -> int:
@@ -185,7 +120,7 @@ def _activations(config: Config, stage: int) -> int:
     in_flight = min(config.parallel.pipeline_parallel_size - stage, config.grad_accum_steps)
     kept = _input_bytes(config) if config.parallel.activation_checkpointing == "full" else layer_bytes(config)
     mask = config.micro_batch_size * config.train.seq_len**2 if config.data.mask_across_documents else 0
-    return in_flight * stage_layers(config, stage) * kept + mask
+    return in_flight * len(stage_layers(config, stage)) * kept + mask
 
 
 def layer_bytes(config: Config) -> int:
@@ -207,10 +142,10 @@ def layer_bytes(config: Config) -> int:
         each = 2 * compute * model.hidden_size // sequence + inputs + core + 3 * compute * ffn
     else:
         core -= compute * (width + kv) if selective else 0
-        each = 4 * _FP32 * model.hidden_size // sequence + inputs + core + 4 * compute * ffn
+        each = 4 * FP32_BYTES * model.hidden_size // sequence + inputs + core + 4 * compute * ffn
     tokens = config.micro_batch_size * config.train.seq_len
     # BF16 copies of FP32 weights live as long as the activations.
-    copies = _BF16 * _layer_parameters(config) if _casts_weights(config) else 0
+    copies = BF16_BYTES * layer_parameters(config) if _casts_weights(config) else 0
     return tokens * each + copies + (0 if selective else _scores(config))
 
 
@@ -219,7 +154,7 @@ def _widths(config: Config) -> tuple[int, int, int, int]:
     model, tensor = config.model, config.parallel.tensor_parallel_size
     return (
         model.hidden_size // tensor,
-        _kv_width(config),
+        kv_width(config),
         model.intermediate_size // tensor,
         COMPUTE_BYTES[config.precision.name],
     )
@@ -264,20 +199,20 @@ def _loss(config: Config) -> int:
     model, compute = config.model, COMPUTE_BYTES[config.precision.name]
     tokens, rows = config.micro_batch_size * config.train.seq_len, model.vocab_size
     rows //= config.parallel.tensor_parallel_size
-    norm = 2 * (_FP32 + compute) * tokens * model.hidden_size
+    norm = 2 * (FP32_BYTES + compute) * tokens * model.hidden_size
     if config.backend.name == "nxd":
-        return norm + tokens * rows * (compute + 2 * _FP32)
+        return norm + tokens * rows * (compute + 2 * FP32_BYTES)
     block = min(tokens * rows, max(rows, DEVICES[config.backend.device].loss_block_entries))
-    copies = 0 if compute == _FP32 else 2 * compute
-    return norm + state_bytes(config).weights * rows * model.hidden_size + block * (2 * _FP32 + copies)
+    copies = 0 if compute == FP32_BYTES else 2 * compute
+    return norm + state_bytes(config).weights * rows * model.hidden_size + block * (2 * FP32_BYTES + copies)
 
 
 def _update(config: Config, stage: int) -> int:
     """The BF16 optimizer computes a parameter's update in FP32, one parameter after another."""
-    if config.backend.name == "nxd" or state_bytes(config).weights != _BF16:
+    if config.backend.name == "nxd" or state_bytes(config).weights != BF16_BYTES:
         return 0
     shards = config.data_parallel_size if config.parallel.data_parallel == "fsdp" else 1
-    return _UPDATE_TENSORS * _FP32 * _largest(config.model, config, stage) // shards
+    return _UPDATE_TENSORS * FP32_BYTES * _largest(config.model, config, stage) // shards
 
 
 def _largest(model: ModelConfig, config: Config, stage: int) -> int:
@@ -290,8 +225,7 @@ def _checkpoint_copy(config: Config, held: int) -> int:
     """Written beside training from a copy in host memory, which on a CPU is the same memory."""
     if config.backend.device != "cpu" or config.checkpoint.mode != "async":
         return 0
-    each = state_bytes(config)
-    return (each.weights + each.moments) * held
+    return state_bytes(config).checkpoint * held
 
 
 def _compiles(config: Config) -> bool:

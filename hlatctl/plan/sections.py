@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema import Config
+from conf.sizes import FAST_CHECKPOINTS
 from hlatctl.plan.arithmetic import Budget, budget
 from hlatctl.plan.cost import cost
 from hlatctl.plan.epochs import GOOD_EPOCHS, Epochs
@@ -14,7 +15,7 @@ from hlatctl.plan.published import Compose, points
 from hlatctl.plan.remedies import remedies
 from hlatctl.plan.search import Candidate
 from hlatctl.plan.step_time import StepTime, missing, peak_flops_per_s, step_time
-from hlatctl.plan.volume import volume
+from hlatctl.plan.volume import Volume, volume
 from hlatctl.units import count, duration, size
 
 #: Where a figure comes from: the configuration, arithmetic, arithmetic with fitted numbers, a measurement, the paper.
@@ -180,6 +181,7 @@ def _volume(config: Config, time: StepTime | None) -> list[Figure]:
             f"{size(found.disk_bytes)} ({found.checkpoints_kept} kept, one being written)",
             DERIVED,
         ),
+        *_fast_dir(found),
         Figure("journal", found.journal_bytes, size(found.journal_bytes), MEASURED),
         Figure("MLflow's database", found.mlflow_bytes, size(found.mlflow_bytes), MEASURED),
     ]
@@ -203,6 +205,13 @@ def _volume(config: Config, time: StepTime | None) -> list[Figure]:
         ),
         *lines[2:],
     ]
+
+
+def _fast_dir(found: Volume) -> list[Figure]:
+    if not found.fast_disk_bytes:
+        return []
+    text = f"{size(found.fast_disk_bytes)} ({FAST_CHECKPOINTS} at once)"
+    return [Figure("checkpoints in checkpoint.fast_dir", found.fast_disk_bytes, text, DERIVED)]
 
 
 def _trust(compose: Compose) -> list[Figure]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config, HardwareConfig
-from hlatctl.plan.arithmetic import flops_per_token, parameters
-from hlatctl.plan.memory import COMPUTE_BYTES, stage_layers, stage_parameters, state_bytes
+from conf.sizes import COMPUTE_BYTES, parameters, stage_layers, stage_parameters, state_bytes
+from hlatctl.plan.arithmetic import flops_per_token
 
 #: Of a layer's collectives: into and out of attention and feed-forward, forward and backward.
 _EXCHANGES_PER_LAYER = 8
@@ -98,7 +98,7 @@ def step_time(config: Config) -> StepTime | None:
 
 def _micro_batch_s(config: Config, stage: int) -> tuple[float, float]:
     """Products and collectives of one micro-batch, forward and backward, in one process of a stage."""
-    layers, tokens = stage_layers(config, stage), config.micro_batch_size * config.train.seq_len
+    layers, tokens = len(stage_layers(config, stage)), config.micro_batch_size * config.train.seq_len
     last = stage == config.parallel.pipeline_parallel_size - 1
     per_token = layers * _layer_flops(config) + (_head_flops(config) if last else 0)
     peak = peak_flops_per_s(config)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from conf.schema import BaselineConfig, ClusterConfig, Config, TrackingConfig
-from hlatctl.plan.arithmetic import checkpoint_bytes
+from conf.sizes import checkpoint_bytes
 from hlatctl.plan.cost import cost
 from hlatctl.plan.volume import volume
 
@@ -38,9 +38,9 @@ def test_volumes_follow_from_steps(hlat_7b: Config) -> None:
     assert found.loader_tokens_per_s == 4_194_304 / 4.0 / 256
     assert found.checkpoint_every_s == 4000.0
     assert found.checkpoint_bytes_per_s == checkpoint_bytes(hlat_7b) / 4000.0
-    # The newest five, eight milestones besides them, and a permanent one each 100 B tokens.
-    assert found.checkpoints_kept == 5 + 8 + 18
-    assert found.disk_bytes == 32 * checkpoint_bytes(hlat_7b)
+    # The newest five, and a permanent one each 100 B tokens; those at each 200 B tokens are milestones too.
+    assert found.checkpoints_kept == 5 + 18
+    assert found.disk_bytes == 24 * checkpoint_bytes(hlat_7b)
     assert found.journal_bytes == 429_154 * 375
     untracked = dataclasses.replace(hlat_7b, tracking=TrackingConfig(enabled=False))
     assert (volume(untracked, None).mlflow_bytes, volume(untracked, None).loader_tokens_per_s) == (0, None)

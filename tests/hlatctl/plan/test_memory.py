@@ -15,8 +15,8 @@ from hlatctl.plan.memory import Memory, check_memory, memory
 from hlatctl.plan.remedies import remedies
 from hlatctl.plan.search import changed
 from hlatctl.run.errors import ConfigError
+from tests.conf.test_sizes import LLAMA_7B
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
-from tests.hlatctl.plan.test_arithmetic import LLAMA_7B
 
 _PARAMETERS_7B = 6_738_415_616
 
