@@ -1,7 +1,4 @@
-"""Sizes and counts that follow from a configuration alone; pure functions.
-
-Nothing here knows how fast a machine is: what was measured is in the journal.
-"""
+"""FLOPs and the budget of a run; pure functions. Parameters and checkpoint sizes are in ``conf.sizes``."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from conf.sizes import checkpoint_bytes, checkpoints_kept, parameters, runs_dir_
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a run takes.
+    """What a run needs.
 
     Args:
         flops_per_token: forward and backward pass.
-        checkpoints_kept: at most so many lie on disk when the run ends.
-        disk_bytes: of these checkpoints, and one more that is being written.
+        checkpoints_kept: the most that are stored at once, without the one that is being written.
+        disk_bytes: of these checkpoints and the one that is being written.
     """
 
     parameters: int
@@ -38,12 +35,12 @@ class Budget:
 
 
 def flops_per_token(model: ModelConfig, seq_len: int) -> int:
-    """FLOPs of one token's forward and backward pass: 6 N + 12 layers x hidden x seq_len.
+    """Return the FLOPs of one token's forward and backward pass: 6 N + 12 layers x hidden x seq_len.
 
     Counted as in PaLM (arXiv 2204.02311, appendix B): a multiplication and an addition are two FLOPs, the backward pass
-    costs twice the forward pass, attention scores are counted in full although half of them are masked, and nothing
-    that is recomputed counts. N leaves out the embedding, which is looked up and not multiplied (unless it is the
-    output projection too).
+    costs twice the forward pass, attention scores are counted in full although half of them are masked, and
+    recomputation does not count. N excludes the embedding, which is looked up and not multiplied (unless it is also
+    the output projection).
     """
     counts = parameters(model)
     multiplied = counts.total - (0 if model.tie_embeddings else counts.embedding)
@@ -51,7 +48,7 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
 
 
 def budget(config: Config) -> Budget:
-    """All of it for a configuration."""
+    """Return the budget of a configuration."""
     total_parameters = parameters(config.model).total
     per_token = flops_per_token(config.model, config.train.seq_len)
     return Budget(

@@ -54,7 +54,7 @@ def test_ls_tells_caches_and_modules(source: Path, make_module: MakeModule, hlat
     rows = hlatctl("ls", source.name)[1].splitlines()
     assert rows[0].split() == ["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"]
     assert rows[1].endswith("ok")
-    assert rows[2].endswith("has no model.done: its compilation never ended")
+    assert rows[2].endswith("has no model.done: its compilation did not finish")
 
 
 def test_verify_names_what_is_broken_and_moves_it_aside_when_asked(
@@ -116,7 +116,7 @@ def test_archive_never_writes_outside_of_its_folder(tmp_path: Path, hlatctl: Hla
         tar.addfile(link)
     code, _, err = hlatctl("import", archive, "--to", target)
     assert code == 14
-    assert "holds no complete module (2 incomplete" in err
+    assert "contains no complete module (2 incomplete" in err
     assert not target.exists()
     (tmp_path / "text.tar").write_text("no archive")
     code, _, err = hlatctl("import", tmp_path / "text.tar")

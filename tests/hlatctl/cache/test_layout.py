@@ -18,7 +18,7 @@ def test_neuron_modules_are_complete_when_the_wrapper_said_so_last() -> None:
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"model.neff": 9}, "has no model.done: its compilation never ended"),
+        ({"model.neff": 9}, "has no model.done: its compilation did not finish"),
         ({"model.done": 0, "model.log": 9}, "has model.done but no model.neff: its compilation failed"),
         ({"model.done": 0, "model.neff": 0}, "has model.done but no model.neff: its compilation failed"),
     ],
@@ -45,20 +45,20 @@ def test_inductors_kernels_and_graphs_are_modules_by_their_keys() -> None:
         "triton/0/KEY/kernel.json",
         "locks/cab1.lock",
     )
-    found = modules(File(path, 1) for path in paths)
-    assert {module.name: len(module.files) for module in found} == {
+    graphs = modules(File(path, 1) for path in paths)
+    assert {module.name: len(module.files) for module in graphs} == {
         "ab/cab1": 2,
         "ab/cab2": 1,
         "fxgraph/ky/fky3": 2,
         "aotautograd/akx": 1,
         "triton/0/KEY": 1,
     }
-    assert {module.layout for module in found} == {"inductor"}
+    assert {module.layout for module in graphs} == {"inductor"}
 
 
 def test_torch_neurons_programs_stand_alone() -> None:
-    found = modules([File("ab12.neff", 5), File("deep/cd34.neff", 0)])
-    assert [(module.name, module.layout, module.problem) for module in found] == [
+    graphs = modules([File("ab12.neff", 5), File("deep/cd34.neff", 0)])
+    assert [(module.name, module.layout, module.problem) for module in graphs] == [
         ("ab12.neff", "torch_neuron", ""),
         ("deep/cd34.neff", "torch_neuron", "is empty"),
     ]

@@ -33,7 +33,7 @@ def test_complete_modules_arrive_and_a_second_call_brings_nothing(
     (unfinished / "model.hlo_module.pb.gz.lock").touch()
     done = warm.warm(Folder(source), target)
     assert (done.modules, done.copied) == (3, 3)
-    assert done.skipped == [f"{VERSION}/{unfinished.name}: has no model.done: its compilation never ended"]
+    assert done.skipped == [f"{VERSION}/{unfinished.name}: has no model.done: its compilation did not finish"]
     assert tree(target) == {path: content for path, content in tree(source).items() if unfinished.name not in path}
     assert {path.name for path in target.iterdir()} == {VERSION, MANIFEST, ".warm.lock"}
     again = warm.warm(Folder(source), target)
@@ -69,7 +69,7 @@ def test_what_differs_on_the_worker_is_moved_aside_and_brought_again(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     done = warm.warm(Folder(source), target)
     name = f"{VERSION}/{module.name}"
-    assert done.quarantined == [f"{name}: {name}/model.neff was not as it should be"]
+    assert done.quarantined == [f"{name}: {name}/model.neff was damaged or changed"]
     assert done.copied == 1
     assert tree(target) == tree(source)
     (aside,) = (target / ".quarantine").iterdir()
@@ -173,7 +173,7 @@ def test_nothing_is_followed_out_of_the_cache(source: Path, target: Path, make_m
 def test_manifest_that_leads_out_of_its_folder_is_refused(source: Path, target: Path, path: str) -> None:
     source.mkdir()
     manifest.write(source, [{"path": path, "bytes": 0, "sha256": ""}])
-    with pytest.raises(StorageError, match="names a file outside of its folder"):
+    with pytest.raises(StorageError, match="names a file outside its folder"):
         warm.warm(Folder(source), target)
 
 
@@ -189,13 +189,15 @@ def test_stores_that_have_nothing_to_give_say_so(source: Path, target: Path, mak
     with pytest.raises(StorageError, match="no such folder or archive"):
         open_store(os.fspath(source))
     (source / "ab").mkdir(parents=True)
-    with pytest.raises(StorageError, match="holds no complete module"):
+    with pytest.raises(StorageError, match="contains no complete module"):
         warm.warm(Folder(source), target)
     (source / "ab" / "kernel.so").write_bytes(b"\x7fELF")
-    with pytest.raises(StorageError, match=r"has no cache_manifest\.json, so the cache was never completed"):
+    with pytest.raises(StorageError, match=r"has no cache_manifest\.json, so the cache is incomplete"):
         warm.warm(Folder(source), target)
     make_module(1, done=False)
-    with pytest.raises(StorageError, match=r"holds no complete module \(1 incomplete; the first: .*has no model\.done"):
+    with pytest.raises(
+        StorageError, match=r"contains no complete module \(1 incomplete; the first: .*has no model\.done"
+    ):
         warm.warm(Folder(source), target)
 
 
@@ -241,7 +243,7 @@ def test_url_is_read_through_fsspec(source: Path, target: Path, make_module: Mak
     assert done.copied == 3
     assert tree(target) == tree(source)
     assert warm.warm(open_store("memory://bucket/graphs/"), target).copied == 0
-    with pytest.raises(StorageError, match=r"memory://bucket/none: no such folder, or nothing is in it"):
+    with pytest.raises(StorageError, match=r"memory://bucket/none: no such folder, or it is empty"):
         warm.warm(open_store("memory://bucket/none"), target)
     with pytest.raises(StorageError, match="Protocol not known: bogus"):
         open_store("bogus://x")
