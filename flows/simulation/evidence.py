@@ -70,9 +70,7 @@ def not_finite(step: int) -> Evidence:
 def unfit(host: str, more: int) -> Evidence:
     """A preflight that has found a host wanting."""
     others = f"; and {more} more" if more else ""
-    error = PreflightError(
-        f"worker {host}: {UNFIT}{others}", hint="mend or replace the worker, or set the threshold to what it can do"
-    )
+    error = PreflightError(f"worker {host}: {UNFIT}{others}", hint="repair or replace the worker, or change the limit")
     return Evidence(exit_code=error.exit_code, error=error)
 
 

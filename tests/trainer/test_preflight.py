@@ -21,7 +21,7 @@ from trainer import preflight
 from trainer.checkpoint.tiers import Tiers
 
 
-def test_fit_workers_are_written_down_with_their_measures(
+def test_workers_that_pass_are_recorded_with_their_measurements(
     tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
 ) -> None:
     cluster = {"processes_per_node": 2, "worker_cache_dir": os.fspath(tmp_path / "cache")}
@@ -37,7 +37,7 @@ def test_fit_workers_are_written_down_with_their_measures(
         assert worker["allreduce_mib_per_s"] > 0
 
 
-def test_worker_that_falls_short_is_named_with_measure_and_threshold(
+def test_worker_that_fails_is_named_with_measurement_and_limit(
     tmp_path: Path,
     make_run: Callable[..., RunPaths],
     start: Callable[..., Any],

@@ -1,6 +1,6 @@
-"""The packed sequences of one data-parallel rank, made in the background while the device computes.
+"""The packed sequences of one data-parallel rank, prepared in the background while the device computes.
 
-The state is that of the batches taken, never of those made ahead, so a checkpoint resumes at the very next token.
+The state counts batches that were taken, never prefetched ones, so a checkpoint resumes at the next token.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from trainer.data.packing import Deal, Position, Row, Span
 
 _STOP_POLL_S = 0.1
 
-#: Of each row of the global batch: how many batches have been drawn, then its position's numbers; as JSON.
+#: For each row of the global batch: the number of batches drawn, then its position's numbers; JSON.
 State = list[list[int]]
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Tokens (rows, seq_len + 1), what they were made of, the batch's number, and where the rows are after it."""
+    """Tokens (rows, seq_len + 1), their spans, the batch's number, and the rows' positions after it."""
 
     tokens: Tokens
     spans: list[list[Span]]
@@ -45,7 +45,7 @@ class _Batch:
 
 
 class Loader:
-    """Gives a rank's share of each step's sequences.
+    """Returns a rank's share of each step's sequences.
 
     Args:
         dataset: ``dataset.json``.
@@ -54,14 +54,14 @@ class Loader:
         seed: of the documents' order.
         rank: data-parallel rank.
         size: data-parallel size.
-        prefetch_batches: made ahead at most.
-        state: of all ranks, in order: their :attr:`state` lists one after another, whatever number of ranks that was.
+        prefetch_batches: prepared ahead at most.
+        state: the concatenated :attr:`state` lists of all ranks, in order, for any number of ranks.
         weights: of the sources, as shares of the tokens; none: equal ones.
-        skip: numbers of batches, from 1 on, that are drawn and dropped; all ranks must name the same.
+        skip: numbers of batches, 1-based, that are drawn and dropped; the same on all ranks.
 
     Raises:
         DataError: the corpus can't be read, or is empty.
-        CheckpointError: the state is not one of such a global batch.
+        CheckpointError: the state belongs to another global batch size.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Loader:
         weights: Sequence[float] | None = None,
         skip: frozenset[int] = frozenset(),
     ) -> None:
-        # One thread a rank: the cores belong to the computation.
+        # One thread per rank: the other cores are for the computation.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.sources: list[Source] = sources_of(dataset)
         self._seq_len, self._skip = seq_len, skip
         self.batch, positions = _positions(state, global_batch_size, len(self.sources))
-        """Number of the last batch taken, from 1 on; those left out are counted."""
+        """Number of the last batch taken, 1-based, including skipped ones."""
         deal = Deal(
             [len(source.documents) for source in self.sources],
             keys=[source.fingerprint for source in self.sources],
@@ -98,13 +98,13 @@ class Loader:
         rows = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
         self._taken = [row.position for row in rows]
         self.spans: list[list[Span]] = []
-        """What each of this rank's sequences of the last batch taken was made of; indexes into :attr:`sources`."""
+        """For each of this rank's sequences of the last batch, its spans; they index :attr:`sources`."""
         self._queue: queue.Queue[_Batch | BaseException] = queue.Queue(maxsize=prefetch_batches)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._produce, args=(rows, self.batch), name="loader", daemon=True)
         self._thread.start()
         self.wait_s = 0.0
-        """Time that :meth:`next` has waited since this was last set to 0."""
+        """Seconds that :meth:`next` has waited since this was last set to 0."""
 
     @classmethod
     def of(
@@ -117,7 +117,7 @@ class Loader:
         state: State | None = None,
         events: Iterable[Event] = (),
     ) -> Self:
-        """The loader of a run.
+        """Return the loader of a run.
 
         Args:
             config: of the run.
@@ -125,7 +125,7 @@ class Loader:
             rank: data-parallel rank.
             size: data-parallel size.
             state: as for the class.
-            events: of the journal, equal on all ranks: what ``amended`` events leave out is left out.
+            events: of the journal, equal on all ranks; their ``amended`` events add batches to skip.
         """
         return cls(
             dataset,
@@ -142,11 +142,11 @@ class Loader:
 
     @property
     def state(self) -> State:
-        """Where this rank's rows are after the last batch taken."""
+        """The positions of this rank's rows after the last batch taken."""
         return [[self.batch, *position.to_json()] for position in self._taken]
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The rank's (inputs, targets) of the next step, each (sequences, seq_len) int64 on the CPU; may wait."""
+        """Return (inputs, targets) of the rank's next step, each (sequences, seq_len) int64 on the CPU; may wait."""
         started = time.perf_counter()
         item = self._queue.get()
         self.wait_s += time.perf_counter() - started
@@ -159,7 +159,7 @@ class Loader:
     def close(self) -> None:
         """Stop the background thread."""
         self._stopping.set()
-        with suppress(queue.Empty):  # make room, so that a thread which waits for some need not wait for its time-out
+        with suppress(queue.Empty):  # make room, so that a waiting thread ends before its timeout
             self._queue.get_nowait()
         self._thread.join()
 
@@ -170,7 +170,7 @@ class Loader:
                 tokens = np.stack([row.take(self._seq_len) for row in rows])
                 if number not in self._skip:
                     self._put(_Batch(tokens, [row.spans for row in rows], number, [row.position for row in rows]))
-        except BaseException as error:  # handed to the thread that waits for batches, which raises it
+        except BaseException as error:  # the thread that waits for batches raises it
             self._put(error)
 
     def _put(self, item: _Batch | BaseException) -> None:
@@ -182,7 +182,7 @@ class Loader:
 
 
 def _positions(state: State | None, rows: int, sources: int) -> tuple[int, list[Position]]:
-    """How many batches have been drawn, and where each row is."""
+    """Return the number of batches drawn, and each row's position."""
     if state is None:
         return 0, [Position.start(sources)] * rows
     try:
@@ -190,7 +190,7 @@ def _positions(state: State | None, rows: int, sources: int) -> tuple[int, list[
         batches = {entry[0] for entry in entries}
         positions = [Position.from_json(entry[1:], sources) for entry in entries]
     except (TypeError, ValueError, IndexError):
-        raise CheckpointError(f"the data loader's state is not one: {str(state)[:200]}") from None
+        raise CheckpointError(f"the data loader's state is invalid: {str(state)[:200]}") from None
     if len(positions) != rows:
         raise CheckpointError(
             f"the checkpoint's global batch has {len(positions)} sequences, train.global_batch_size={rows}",

@@ -8,7 +8,7 @@ from tests.hlatctl.cache.conftest import VERSION, neff
 MODULE = f"{VERSION}/MODULE_1+d41d8cd9"
 
 
-def test_neuron_modules_are_complete_when_the_wrapper_said_so_last() -> None:
+def test_neuron_modules_are_complete_with_the_wrapper_s_last_file() -> None:
     names = ("model.done", "model.neff", "compile_flags.json", "model.hlo_module.pb.gz")
     (module,) = modules([File(f"{MODULE}/{name}", 1) for name in names])
     assert (module.name, module.layout, module.bytes, module.problem) == (MODULE, "neuron", 4, "")
@@ -23,7 +23,7 @@ def test_neuron_modules_are_complete_when_the_wrapper_said_so_last() -> None:
         ({"model.done": 0, "model.neff": 0}, "has model.done but no model.neff: its compilation failed"),
     ],
 )
-def test_unfinished_and_failed_compilations_say_so(files: dict[str, int], problem: str) -> None:
+def test_unfinished_and_failed_compilations_are_named(files: dict[str, int], problem: str) -> None:
     (module,) = modules([File(f"{MODULE}/{name}", size) for name, size in files.items()])
     assert module.problem == problem
 
@@ -64,7 +64,7 @@ def test_torch_neurons_programs_stand_alone() -> None:
     ]
 
 
-def test_a_neffs_header_tells_its_length() -> None:
+def test_a_neffs_header_gives_its_length() -> None:
     whole = neff(b"program")
     assert why_no_neff(whole[:64], len(whole)) == ""
     assert why_no_neff(whole[:64], len(whole) - 3) == f"has {len(whole) - 3} bytes, its header says {len(whole)}"

@@ -29,5 +29,5 @@ def test_each_source_is_counted_by_its_share_of_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("dataset", [{}, {"sources": [{"path": "/a"}, {"path": "/b"}]}, {"sources": []}])
-def test_nothing_is_said_of_a_corpus_whose_tokens_nobody_counted(dataset: dict[str, object]) -> None:
+def test_a_corpus_without_counted_tokens_has_no_epochs(dataset: dict[str, object]) -> None:
     assert epochs(compose(MIXTURE), dataset) == []

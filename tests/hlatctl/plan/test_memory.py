@@ -25,7 +25,7 @@ def parts(need: Memory) -> dict[str, int]:
     return {part.name: part.value_bytes for part in need.parts}
 
 
-def test_7b_at_tp_8_fits_and_its_state_is_what_each_parameter_has(hlat_7b: Config) -> None:
+def test_7b_at_tp_8_fits_and_has_the_bytes_of_each_parameter(hlat_7b: Config) -> None:
     need = memory(hlat_7b)
     assert need.fits
     # An eighth of the products, and all of the 65 norms.
@@ -45,7 +45,7 @@ def test_70b_does_not_fit_four_nodes_and_fits_eight_and_more(hlat_70b: Config) -
     assert all(memory(on_nodes(hlat_70b, nodes)).fits for nodes in (8, 16, 32, 64, 128, 256))
 
 
-def test_the_workspace_lies_in_the_middle_of_what_hlat_s_layouts_allow(hlat_7b: Config, hlat_70b: Config) -> None:
+def test_the_workspace_is_in_the_middle_of_hlat_s_bounds(hlat_7b: Config, hlat_70b: Config) -> None:
     def rest(config: Config) -> int:
         return (config.cluster.hardware.memory_bytes or 0) - memory(with_hardware(config, workspace_bytes=0)).need_bytes
 
@@ -70,7 +70,7 @@ def test_every_experiment_fits(experiment: str) -> None:
     check_memory(compose([f"experiment={experiment}"]))
 
 
-def test_nothing_is_refused_where_the_device_s_memory_is_not_known(hlat_70b: Config) -> None:
+def test_no_run_is_refused_if_the_device_s_memory_is_unknown(hlat_70b: Config) -> None:
     unknown = with_hardware(changed(on_nodes(hlat_70b, 4), pipeline_parallel_size=4), memory_bytes=None)
     assert memory(unknown).fits is None
     check_memory(unknown)
@@ -101,7 +101,7 @@ def test_fsdp_shards_state_and_zero1_moments_only() -> None:
     assert shards["gathered weights"] == 4 * (ends + 2 * (_PARAMETERS_7B - ends) // 32)
 
 
-def test_what_is_recomputed_is_not_kept(hlat_7b: Config) -> None:
+def test_recomputed_activations_are_not_kept(hlat_7b: Config) -> None:
     kept = [
         parts(memory(changed(hlat_7b, activation_checkpointing=level)))["activations"]
         for level in ("none", "selective", "full")

@@ -30,7 +30,7 @@ def test_candidates_fit_are_ranked_by_time_and_keep_the_batch(hlat_70b: Config) 
     assert len(kinds) > 1, "precision and recomputation vary"
 
 
-def test_nothing_is_found_where_nothing_fits(hlat_70b: Config) -> None:
+def test_there_is_no_candidate_if_nothing_fits(hlat_70b: Config) -> None:
     assert search(on_nodes(hlat_70b, 1)) == []
 
 

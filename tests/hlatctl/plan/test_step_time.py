@@ -49,7 +49,7 @@ def test_one_process_only_computes() -> None:
     assert time.mfu_fraction == pytest.approx(0.5 * _MFU_FLOPS / _FLOPS)
 
 
-def test_what_is_computed_again_takes_time_and_makes_no_mfu() -> None:
+def test_recomputation_takes_time_and_does_not_count_in_mfu() -> None:
     full = step_time(small(activation_checkpointing="full"))
     selective = step_time(small(activation_checkpointing="selective"))
     assert full is not None
@@ -95,7 +95,7 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batches() -> None:
         ("network_bytes_per_s", small(processes=2, nodes=2)),
     ],
 )
-def test_hardware_that_is_not_known_has_no_step_time(lacks: str, config: Config) -> None:
+def test_unknown_hardware_has_no_step_time(lacks: str, config: Config) -> None:
     unknown = with_hardware(config, **{lacks: None})
     assert step_time(unknown) is None
     assert step_time_s(unknown) is None
@@ -113,14 +113,14 @@ def test_mfu_stays_below_the_share_that_products_reach(nodes: int, tensor: int, 
     assert all(time_s >= 0 for time_s in times)
 
 
-def test_points_on_hardware_that_somebody_has_made_unknown_are_left_out() -> None:
+def test_there_are_no_points_without_the_hardware_s_figures() -> None:
     def without_link(overrides: Sequence[str]) -> Config:
         return with_hardware(compose(overrides), link_bytes_per_s=None)
 
     assert points(without_link) == []
 
 
-def test_the_model_is_fitted_to_two_points_and_is_off_by_so_much_elsewhere(hlat_7b: Config) -> None:
+def test_the_model_is_fitted_to_two_points_and_has_the_documented_errors_elsewhere(hlat_7b: Config) -> None:
     by_name = {point.name: point for point in points(compose)}
     for name, point in by_name.items():
         error = point.error_fraction

@@ -51,7 +51,7 @@ def test_ranks_share_out_the_sequences_that_one_process_would_take(make_loader: 
     assert [row for rank in ranks for row in rank.state] == alone.state
 
 
-def test_state_of_two_ranks_goes_on_in_one(make_loader: MakeLoader) -> None:
+def test_state_of_two_ranks_continues_in_one(make_loader: MakeLoader) -> None:
     ranks = [make_loader(global_batch_size=4, rank=rank, size=2) for rank in (0, 1)]
     for rank in ranks:
         rank.next()
@@ -76,7 +76,7 @@ def open_lines(description: dict[str, Any]) -> list[str]:
     return Path(source["path"]).read_text(encoding="utf-8").splitlines()
 
 
-def test_state_is_of_the_batches_taken_not_of_those_made_ahead(make_loader: MakeLoader, dataset: Path) -> None:
+def test_state_counts_taken_batches_and_not_prefetched_ones(make_loader: MakeLoader, dataset: Path) -> None:
     whole = make_loader()
     before = [whole.next() for _ in range(7)]
     state = json.loads(json.dumps(whole.state))
@@ -92,8 +92,8 @@ def test_state_is_of_the_batches_taken_not_of_those_made_ahead(make_loader: Make
     assert min(finished for _, _, finished, _ in whole.state) > documents / 2, "the test crosses an epoch"
 
 
-def test_state_that_is_none_is_refused(make_loader: MakeLoader) -> None:
-    with pytest.raises(CheckpointError, match=r"the data loader's state is not one: \[\['x'\]\]"):
+def test_invalid_state_is_refused(make_loader: MakeLoader) -> None:
+    with pytest.raises(CheckpointError, match=r"the data loader's state is invalid: \[\['x'\]\]"):
         make_loader(state=[["x"]])
     with pytest.raises(CheckpointError, match=r"global batch has 1 sequences, train\.global_batch_size=2"):
         make_loader(state=[[0, 0, 0, 0]])
@@ -112,7 +112,7 @@ def test_error_in_the_background_is_raised_where_batches_are_taken(
         make_loader().next()
 
 
-def test_prepared_file_that_is_gone_is_named(dataset: Path) -> None:
+def test_missing_prepared_file_is_named(dataset: Path) -> None:
     description = json.loads(dataset.read_text())
     description["files"][0]["path"] = "/nowhere/part-00000.arrow"
     with pytest.raises(DataError, match=r"/nowhere/part-00000\.arrow: prepared corpus is missing or damaged"):
@@ -165,7 +165,7 @@ def test_any_layouts_one_after_another_give_the_one_global_sequence(
         whole.close()
 
 
-def test_batches_left_out_move_the_later_ones_up(make_loader: MakeLoader) -> None:
+def test_skipped_batches_move_the_later_ones_up(make_loader: MakeLoader) -> None:
     whole = make_loader()
     batches = {number: whole.next()[0] for number in range(1, 9)}
     skipping = make_loader(skip=frozenset({1, 4, 5}))
@@ -196,7 +196,7 @@ def test_every_sequence_leads_back_to_the_rows_of_its_files(make_loader: MakeLoa
                 place += span.tokens
 
 
-def test_run_is_given_its_weights_and_what_its_journal_leaves_out(mixed: dict[str, Any]) -> None:
+def test_run_gets_its_weights_and_skips_the_batches_of_its_journal(mixed: dict[str, Any]) -> None:
     sources = [
         SourceConfig(path=source["path"], weight=weight)
         for source, weight in zip(mixed["sources"], (9.0, 1.0), strict=True)
