@@ -23,7 +23,7 @@ from hlatctl.cache.store import Folder, Store
 from hlatctl.cache.transfer import BrokenError, copy_checked, sha256_of
 from hlatctl.cache.trust import make_private
 from hlatctl.cache.verify import move_aside
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.lease import Holder, hold
 
 #: Within a cache: files that are being copied, and the lock of the process that fills it.
@@ -205,10 +205,8 @@ def _write_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         shutil.rmtree(target / COPYING, ignore_errors=True)
-        raise StorageError(
-            f"{target}: can't be written ({error.strerror})",
-            hint="free space there, or set cluster.worker_cache_dir to another local folder; files in place are kept",
-        ) from None
+        hint = "free space there, or set cluster.worker_cache_dir to another local folder; files in place are kept"
+        raise cannot_write(target, error, hint=hint) from None
 
 
 def _wait(_: Holder) -> None:

@@ -17,6 +17,7 @@ from conf.schema import (
     ModelConfig,
     ParallelConfig,
     PrecisionConfig,
+    PrecisionName,
     TrainConfig,
 )
 from conf.sizes import (
@@ -61,22 +62,18 @@ def test_the_pipeline_stages_have_all_parameters_and_layers() -> None:
 @pytest.mark.parametrize(
     ("backend", "precision", "per_parameter"),
     [
-        ("torch_native", "fp32", 12),
-        ("torch_native", "mixed", 12),
-        ("torch_native", "bf16_sr", 6),
-        ("nxd", "mixed", 12),  # the masters, not the BF16 weights made from them
-        ("nxd", "bf16", 6),
+        (BackendConfig(), "fp32", 12),
+        (BackendConfig(), "mixed", 12),
+        (BackendConfig(), "bf16_sr", 6),
+        (BackendConfig(name="nxd"), "mixed", 12),  # the masters, not the BF16 weights made from them
+        (BackendConfig(name="nxd"), "bf16", 6),
     ],
 )
 def test_a_checkpoint_has_weights_two_moments_and_a_little_for_each_process(
-    backend: str, precision: str, per_parameter: int
+    backend: BackendConfig, precision: PrecisionName, per_parameter: int
 ) -> None:
-    config = Config(
-        model=LLAMA_7B,
-        backend=BackendConfig(name=backend),
-        precision=PrecisionConfig(name=precision),
-        cluster=ClusterConfig(processes_per_node=32),
-    )
+    cluster = ClusterConfig(processes_per_node=32)
+    config = Config(model=LLAMA_7B, backend=backend, precision=PrecisionConfig(name=precision), cluster=cluster)
     assert checkpoint_bytes(config) == per_parameter * 6_738_415_616 + 32 * 32_768
 
 
