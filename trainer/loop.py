@@ -330,7 +330,7 @@ def _loader(
     if last:
         check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
         state = [row for rank in last.ranks for row in rank["loader"]]
-    loader = Loader.of(
+    loader = Loader(
         config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
     )
     return loader, amended_skips(events)

@@ -54,7 +54,7 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
     trained = step in fold(events).steps
     from_step, state = _checkpoint_before(run, step)
     counted = events_that_count(events, step) if trained else events
-    loader = Loader.of(config, _dataset(run), rank=0, size=1, state=state, events=counted)
+    loader = Loader(config, _dataset(run), rank=0, size=1, state=state, events=counted)
     try:
         first = loader.batch
         for _ in range(step - from_step):
@@ -92,23 +92,20 @@ def _checkpoint_before(run: RunPaths, step: int) -> tuple[int, list[list[int]] |
     for earlier in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
         folder = run.checkpoint(earlier)
         try:
-            ranks = [files.read_json(folder / f"rank-{r:05d}.json") for r in range(_ranks(folder))]
+            ranks = [
+                files.read_json(folder / f"rank-{r:05d}.json") for r in range(read_manifest(folder).world["world_size"])
+            ]
             return earlier, [row for rank in ranks for row in rank["loader"]]
         except (OSError, HlatctlError, *DAMAGED) as error:
             print(f"checkpoint of step {earlier}: not readable ({why(error)})", file=sys.stderr)
     return 0, None
 
 
-def _ranks(folder: Path) -> int:
-    return int(read_manifest(folder).world["world_size"])
-
-
 def _dataset(run: RunPaths) -> dict[str, Any]:
     try:
-        dataset = files.read_sealed_json(run.dataset)
+        return files.read_sealed_json(run.dataset)
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})") from None
-    return dataset
 
 
 def _describe(loader: Any, index: int) -> list[dict[str, Any]]:

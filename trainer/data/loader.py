@@ -9,11 +9,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,16 +48,12 @@ class Loader:
     """Returns a rank's share of each step's sequences.
 
     Args:
+        config: of the run.
         dataset: ``dataset.json``.
-        global_batch_size: sequences per step over all ranks.
-        seq_len: tokens.
-        seed: of the documents' order.
         rank: data-parallel rank.
         size: data-parallel size.
-        prefetch_batches: prepared ahead at most.
         state: the concatenated :attr:`state` lists of all ranks, in order, for any number of ranks.
-        weights: of the sources, as shares of the tokens; none: equal ones.
-        skip: numbers of batches, 1-based, that are drawn and dropped; the same on all ranks.
+        events: of the journal, equal on all ranks; their ``amended`` events add batches to skip.
 
     Raises:
         DataError: the corpus can't be read, or is empty.
@@ -66,49 +62,6 @@ class Loader:
 
     def __init__(
         self,
-        dataset: dict[str, Any],
-        *,
-        global_batch_size: int,
-        seq_len: int,
-        seed: int,
-        rank: int,
-        size: int,
-        prefetch_batches: int,
-        state: State | None = None,
-        weights: Sequence[float] | None = None,
-        skip: frozenset[int] = frozenset(),
-    ) -> None:
-        # One thread per rank: the other cores are for the computation.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.sources: list[Source] = sources_of(dataset)
-        self._seq_len, self._skip = seq_len, skip
-        self.batch, positions = _positions(state, global_batch_size, len(self.sources))
-        """Number of the last batch taken, 1-based, including skipped ones."""
-        deal = Deal(
-            [len(source.documents) for source in self.sources],
-            keys=[source.fingerprint for source in self.sources],
-            weights=weights or [1.0] * len(self.sources),
-            rows=global_batch_size,
-            seed=seed,
-        )
-        encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
-        documents = [source.documents for source in self.sources]
-        mine = range(global_batch_size // size * rank, global_batch_size // size * (rank + 1))
-        eos_id = int(dataset["tokenizer"]["eos_id"])
-        rows = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
-        self._taken = [row.position for row in rows]
-        self.spans: list[list[Span]] = []
-        """For each of this rank's sequences of the last batch, its spans; they index :attr:`sources`."""
-        self._queue: queue.Queue[_Batch | BaseException] = queue.Queue(maxsize=prefetch_batches)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._produce, args=(rows, self.batch), name="loader", daemon=True)
-        self._thread.start()
-        self.wait_s = 0.0
-        """Seconds that :meth:`next` has waited since this was last set to 0."""
-
-    @classmethod
-    def of(
-        cls,
         config: Config,
         dataset: dict[str, Any],
         *,
@@ -116,29 +69,35 @@ class Loader:
         size: int,
         state: State | None = None,
         events: Iterable[Event] = (),
-    ) -> Self:
-        """Return the loader of a run.
-
-        Args:
-            config: of the run.
-            dataset: ``dataset.json``.
-            rank: data-parallel rank.
-            size: data-parallel size.
-            state: as for the class.
-            events: of the journal, equal on all ranks; their ``amended`` events add batches to skip.
-        """
-        return cls(
-            dataset,
-            global_batch_size=config.train.global_batch_size,
-            seq_len=config.train.seq_len,
+    ) -> None:
+        # One thread per rank: the other cores are for the computation.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.sources: list[Source] = sources_of(dataset)
+        rows = config.train.global_batch_size
+        self._seq_len, self._skip = config.train.seq_len, skipped_batches(config, events)
+        self.batch, positions = _positions(state, rows, len(self.sources))
+        """Number of the last batch taken, 1-based, including skipped ones."""
+        deal = Deal(
+            [len(source.documents) for source in self.sources],
+            keys=[source.fingerprint for source in self.sources],
+            weights=[source.weight for source in config.data.sources] or [1.0] * len(self.sources),
+            rows=rows,
             seed=config.seed,
-            rank=rank,
-            size=size,
-            prefetch_batches=config.data.prefetch_batches,
-            state=state,
-            weights=[source.weight for source in config.data.sources] or None,
-            skip=skipped_batches(config, events),
         )
+        encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
+        documents = [source.documents for source in self.sources]
+        mine = range(rows // size * rank, rows // size * (rank + 1))
+        eos_id = int(dataset["tokenizer"]["eos_id"])
+        own = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
+        self._taken = [row.position for row in own]
+        self.spans: list[list[Span]] = []
+        """For each of this rank's sequences of the last batch, its spans; they index :attr:`sources`."""
+        self._queue: queue.Queue[_Batch | BaseException] = queue.Queue(maxsize=config.data.prefetch_batches)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._produce, args=(own, self.batch), name="loader", daemon=True)
+        self._thread.start()
+        self.wait_s = 0.0
+        """Seconds that :meth:`next` has waited since this was last set to 0."""
 
     @property
     def state(self) -> State:

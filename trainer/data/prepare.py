@@ -70,19 +70,18 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
         return os.fspath((target / name).absolute())
 
     for index, entry in enumerate(entries):
-        own = [file for file in counts["files"] if file["source"] == index]
+        own = [file for file in here if file["source"] == index]
+        if not own:
+            raise DataError(
+                f"{entry['path']}: all of its documents are held out", hint="lower data.validation_fraction"
+            )
         entry.update(
             documents=sum(file["documents"] for file in own),
             text_bytes=sum(file["bytes"] for file in own),
             fingerprint=digest([file["sha256"] for file in own]),
             inputs=final(entry["inputs"]),
         )
-        if not own:
-            raise DataError(
-                f"{entry['path']}: all of its documents are held out", hint="lower data.validation_fraction"
-            )
-        documents = Documents([file for file in here if file["source"] == index])
-        entry["estimated_tokens"] = _estimated_tokens(documents, entry["text_bytes"], folder)
+        entry["estimated_tokens"] = _estimated_tokens(Documents(own), entry["text_bytes"], folder)
     held_out = files.sha256_file(partial / "validation.jsonl")
     dataset = {
         "v": 2,

@@ -90,7 +90,7 @@ def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, 
 def _sample(config: Config, dataset: dict[str, Any], described: Any) -> str:
     from trainer.data.loader import Loader
 
-    loader = Loader.of(config, dataset, rank=0, size=1)
+    loader = Loader(config, dataset, rank=0, size=1)
     try:
         inputs, _ = loader.next()
     finally:

@@ -24,24 +24,9 @@ def command(cores: int, nodes: int, report: Path, slurm_job_id: str = "") -> tup
         cores: NeuronCores of all nodes together.
         nodes: more than one needs a Slurm job.
     """
-    across = ("-N", str(nodes), "--slurm-mode", "--slurm-job-id", slurm_job_id) if nodes > 1 else ()
-    return (
-        "nccom-test",
-        "-r",
-        str(cores),
-        *across,
-        "allr",
-        "-b",
-        _SIZE,
-        "-e",
-        _SIZE,
-        "-d",
-        "fp32",
-        "--check",
-        "--non-interactive",
-        "--report-to-json-file",
-        os.fspath(report),
-    )
+    across = f"-N {nodes} --slurm-mode --slurm-job-id {slurm_job_id}" if nodes > 1 else ""
+    options = f"-r {cores} {across} allr -b {_SIZE} -e {_SIZE} -d fp32 --check --non-interactive"
+    return ("nccom-test", *options.split(), "--report-to-json-file", os.fspath(report))
 
 
 def parse(text: str) -> dict[int, float]:

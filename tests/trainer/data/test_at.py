@@ -30,7 +30,7 @@ def _train(run: RunPaths, attempt: int, first: int, last: int, *, save: int, ran
         names = sorted(run.checkpoint(first - 1).glob("rank-*.json"))
         state = [row for name in names for row in files.read_json(name)["loader"]]
     events = read_events(run)
-    loaders = [Loader.of(config, dataset, rank=r, size=ranks, state=state, events=events) for r in range(ranks)]
+    loaders = [Loader(config, dataset, rank=r, size=ranks, state=state, events=events) for r in range(ranks)]
     spans = []
     with JournalWriter(run, train_writer(0), attempt) as journal:
         journal.append("train_started", resumed_from_step=first - 1, tokens=0)
