@@ -6,12 +6,12 @@ file stays. Where the file alone is the lock, a dead holder makes every later pr
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from hlatctl.cache.layout import File, is_lock
+from hlatctl.run.locks import try_lock
 
 #: A lock that nobody holds here may be one of another machine, on storage whose locks do not reach here; compilations
 #: of this length have not been seen, and if one is, its graph is compiled twice, which harms nothing.
@@ -38,9 +38,9 @@ def _free(path: Path, *, remove: bool) -> bool:
     """Nobody holds a lock file; if it is to be removed, the lock is ours while it goes."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if remove:
+            free = try_lock(file)
+            if free and remove:
                 path.unlink()
-    except OSError:  # held, gone, or not ours to open
+            return free
+    except OSError:  # missing, or this user may not open it
         return False
-    return True

@@ -210,10 +210,10 @@ def run_main(main: Callable[[], int]) -> int:
 
 def dump_error(error: HlatctlError, path: Path) -> None:
     """Write an error as JSON, for :func:`load_error`."""
+    from hlatctl.run import files  # which imports this module
+
     record = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(record), encoding="utf-8")
-    temporary.replace(path)
+    files.write_json(path, record)
 
 
 def load_error(path: Path) -> HlatctlError | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run import reading
+from hlatctl.run.atomic import new_file
 
 _BLOCK_BYTES = 1 << 20
 _SEAL = "sha256"
@@ -48,20 +49,10 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
         private: only its own user may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            if private:
-                os.fchmod(file.fileno(), 0o600)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = os.fspath(path)  # what fails in the middle of writing does not name the file
-        raise
+    with new_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        if private:
+            os.fchmod(file.fileno(), 0o600)
+        file.write(text)
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
@@ -125,15 +116,6 @@ def sha256_file(path: Path) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-def fsync_dir(path: Path) -> None:
-    """Make a folder's entries (a rename, a new file) survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sha256_json(value: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ Readers leave damaged lines out too; a ``warning`` event in their place, which i
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from typing import Any
 
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.events import is_event
+from hlatctl.run.locks import try_lock
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import parse_json
 
@@ -80,18 +80,17 @@ class JournalWriter:
         try:
             run.journal.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
+            is_free = try_lock(self._file)
         except OSError as error:
             raise StorageError(f"{self.path}: can't be written ({error.strerror})") from None
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             self._file.close()
             raise StorageError(f"{self.path}: can't be written (is not a regular file)", hint="move it away")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not is_free:
             self._file.close()
             raise RunBusyError(
                 f"{self.path}: another process writes this journal", hint="wait for it, or stop it, then try again"
-            ) from None
+            )
         self._cut_torn_line()
         self._seq = _last_seq(self.path) + 1
         self._appending = threading.Lock()

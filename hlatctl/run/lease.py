@@ -6,7 +6,6 @@ tells others who holds it; only the lock itself counts.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -17,7 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.errors import RunBusyError
+from hlatctl.run.locks import locked_file, try_lock
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, open_regular, parse_json
 
@@ -109,18 +109,7 @@ _UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
 
 @contextmanager
 def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab+", buffering=0)
-    except OSError as error:
-        raise StorageError(f"{path}: can't be written ({error.strerror})") from None
-    with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                when_busy()
+    with locked_file(path, when_busy) as file:
         with suppress(OSError):  # a full disk: what the file says only informs, the lock counts
             file.truncate(0)
             file.write(text.encode())
@@ -131,10 +120,6 @@ def _read_if_held(path: Path) -> str | None:
     """What a lock file says if somebody holds it; None if nobody does."""
     try:
         with open(path, errors="replace", opener=open_regular) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read(_MAX_CHARS).strip()
-            return None
+            return None if try_lock(file, shared=True) else file.read(_MAX_CHARS).strip()
     except OSError:
         return None

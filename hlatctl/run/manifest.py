@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run import files
+from hlatctl.run.atomic import fsync
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.paths import RunPaths, step_name
 from hlatctl.run.reading import DAMAGED, parse_json, read_bytes, why
@@ -54,7 +55,7 @@ def write_manifest(checkpoint: Path, *, step: int, tokens: int, world: dict[str,
     """Describe every file of a checkpoint's folder and write its manifest, durably and last."""
     manifest = Manifest(step=step, tokens=tokens, world=world, files=files.describe_tree(checkpoint))
     files.write_sealed_json(checkpoint / MANIFEST, asdict(manifest))
-    files.fsync_dir(checkpoint)
+    fsync(checkpoint)
     return manifest
 
 

@@ -6,7 +6,6 @@ was left behind. systemd-tmpfiles, too, leaves a locked folder alone however old
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from hlatctl.run.locks import lock_folder, remove_unlocked
 
 #: Names the private folder of a job for its processes.
 JOB_FOLDER_ENV = "HLATCTL_JOB_FOLDER"
@@ -56,7 +57,7 @@ def private_folder(kind: str, *, within: str | None = None) -> Iterator[Scratch]
 def _make(parent: Path, kind: str) -> Scratch:
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=parent))
-        lock = _lock(path)
+        lock = lock_folder(path)
         if lock is not None and path.is_dir():
             return Scratch(path, lock)
         if lock is not None:  # another process swept it before it was locked
@@ -71,20 +72,4 @@ def _sweep(parent: Path) -> None:
         with suppress(OSError):
             if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
                 continue
-            lock = _lock(Path(entry.path))
-            if lock is not None:
-                shutil.rmtree(entry.path, ignore_errors=True)
-                os.close(lock)
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a folder; None if it is gone, or somebody else has it."""
-    descriptor = -1
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if descriptor >= 0:
-            os.close(descriptor)
-        return None
-    return descriptor
+            remove_unlocked(Path(entry.path))
