@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,19 @@ class _Trial:
 def new_folder(runs_dir: Path) -> Path:
     """Where a drill's runs, their cache and their databases go: apart from everything that is not to be broken."""
     return runs_dir / f"drill-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def check_names(faults: list[str]) -> None:
+    """Check that faults of these names exist.
+
+    Raises:
+        ConfigError: one doesn't.
+    """
+    for name in faults:
+        if name not in FAULTS:
+            near = difflib.get_close_matches(name, FAULTS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"--fault={name}: no such fault", hint=f"{hint}known: {', '.join(FAULTS)}")
 
 
 def exercise(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from hlatctl.run.paths import compile_cache_dir
 from hlatctl.units import size, utc
 
 if TYPE_CHECKING:
-    from hlatctl.cache.layout import Module
     from hlatctl.cache.store import Store
 
 app = typer.Typer(
@@ -35,7 +34,9 @@ def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsD
     if cache is not None:
         _list_modules(_store(cache, runs_dir), as_json=as_json)
         return
-    records = [_record(store) for store in _all(runs_dir)]
+    from hlatctl.cache.listing import summary
+
+    records = [summary(store) for store in _all(runs_dir)]
     if as_json:
         print_json(records)
     elif records:
@@ -198,23 +199,6 @@ def _list_modules(store: Store, *, as_json: bool) -> None:
         say(f"{store.name}: contains no modules")
 
 
-def _record(store: Store) -> dict[str, Any]:
-    from hlatctl.cache.layout import MANIFEST, modules
-
-    listing = store.files()
-    found: list[Module] = modules(listing)
-    written_ns = next((file.mtime_ns for file in listing if file.path == MANIFEST), 0)
-    return {
-        "name": Path(store.name).name,
-        "path": store.name,
-        "layouts": sorted({module.layout for module in found}),
-        "modules": len(found),
-        "incomplete": sum(bool(module.problem) for module in found),
-        "bytes": sum(module.bytes for module in found),
-        "written_unix_s": written_ns / 1e9 or None,
-    }
-
-
 def _all(runs_dir: Path | None) -> list[Store]:
     from hlatctl.cache.store import Folder
     from hlatctl.cache.waste import caches
@@ -223,8 +207,6 @@ def _all(runs_dir: Path | None) -> list[Store]:
 
 
 def _store(place: str, runs_dir: Path | None) -> Store:
-    """What a person names: one of the runs' caches, or a place."""
-    from hlatctl.cache.store import Folder, open_store
+    from hlatctl.cache.listing import named_store
 
-    known = compile_cache_dir(runs_folder(runs_dir)) / place
-    return Folder(known) if "/" not in place and known.is_dir() else open_store(place)
+    return named_store(compile_cache_dir(runs_folder(runs_dir)), place)

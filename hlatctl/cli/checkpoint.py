@@ -8,20 +8,14 @@ import re
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, say
 from hlatctl.run.errors import CheckpointError
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import read_events
-from hlatctl.run.manifest import MANIFEST, folder_steps, read_manifest, why_invalid
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.units import count, size, utc
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, export and import checkpoints.")
 
@@ -43,12 +37,11 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
     Checks the names and sizes of their files. `hlatctl checkpoint verify` also reads them.
     """
     from conf.load import load
+    from hlatctl.report.checkpoints import checkpoint_records
 
     found = find_run(run, runs_dir)
     announce(found)
-    config, steps, trust = load(found.config), folder_steps(found), fold(read_events(found)).trust
-    newest = steps[-config.checkpoint.keep :]
-    records = [{**_record(found, config, step, is_newest=step in newest), "trust": trust.get(step)} for step in steps]
+    records = checkpoint_records(found, load(found.config))
     if as_json:
         print_json(records)
     elif records:
@@ -134,34 +127,6 @@ def import_model(
         say("the model's folder has no tokenizer; set tokenizer.path= to one")
     say("to train from it, replace CORPUS with the path of your corpus:")
     typer.echo(_train_command(written))
-
-
-def _record(run: RunPaths, config: Config, step: int, *, is_newest: bool) -> dict[str, Any]:
-    folder = run.checkpoint(step)
-    reason = why_invalid(folder, checksums=False)
-    record: dict[str, Any] = {
-        "step": step,
-        "tokens": None,
-        "bytes": None,
-        "written_unix_s": None,
-        "world": None,
-        "milestone_tokens": config.milestones.get(step),
-        "permanent": config.is_permanent(step),
-        "newest": is_newest,
-        "problem": reason,
-        "path": os.fspath(folder),
-    }
-    try:
-        manifest = read_manifest(folder)
-        record |= {
-            "tokens": manifest.tokens,
-            "world": manifest.world,
-            "bytes": manifest.size_bytes,
-            "written_unix_s": (folder / MANIFEST).stat().st_mtime,
-        }
-    except (CheckpointError, OSError) as error:
-        record["problem"] = reason or str(error)
-    return record
 
 
 def _row(record: dict[str, Any]) -> list[str]:

@@ -11,21 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, say, tokens_of
-from hlatctl.run import contract as contracts
-from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.cli.common import RunsDir, find_run, print_json, say, tokens_of
+from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
-from hlatctl.units import count
 
 if TYPE_CHECKING:
-    from hlatctl.report.compare import Comparison, RunScores
-    from hlatctl.run.state import MilestoneState
-
-_EVALUATED = "evaluated"
-#: Milestones that an error names.
-_NEAREST = 3
+    from hlatctl.report.compare import Comparison
 
 
 class Format(StrEnum):
@@ -61,10 +52,12 @@ def compare(
     """
     from hlatctl.report import baselines as published
     from hlatctl.report.compare import compare as compared
+    from hlatctl.report.compare_runs import read_scores
 
     known = published.load(baselines) if baselines is not None else None
     tokens = tokens_of(at, "--at") if at is not None else None
-    _print(compared([_scores(run, tokens) for run in _find(runs, runs_dir)], known), output)
+    scores = [read_scores(run, tokens, lambda text: say(f"warning: {text}")) for run in _find(runs, runs_dir)]
+    _print(compared(scores, known), output)
 
 
 def _print(found: Comparison, output: Format) -> None:
@@ -90,56 +83,3 @@ def _find(names: Iterable[str], runs_dir: Path | None) -> list[RunPaths]:
             raise ConfigError(f"RUN={name}: {run.run_id} is named twice", hint="name every run once")
         found[run.run_id] = run
     return list(found.values())
-
-
-def _scores(run: RunPaths, tokens: int | None) -> RunScores:
-    from hlatctl.report.compare import run_scores
-
-    state = read_state(run)
-    milestone = _milestone(run, state.milestones, tokens)
-    return run_scores(
-        run.run_id, milestone, simulated=state.simulated, contract=_contract(run, milestone), recorded=_recorded(run)
-    )
-
-
-def _recorded(run: RunPaths) -> list[contracts.Fields]:
-    """The contracts that the run has admitted; of a damaged record, none, so that what it said is unknown."""
-    try:
-        return contracts.recorded(run)
-    except EvaluationError as error:
-        say(f"warning: {error.message}")
-        return []
-
-
-def _milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:
-    """The newest evaluated milestone, or the one of so many tokens."""
-    evaluated = {at: milestone for at, milestone in milestones.items() if milestone.status == _EVALUATED}
-    if not evaluated:
-        waiting = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))
-        raise EvaluationError(
-            f"{run.run_id}: has no evaluated milestone" + (f" ({waiting})" if waiting else ""),
-            hint=f"`hlatctl status {run.run_id}` shows the run's state",
-        )
-    if tokens is None:
-        return evaluated[max(evaluated)]
-    # A milestone may be named as it is printed: 2.51M is the one of 2,506,752 tokens.
-    alike = [tokens] if tokens in evaluated else [at for at in evaluated if count(at) == count(tokens)]
-    if len(alike) == 1:
-        return evaluated[alike[0]]
-    nearest = sorted(sorted(evaluated, key=lambda at: abs(at - tokens))[:_NEAREST])
-    status = f" (its status is {milestones[tokens].status})" if tokens in milestones else ""
-    raise ConfigError(
-        f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}",
-        hint=f"nearest: {', '.join(f'{count(at)} ({at})' for at in nearest)}",
-    )
-
-
-def _contract(run: RunPaths, milestone: MilestoneState) -> str | None:
-    """What the milestone was measured under: as the journal says, or results.json if it holds the journal's scores."""
-    if milestone.contract:
-        return str(milestone.contract)
-    try:
-        record = files.read_json(run.eval(milestone.milestone_tokens) / "results.json")
-        return str(record["contract"]) if record["scores"] == milestone.scores else None
-    except (OSError, *DAMAGED):
-        return None

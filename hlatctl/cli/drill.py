@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import Json, Overrides, columns, print_json, say
-from hlatctl.run.errors import ConfigError, TrainingError
+from hlatctl.run.errors import TrainingError
 from hlatctl.run.paths import RunPaths
 
 _EXPERIMENT = "experiment="
@@ -31,12 +30,11 @@ def drill(
     recovery failed.
     """
     from conf.compose import compose
-    from flows.drill.exercise import exercise, new_folder
+    from flows.drill.exercise import check_names, exercise, new_folder
     from flows.drill.faults import FAULTS
 
     faults = fault or list(FAULTS)
-    for name in faults:
-        _check(name, list(FAULTS))
+    check_names(faults)
     asked = overrides or []
     # Short steps, small limits: what a drill needs, unless somebody drills an experiment of their own.
     own = any(override.lstrip("+").startswith(_EXPERIMENT) for override in asked)
@@ -75,10 +73,3 @@ def show(run: RunPaths, *, as_json: bool) -> None:
             f"the run did not recover from: {'; '.join(found.failed)}",
             hint=f"the runs and their logs are in {run.root.parent}",
         )
-
-
-def _check(name: str, known: list[str]) -> None:
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"--fault={name}: no such fault", hint=f"{hint}known: {', '.join(known)}")

@@ -15,18 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlatctl.cli.common import (
-    Json,
-    Overrides,
-    RunsDir,
-    announce,
-    columns,
-    print_json,
-    read_state,
-    runs_folder,
-    say,
-    tokens_of,
-)
+from hlatctl.cli.common import Json, Overrides, RunsDir, announce, columns, print_json, runs_folder, say, tokens_of
+from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import size
 
@@ -90,10 +80,10 @@ def evaluate(
     else:
         run, step = found.run, found.step
     announce(run)
-    judge(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract)
+    evaluate_run(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract)
 
 
-def judge(
+def evaluate_run(
     run: RunPaths,
     *,
     overrides: list[str] | None = None,
@@ -101,7 +91,7 @@ def judge(
     step: int | None = None,
     new_contract: bool = False,
 ) -> None:
-    """Evaluate a run that is there, tell how it goes, and print the results' files."""
+    """Evaluate a run, show progress, and print the paths of the results files."""
     import conf.load
     from conf.compose import override_eval
     from flows import evaluate as flow

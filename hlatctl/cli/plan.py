@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, columns, prepared_folder, print_json
+from hlatctl.cli.common import Json, Overrides, columns, print_json
 from hlatctl.run.simulated import MARK
 
 _SIMULATED = (
@@ -40,12 +40,13 @@ def plan(
         _search(config, as_json)
         return
     from flows.describe import describe
+    from flows.stages.data import prepared_dataset
     from hlatctl.plan.arithmetic import budget
     from hlatctl.plan.epochs import epochs
     from hlatctl.plan.sections import corpus_section, sections
 
     flow, found = describe(config), sections(config, compose)
-    if known := epochs(config, _prepared(config)):
+    if known := epochs(config, prepared_dataset(config)):
         found.append(corpus_section(known))
     if as_json:
         print_json(
@@ -64,16 +65,6 @@ def plan(
         return
     for title, text in _texts(config, flow, found):
         typer.echo(f"# {title}\n{text.rstrip()}\n")
-
-
-def _prepared(config: Config) -> dict[str, Any]:
-    """``dataset.json`` of the corpus, if it is prepared already."""
-    from hlatctl.run.files import read_sealed_json
-
-    try:
-        return read_sealed_json(prepared_folder(config) / "dataset.json")
-    except (OSError, ValueError):
-        return {}
 
 
 def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[tuple[str, str]]:

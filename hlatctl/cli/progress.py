@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from hlatctl.cli.summary import running_stages
 from hlatctl.run.journal import number
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.simulated import leading
@@ -99,7 +98,7 @@ def describe(state: RunState, config: Config) -> str:
 
 
 def _where(state: RunState, config: Config) -> str:
-    stages, last, attempt = running_stages(state), state.last_step, state.attempt
+    stages, last, attempt = state.running_stages, state.last_step, state.attempt
     if stages:
         return ", ".join(stages)
     if last is None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunOrSweepName, RunsDir, find_run, find_sweep, look, say, user_name
+from hlatctl.cli.common import RunOrSweepName, RunsDir, find_run, find_sweep, say, user_name
+from hlatctl.report.run_view import view_run
 from hlatctl.run.paths import SweepPaths
 
 
@@ -25,13 +26,13 @@ def stop(
         _stop_sweep(swept, wait)
         return
     found = find_run(run, runs_dir)
-    before = look(found)
+    before = view_run(found)
     job_ended = before.state.attempt is None or before.state.attempt.ended_unix_s is not None
     if before.ended and job_ended and before.status in ("finished", "stopped"):
         say(f"{found.run_id}: is already {before.status}")
         return
     request_stop(found, by=user_name(), wait_s=wait)
-    view = look(found)
+    view = view_run(found)
     if not view.ended:
         say(f"{found.run_id}: stop requested; still running after {wait:g} s (`hlatctl status {found.run_id}`)")
         return

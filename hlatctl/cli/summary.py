@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hlatctl.cli.common import RunView
+from hlatctl.report.run_view import RunView
 from hlatctl.run.journal import number
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, utc
-
-
-def validation_loss(state: RunState) -> float | None:
-    """Loss on held-out text at the newest milestone that has one, in nats per token."""
-    for tokens in sorted(state.milestones, reverse=True):
-        score = state.milestones[tokens].scores.get("validation_loss")
-        if score is not None:
-            return number(score, "value")
-    return None
-
-
-def running_stages(state: RunState) -> list[str]:
-    """Names of the stages that are under way."""
-    return [stage.name for stage in state.stages.values() if stage.status == "running"]
 
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
@@ -39,8 +25,8 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "message", state.message
     if state.created_unix_s:
         yield "created", utc(state.created_unix_s)
-    if not view.ended and running_stages(state):
-        yield "stage", ", ".join(running_stages(state))
+    if not view.ended and state.running_stages:
+        yield "stage", ", ".join(state.running_stages)
     if state.evaluates:
         yield "model", state.evaluates
     else:
@@ -103,7 +89,7 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
 
 def end_lines(view: RunView) -> Iterator[str]:
     """What a person wants to know when a run has ended well."""
-    state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
+    state, last, validation = view.state, view.state.last_step, view.state.validation_loss
     yield ""
     yield noted(f"{view.run.run_id}: {view.status}", simulated=state.simulated)
     if last:

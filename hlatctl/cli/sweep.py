@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, RunsDir, announce, find_run, find_sweep, say
-from hlatctl.cli.driving import drive_sweep
-from hlatctl.cli.train import start_driver
+from hlatctl.cli.common import Detach, Overrides, RunsDir, announce, find_sweep_only, say
+from hlatctl.cli.driving import drive
 from hlatctl.run.errors import ConfigError
-from hlatctl.run.paths import SweepPaths
 from hlatctl.run.simulated import WARNING
 
 if TYPE_CHECKING:
@@ -49,32 +47,20 @@ def sweep(
     say(prepared.plan.text())
     if not dry_run:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
-    _go(create.make(prepared, sweep_id=sweep_id, argv=sys.argv), detach=detach)
+    drive(create.make(prepared, sweep_id=sweep_id, argv=sys.argv), detach=detach)
 
 
 def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool, detach: bool) -> None:
     from flows.sweep import create
 
-    found = find_sweep(name, runs_dir)
-    if found is None:
-        run = find_run(name, runs_dir)
-        raise ConfigError(f"--extend={name}: {run.run_id} is a run, not a sweep")
-    prepared = create.prepare_more(found, overrides)
-    announce(found)
+    extended = find_sweep_only(name, runs_dir, "--extend")
+    prepared = create.prepare_more(extended, overrides)
+    announce(extended)
     say(prepared.plan.text())
     if not prepared.simulated:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
-    create.extend(found, prepared, argv=sys.argv)
-    _go(found, detach=detach)
-
-
-def _go(found: SweepPaths, *, detach: bool) -> None:
-    typer.echo(found.run_id)
-    sys.stdout.flush()
-    if detach:
-        start_driver(found)
-    else:
-        drive_sweep(found)
+    create.extend(extended, prepared, argv=sys.argv)
+    drive(extended, detach=detach)
 
 
 def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hlatctl.run.journal import TRAIN_WRITER, Event
+from hlatctl.run.journal import TRAIN_WRITER, Event, read_events
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import AttemptState, EvaluationProgress, Judgement, MilestoneState, RunState, StageState
 
@@ -19,6 +20,11 @@ def fold(events: Iterable[Event]) -> RunState:
     for event in events:
         apply(state, event)
     return state
+
+
+def read_state(run: RunPaths) -> RunState:
+    """Return the state that a run's journal describes."""
+    return fold(read_events(run))
 
 
 def apply(state: RunState, event: Event) -> None:

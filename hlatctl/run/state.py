@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlatctl.run.journal import Event
+from hlatctl.run.journal import Event, number
 
 
 @dataclass
@@ -182,3 +182,15 @@ class RunState:
     def attempt(self) -> AttemptState | None:
         """The newest attempt."""
         return self.attempts[-1] if self.attempts else None
+
+    @property
+    def running_stages(self) -> list[str]:
+        """Names of the stages that are running."""
+        return [stage.name for stage in self.stages.values() if stage.status == "running"]
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Loss on held-out text at the newest milestone that has one, in nats per token."""
+        newest_first = (self.milestones[tokens].scores for tokens in sorted(self.milestones, reverse=True))
+        score = next((scores["validation_loss"] for scores in newest_first if "validation_loss" in scores), None)
+        return None if score is None else number(score, "value")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hlatctl.cli.common import look
 from hlatctl.cli.main import main
+from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events
 from hlatctl.run.lease import hold_driver
@@ -25,6 +25,7 @@ HEAD = """
 import sys
 import flows.tracking.prefect_flow
 from hlatctl.cli.main import main
+from hlatctl.report.run_view import view_run
 flows.tracking.prefect_flow.run_under_prefect = lambda *_: False
 sys.exit(main())
 """
@@ -45,7 +46,7 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
     assert "SIMULATED · step 306/306" in captured.err
     assert "rehearsal: finished  SIMULATED: nothing was trained" in captured.err
     assert os.fspath(runs_dir / "rehearsal" / "report" / "index.html") in captured.err
-    view = look(RunPaths(runs_dir / "rehearsal"))
+    view = view_run(RunPaths(runs_dir / "rehearsal"))
     assert (view.status, view.state.step, view.state.simulated) == ("finished", 306, True)
     # An id is given once, and the run that has it is not touched.
     assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 12
@@ -172,7 +173,7 @@ def test_a_detached_run_goes_on_after_its_command_has_returned(
     assert f"the run's driver is process {started[0].pid};" in captured.err
     assert started[0].wait(60) == 0
     run = RunPaths(runs_dir / "away")
-    assert look(run).status == "finished"
+    assert view_run(run).status == "finished"
     assert "away: finished" in (run.root / "logs" / "head.log").read_text(encoding="utf-8")
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import conf.load
 from conf.schema import EvalGroupConfig
-from hlatctl.cli.common import look
 from hlatctl.cli.main import main
+from hlatctl.report.run_view import view_run
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
@@ -162,7 +162,7 @@ def test_a_damaged_run_is_told_of_and_hides_no_other(
 def test_an_unreadable_configuration_makes_a_run_damaged(make_run: MakeRun) -> None:
     run = make_run()
     remove_config_content(run)
-    view = look(run)
+    view = view_run(run)
     assert view.status == "damaged"
     assert "not readable as YAML" in view.problem
     assert view.state.step == 306
