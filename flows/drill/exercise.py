@@ -17,7 +17,7 @@ from flows.drill.arena import Arena, NotRecovered, NotTried
 from flows.drill.faults import FAULTS, Seen, no_tracking
 from flows.drill.tracking import Servers
 from flows.runtime.signals import Signals
-from hlatctl.report import build
+from hlatctl.report.build import build
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.run.journal import DRILL_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths

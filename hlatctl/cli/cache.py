@@ -1,4 +1,4 @@
-"""`hlatctl cache`: compiled graphs, told, verified, brought to a disk, cleaned up, and moved between machines."""
+"""`hlatctl cache`: lists, verifies, copies, cleans up, exports and imports caches of compiled graphs."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def verify(
     stores = _all(runs_dir) if cache is None else [_store(cache, runs_dir)]
     broken = 0
     for store in stores:
-        found = verifying.verify(store)
-        for reason in found.broken.values():
+        verified = verifying.verify(store)
+        for reason in verified.broken.values():
             typer.echo(f"{store.name}: {reason}")
-        good = len({module.name for module in found.modules} - found.broken.keys())
-        typer.echo(f"{store.name}: {good} good modules, {found.compared} files match their checksums")
-        if quarantine and found.broken and isinstance(store, Folder):
-            moved = verifying.quarantine(store.root, found)
+        good = len({module.name for module in verified.modules} - verified.broken.keys())
+        typer.echo(f"{store.name}: {good} good modules, {verified.compared} files match their checksums")
+        if quarantine and verified.broken and isinstance(store, Folder):
+            moved = verifying.quarantine(store.root, verified)
             say(f"{store.name}: {len(moved)} modules moved to {store.root / verifying.QUARANTINE}")
-        elif found.broken:
-            broken += len(found.broken)
+        elif verified.broken:
+            broken += len(verified.broken)
     if broken:
         raise StorageError(
             f"{broken} modules are broken or incomplete; they are never copied to workers",
@@ -98,7 +98,7 @@ def warm(
 
     Copies only complete modules and verifies them. A module appears in the folder only when it is complete.
     """
-    _bring(_store(cache, runs_dir), to.expanduser().absolute())
+    _copy(_store(cache, runs_dir), to.expanduser().absolute())
 
 
 @app.command("gc")
@@ -124,12 +124,12 @@ def collect(
     root = folder.expanduser().absolute() if folder else compile_cache_dir(runs)
     if folder and not root.is_dir():
         raise StorageError(f"{root}: no such folder")
-    found = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
-    for each in found:
+    unused = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
+    for each in unused:
         typer.echo(f"{each.path}: {size(each.bytes)}: {each.why}")
     if not dry_run:
-        waste.remove(found)
-    say(f"{size(sum(each.bytes for each in found))} {'would be' if dry_run else 'were'} freed in {root}")
+        waste.remove(unused)
+    say(f"{size(sum(each.bytes for each in unused))} {'would be' if dry_run else 'were'} freed in {root}")
 
 
 @app.command("export")
@@ -169,10 +169,10 @@ def import_cache(
 
     name = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".tar")
     target = to.expanduser().absolute() if to else compile_cache_dir(runs_folder(runs_dir)) / name
-    _bring(open_store(source), target)
+    _copy(open_store(source), target)
 
 
-def _bring(store: Store, target: Path) -> None:
+def _copy(store: Store, target: Path) -> None:
     from hlatctl.cache.warm import warm
 
     done = warm(store, target)
@@ -187,12 +187,12 @@ def _bring(store: Store, target: Path) -> None:
 def _list_modules(store: Store, *, as_json: bool) -> None:
     from hlatctl.cache.layout import modules
 
-    found = modules(store.files())
+    listed = modules(store.files())
     if as_json:
-        print_json([{**asdict(module), "bytes": module.bytes} for module in found])
-    elif found:
+        print_json([{**asdict(module), "bytes": module.bytes} for module in listed])
+    elif listed:
         rows = [
-            [each.name, each.layout, str(len(each.files)), size(each.bytes), each.problem or "ok"] for each in found
+            [each.name, each.layout, str(len(each.files)), size(each.bytes), each.problem or "ok"] for each in listed
         ]
         typer.echo(columns([["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"], *rows]))
     else:

@@ -1,4 +1,4 @@
-"""What the commands share: their common arguments, finding a run, and how a run stands right now."""
+"""Arguments and output functions that several commands share."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def runs_folder(runs_dir: Path | None) -> Path:
-    """The runs folder that was named, or the default one."""
+    """Return the absolute path of the runs folder, or of the default one."""
     from conf.compose import default_runs_dir
 
     return runs_dir.expanduser().absolute() if runs_dir else default_runs_dir()
 
 
 def tokens_of(text: str, option: str) -> int:
-    """A number of tokens as people write it, ``200B`` or ``1000``, of an option.
+    """Return the number of tokens that an option gives, such as ``200B`` or ``1000``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not such a number.
     """
     from conf.load import token_count
 
@@ -56,12 +56,12 @@ def tokens_of(text: str, option: str) -> int:
 
 
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
-    """The run that a person means."""
+    """Return the run of an id, a unique beginning of one, or ``latest``."""
     return runs.find_run(runs_folder(runs_dir), name)
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
-    """The sweep that a person means, or None if it is no sweep."""
+    """Return the sweep of an id or a unique beginning of one. None if there is none."""
     return runs.find_sweep(runs_folder(runs_dir), name)
 
 
@@ -92,17 +92,17 @@ def announce(run: RunPaths) -> None:
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout."""
+    """Print JSON on stdout."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def say(text: str = "") -> None:
-    """Talk, on stderr."""
+    """Print a line on stderr."""
     typer.echo(text, err=True)
 
 
 def user_name() -> str:
-    """Who is at the keyboard."""
+    """Return the name of this process's user."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in containers
@@ -110,7 +110,7 @@ def user_name() -> str:
 
 
 def columns(rows: list[list[str]]) -> str:
-    """Rows of cells as aligned plain text."""
+    """Return rows of cells as aligned plain text."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

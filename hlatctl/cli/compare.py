@@ -1,4 +1,4 @@
-"""`hlatctl compare`: runs' scores beside one another and beside published ones, as HLAT's tables have them."""
+"""`hlatctl compare`: compares runs' scores with each other and with published ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What the table is printed as."""
+    """Format of the table."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -60,26 +60,26 @@ def compare(
     _print(compared(scores, known), output)
 
 
-def _print(found: Comparison, output: Format) -> None:
+def _print(comparison: Comparison, output: Format) -> None:
     from hlatctl.report import compare_tables
 
     if output is Format.JSON:
-        print_json(compare_tables.as_json(found))
+        print_json(compare_tables.as_json(comparison))
     elif output is Format.MARKDOWN:
-        typer.echo(compare_tables.markdown(found), nl=False)
+        typer.echo(compare_tables.markdown(comparison), nl=False)
     elif output is Format.LATEX:
-        typer.echo(compare_tables.latex(found), nl=False)
+        typer.echo(compare_tables.latex(comparison), nl=False)
     else:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        typer.echo(compare_tables.text(found, bold=bold), nl=False)
+        typer.echo(compare_tables.text(comparison, bold=bold), nl=False)
 
 
 def _find(names: Iterable[str], runs_dir: Path | None) -> list[RunPaths]:
-    """The runs in the order they were named, each once."""
-    found: dict[str, RunPaths] = {}
+    """Return the runs in the given order. Each can be named only once."""
+    paths: dict[str, RunPaths] = {}
     for name in names:
         run = find_run(name, runs_dir)
-        if run.run_id in found:
+        if run.run_id in paths:
             raise ConfigError(f"RUN={name}: {run.run_id} is named twice", hint="name every run once")
-        found[run.run_id] = run
-    return list(found.values())
+        paths[run.run_id] = run
+    return list(paths.values())

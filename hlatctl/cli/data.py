@@ -1,6 +1,6 @@
-"""`hlatctl data`: look into a corpus, see what a step was trained on, and amend the data of a run on purpose.
+"""`hlatctl data`: shows a corpus and the documents of a step, and changes the data of a run.
 
-torch and the tokenizers are not imported here: processes of the trainer's room answer (``flows.runtime.ask``).
+Processes of the trainer read the data (``flows.runtime.ask``), because this process doesn't import torch.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def inspect(
         say(f"preparing {folder}")
         ask_about("trainer.data.prepare", config, "--to", os.fspath(folder))
     argv = ("--dataset", os.fspath(folder / "dataset.json"), "--documents", str(documents))
-    found = json.loads(ask_about("trainer.data.survey", config, *argv))
+    survey = json.loads(ask_about("trainer.data.survey", config, *argv))
     if as_json:
-        print_json(found)
+        print_json(survey)
     else:
-        typer.echo(_survey_text(found))
+        typer.echo(_survey_text(survey))
 
 
 @app.command("at")
@@ -71,11 +71,11 @@ def at(
     from flows.runtime.ask import ask
     from hlatctl.run.manifest import checkpoint_steps
 
-    found = _find_trained(run, runs_dir)
-    begin = max((s for s in checkpoint_steps(found) if s < step), default=0)
-    whence = f"the checkpoint of step {begin}" if begin else "the start, because no earlier checkpoint is left"
-    say(f"step {step}: replaying {step - begin} batches from {whence}")
-    answer = json.loads(ask("trainer.data.at", "--run-dir", os.fspath(found.root), "--step", str(step)))
+    paths = _find_trained(run, runs_dir)
+    begin = max((s for s in checkpoint_steps(paths) if s < step), default=0)
+    origin = f"the checkpoint of step {begin}" if begin else "the start, because no earlier checkpoint is left"
+    say(f"step {step}: replaying {step - begin} batches from {origin}")
+    answer = json.loads(ask("trainer.data.at", "--run-dir", os.fspath(paths.root), "--step", str(step)))
     if not answer["trained"]:
         say(f"step {step} is not trained yet, or must be redone after a restart; it will get these documents")
     if as_json:
@@ -120,22 +120,22 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
 
 
 def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
-    """The run that a person means, which has a corpus.
+    """Return a run that has a corpus.
 
     Raises:
-        DataError: it is simulated, and so has none.
+        DataError: it is simulated, so it has none.
     """
-    found = find_run(name, runs_dir)
-    if is_simulated(found):
+    paths = find_run(name, runs_dir)
+    if is_simulated(paths):
         raise DataError(
-            f"run {found.run_id}: is simulated, so it has no corpus",
+            f"run {paths.run_id}: is simulated, so it has no corpus",
             hint="choose a run that is not simulated; `hlatctl runs` marks simulated ones",
         )
-    return found
+    return paths
 
 
 def _ranges(numbers: list[int]) -> str:
-    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
+    """Return ``1-3, 7`` for ``[1, 2, 3, 7]``."""
     groups: list[list[int]] = []
     for number in numbers:
         if groups and number == groups[-1][-1] + 1:
@@ -145,17 +145,17 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
 
 
-def _survey_text(found: dict[str, Any]) -> str:
+def _survey_text(survey: dict[str, Any]) -> str:
     about = [
-        f"fingerprint {found['fingerprint']}, vocabulary {found['vocab_size']:,}",
-        f"{found['documents']:,} documents for training, {found['validation_documents']:,} held out; "
-        f"{found['tokens']:,} tokens, {found['text_bytes']:,} bytes",
-        f"skipped: {found['skipped_rows']:,} rows without text, {found['corrupt_count']:,} damaged rows or stretches",
-        *(f"  {message}" for message in found["corrupt"]),
-        *(f"warning: {message}" for message in found["warnings"]),
+        f"fingerprint {survey['fingerprint']}, vocabulary {survey['vocab_size']:,}",
+        f"{survey['documents']:,} documents for training, {survey['validation_documents']:,} held out; "
+        f"{survey['tokens']:,} tokens, {survey['text_bytes']:,} bytes",
+        f"skipped: {survey['skipped_rows']:,} rows without text, {survey['corrupt_count']:,} damaged rows or stretches",
+        *(f"  {message}" for message in survey["corrupt"]),
+        *(f"warning: {message}" for message in survey["warnings"]),
     ]
-    parts = [line for source in found["sources"] for line in _source_text(source)]
-    return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", found["sample"]])
+    parts = [line for source in survey["sources"] for line in _source_text(source)]
+    return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", survey["sample"]])
 
 
 def _source_text(source: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`hlatctl doctor`: whether this machine, and with --neuron this Trainium node, is fit."""
+"""`hlatctl doctor`: checks this machine, and with --neuron this Trainium node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hlatctl resume`: go on with a run from wherever it stands."""
+"""`hlatctl resume`: continues a run or a sweep."""
 
 from __future__ import annotations
 

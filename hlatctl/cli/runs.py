@@ -1,4 +1,4 @@
-"""`hlatctl runs`: all runs of a folder."""
+"""`hlatctl runs`: lists all runs of a folder."""
 
 from __future__ import annotations
 

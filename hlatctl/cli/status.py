@@ -1,4 +1,4 @@
-"""`hlatctl status`: how one run stands."""
+"""`hlatctl status`: shows the state of a run or a sweep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hlatctl.cli.summary import status_rows
 from hlatctl.report.run_view import INTERRUPTED, RunView, view_run, view_sweep
 from hlatctl.run.paths import SweepPaths
 
-_GOES_ON = {
+#: Reason to resume, by status.
+_RESUMABLE = {
     "created": "it has no driver",
     INTERRUPTED: "its driver is not running",
     "stopped": "it was stopped",
@@ -33,8 +34,8 @@ def status(run: RunOrSweepName, as_json: Json = False, runs_dir: RunsDir = None)
         print_json(_record(view))
         return
     typer.echo(columns([[name, text] for name, text in status_rows(view)]))
-    if view.status in _GOES_ON:
-        say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_GOES_ON[view.status]})")
+    if view.status in _RESUMABLE:
+        say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_RESUMABLE[view.status]})")
 
 
 def _record(view: RunView) -> dict[str, Any]:
@@ -71,5 +72,5 @@ def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
     typer.echo(columns([list(fact) for fact in report.facts(state)]))
     if state.trials:
         typer.echo("\n" + columns([report.header(state), *report.rows(state)]))
-    if pid is None and state.status in _GOES_ON:
-        say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_GOES_ON[state.status]})")
+    if pid is None and state.status in _RESUMABLE:
+        say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_RESUMABLE[state.status]})")

@@ -1,4 +1,4 @@
-"""A run in a few lines: what `status` shows, and what `train` says in the end."""
+"""The lines that `status` shows of a run, and those that `train` prints at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hlatctl.units import count, duration, utc
 
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
-    """Name and text of every fact that is known of a run."""
+    """Yield the name and the text of each fact about a run."""
     state = view.state
     yield "run", noted(view.run.run_id, simulated=state.simulated)
     yield "folder", str(view.run.root)
@@ -32,11 +32,11 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     else:
         yield from _training_rows(view)
     yield from _attempt_rows(state)
-    for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens):
+    for milestone in sorted(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens):
         at = f"at {count(milestone.milestone_tokens)}" if milestone.milestone_tokens else "scores"
         yield at, milestone.message or in_words(milestone.scores) or milestone.status
-        for judged in milestone.others:
-            yield f"{at}, contract {judged.contract[:8]}", in_words(judged.scores)
+        for other in milestone.others:
+            yield f"{at}, contract {other.contract[:8]}", in_words(other.scores)
         if milestone.progress:
             yield f"{at}, now", evaluation_line(milestone)
     for warning in state.warnings:
@@ -46,7 +46,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def evaluation_line(milestone: MilestoneState) -> str:
-    """How far an evaluation is: its task, the requests that are answered, and the time that the rest will take."""
+    """Return an evaluation's progress: its task, the answered requests and the time left."""
     progress = milestone.progress
     if progress is None:
         return milestone.status
@@ -88,7 +88,7 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
 
 
 def end_lines(view: RunView) -> Iterator[str]:
-    """What a person wants to know when a run has ended well."""
+    """Yield the lines of a finished run's summary."""
     state, last, validation = view.state, view.state.last_step, view.state.validation_loss
     yield ""
     yield noted(f"{view.run.run_id}: {view.status}", simulated=state.simulated)
@@ -96,7 +96,7 @@ def end_lines(view: RunView) -> Iterator[str]:
         yield f"  loss        {number(last, 'loss'):.4f} after {state.step} steps, {count(state.tokens)} tokens"
     if validation is not None:
         yield f"  validation  {validation:.4f} nats per token"
-    for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens)[-1:]:
+    for milestone in sorted(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens)[-1:]:
         shown = headlines(milestone.scores)
         for name in shown:
             score = milestone.scores[name]

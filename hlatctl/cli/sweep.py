@@ -1,4 +1,4 @@
-"""`hlatctl sweep`: many runs that differ in a few keys, compared while they go on."""
+"""`hlatctl sweep`: starts runs that differ in a few keys, and compares them."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
 
 
 def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
-    """Ask before much money is spent, or an unknown sum of it.
+    """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown.
 
     Raises:
-        ConfigError: nobody is there to be asked, or the answer is no.
+        ConfigError: stdin is not a terminal, or the answer is no.
     """
     unknown = plan.priced and plan.usd is None
     if yes or not (unknown or (plan.usd or 0.0) > above_usd):

@@ -1,4 +1,4 @@
-"""`hlatctl sweep-report`: what a sweep shows, as a page."""
+"""`hlatctl sweep-report`: writes a sweep's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hlatctl train`: make a run and drive it to its end."""
+"""`hlatctl train`: creates a run and drives it to its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from hlatctl.cli.common import Detach, Overrides, announce
 from hlatctl.cli.driving import drive
 
-#: What --dry-run adds: every job is played by the scripted cluster, the stages and the journal are real.
+#: Added by --dry-run: a simulated cluster plays every job; the stages and the journal are real.
 _DRY_RUN_OVERRIDE = "cluster.launcher=mock"
 _SIMULATE = "add --dry-run to simulate it, or run `hlatctl plan` with the same configuration"
 
