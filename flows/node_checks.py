@@ -70,4 +70,4 @@ def _run(name: str, words: list[str], shows: str) -> Check:
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     problem = (errors or [f"ended with exit code {result.returncode}"])[-1] if result.returncode else ""
     values = {"wall_s": round(time.monotonic() - started, 1)}
-    return Check.judged(name, problem, shows, command=f"hlatctl {' '.join(words)}", values=values)
+    return Check.of(name, problem, shows, command=f"hlatctl {' '.join(words)}", values=values)

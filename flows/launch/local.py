@@ -60,7 +60,7 @@ class LocalLauncher:
         except OSError as error:
             raise StorageError(
                 f"job {job.name}: {error.filename or job.launch_dir} can't be written ({error.strerror})",
-                hint="free space, or mend the storage, then `hlatctl resume`",
+                hint="free space, or repair the storage, then `hlatctl resume`",
             ) from None
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S

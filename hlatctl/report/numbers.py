@@ -11,7 +11,7 @@ from typing import Any
 from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
 from hlatctl.run.journal import Event
-from hlatctl.run.state import Judgement, RunState
+from hlatctl.run.state import ContractScores, RunState
 
 #: Steps over which the loss of "now" is averaged: one batch's loss says little.
 LOSS_WINDOW_STEPS = 20
@@ -214,7 +214,7 @@ def _status(state: RunState, config: Config) -> str:
 def _milestones(state: RunState) -> list[Milestone]:
     rows = []
     for _, found in sorted(state.milestones.items()):
-        shown = Judgement(found.contract, found.scores, found.skipped)
+        shown = ContractScores(found.contract, found.scores, found.skipped)
         for judged in (shown, *found.others):
             rows.append(
                 Milestone(

@@ -1,7 +1,7 @@
-"""Private folders for temporary files, which are removed even if their owner is killed: at once, or by the next one.
+"""Private folders for temporary files. If the owner is killed, the next process that creates one removes its folder.
 
-A folder is locked as long as its owner lives, and the kernel drops the lock with the owner. So one that is not locked
-was left behind. systemd-tmpfiles, too, leaves a locked folder alone however old its files are.
+A folder is locked as long as its owner lives. The kernel drops the lock when the owner dies, so an unlocked folder is
+left over. systemd-tmpfiles also ignores locked folders, however old their files are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hlatctl.run.locks import lock_folder, remove_unlocked
 #: Names the private folder of a job for its processes.
 JOB_FOLDER_ENV = "HLATCTL_JOB_FOLDER"
 
-#: Of every folder made here, and of nothing else: what bears it may be removed.
+#: Prefix of every folder that this module creates, and may therefore remove.
 _PREFIX = "hlatctl-tmp-"
 
 
@@ -28,8 +28,8 @@ class Scratch:
     """A private folder.
 
     Args:
-        path: of mode 0700; short, because paths of sockets lie below it.
-        lock: its lock's descriptor; a child process that inherits it keeps the folder as well.
+        path: of mode 0700; short, because it contains sockets, whose paths are limited.
+        lock: its lock's descriptor. A child process that inherits it keeps the folder, too.
     """
 
     path: Path
@@ -38,11 +38,11 @@ class Scratch:
 
 @contextmanager
 def private_folder(kind: str, *, within: str | None = None) -> Iterator[Scratch]:
-    """Make a private folder, which is removed at the end, and remove those that dead processes have left.
+    """Create a private folder and remove it at the end. Remove those that dead processes left.
 
     Args:
-        kind: what it is for; part of its name.
-        within: the folder to make it in; the system's folder for temporary files by default.
+        kind: part of its name.
+        within: the folder to create it in; None: the system's folder for temporary files.
     """
     parent = Path(within or tempfile.gettempdir())
     _sweep(parent)
@@ -65,7 +65,7 @@ def _make(parent: Path, kind: str) -> Scratch:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what dead processes of this user have left. Links, and what others own, are not touched."""
+    """Remove folders that dead processes of this user left. Ignore symbolic links."""
     for entry in os.scandir(parent):
         if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
             continue

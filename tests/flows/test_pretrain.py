@@ -243,7 +243,7 @@ def test_a_head_that_died_while_a_job_ran_re_attaches(mock_config: Config) -> No
 
 def test_two_heads_never_drive_one_run(mock_config: Config) -> None:
     run = pretrain.create(mock_config, argv=[])
-    with hold_driver(run), pytest.raises(RunBusyError, match="drives it already"):
+    with hold_driver(run), pytest.raises(RunBusyError, match="is already driving it"):
         pretrain.drive(run)
 
 

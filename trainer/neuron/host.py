@@ -41,7 +41,7 @@ def reserved_ports(needed: list[int], file: Path = _PORTS) -> Check:
         if missing
         else ""
     )
-    return Check.judged(name, problem, wanted or "none asked for", command=command)
+    return Check.of(name, problem, wanted or "none asked for", command=command)
 
 
 def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
@@ -52,14 +52,14 @@ def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
     except (OSError, ValueError):
         return Check(name=name, status="skip", shows=f"{file}: not readable", command=command)
     problem = f"net.core.somaxconn={found}: below preflight.min_somaxconn={least}" if found < least else ""
-    return Check.judged(name, problem, str(found), command=command, values={"somaxconn": found})
+    return Check.of(name, problem, str(found), command=command, values={"somaxconn": found})
 
 
 def open_files(least: int) -> Check:
     """Enough files and sockets for each process."""
     found = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     problem = f"open files={found}: below preflight.min_open_files={least}" if found < least else ""
-    return Check.judged("open files", problem, str(found), command="ulimit -n", values={"open_files": found})
+    return Check.of("open files", problem, str(found), command="ulimit -n", values={"open_files": found})
 
 
 def efa(least: int, folder: Path = _RDMA) -> Check:
@@ -68,7 +68,7 @@ def efa(least: int, folder: Path = _RDMA) -> Check:
     found = [a.name for a in adapters if (a / "device" / "driver").resolve().name == _EFA_DRIVER]
     problem = f"{len(found)} EFA adapters: below preflight.min_efa_devices={least}" if len(found) < least else ""
     shows = f"{len(found)}: {', '.join(found)}" if found else "none, and none asked for"
-    return Check.judged("EFA adapters", problem, shows, command="fi_info -p efa", values={"efa_devices": len(found)})
+    return Check.of("EFA adapters", problem, shows, command="fi_info -p efa", values={"efa_devices": len(found)})
 
 
 def fork_safety(variables: dict[str, str], release: str = platform.release()) -> Check:
@@ -80,4 +80,4 @@ def fork_safety(variables: dict[str, str], release: str = platform.release()) ->
         if needed and variables.get("FI_EFA_FORK_SAFE") != "1"
         else ""
     )
-    return Check.judged("kernel and EFA", problem, f"Linux {release}", command="uname -r")
+    return Check.of("kernel and EFA", problem, f"Linux {release}", command="uname -r")

@@ -33,7 +33,7 @@ def judge(mean_excess: float, *, stochastic: bool) -> Check:
     found = f"mean of 1 + 2^-10 in BF16 is 1 + {mean_excess:.6f}"
     how = "stochastically" if stochastic else "to the nearest"
     problem = f"{found}, not 1 + {expected:.6f}: not rounded {how}" if abs(mean_excess - expected) > _TOLERANCE else ""
-    return Check.judged(_NAME, problem, f"{how}: {found}", values={"mean_excess": mean_excess})
+    return Check.of(_NAME, problem, f"{how}: {found}", values={"mean_excess": mean_excess})
 
 
 def measure(config: Config) -> float:

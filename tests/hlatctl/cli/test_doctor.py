@@ -73,7 +73,7 @@ def test_missing_tools_folders_and_packages_are_told(tmp_path: Path, monkeypatch
     )
     found = {check.name: (check.status, check.shows) for check in machine_checks.look(config)}
     assert found["packages (train)"] == ("fail", "no_such_package: not installed")
-    assert found["packages (eval)"] == ("skip", "none of them, so not this machine's role")
+    assert found["packages (eval)"] == ("skip", "not installed: this machine doesn't have this role")
     assert found["C++ compiler"][1].endswith(": not found; training would run uncompiled, which is slower")
     assert found["bubblewrap"] == ("fail", "bwrap: not found; code tasks would be skipped")
     assert found["open files"][1].endswith("below preflight.min_open_files=1000000000")

@@ -100,7 +100,10 @@ def test_a_run_that_another_process_drives_is_left_alone(
     run = make_run(until="killed")
     with hold_driver(run):
         assert main(["resume", "example"]) == RunBusyError.exit_code
-    assert f"process {os.getpid()} drives it already\nhint: hlatctl status example\n" in capsys.readouterr().err
+    assert (
+        f"process {os.getpid()} is already driving it\nhint: `hlatctl status example` shows the run's state\n"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ def test_the_held_out_text_changes_only_the_contract_of_its_own_scores() -> None
 def test_a_damaged_record_is_refused_rather_than_replaced(run: RunPaths, content: str) -> None:
     run.evals.mkdir(parents=True)
     run.contract.write_text(content, encoding="utf-8")
-    with pytest.raises(EvaluationError, match=r"contract\.json: can't be read \(.*\), so nobody knows"):
+    with pytest.raises(
+        EvaluationError, match=r"contract\.json: can't be read \(.*\), so the contract of the run's scores is unknown"
+    ):
         contract.admit(run, _FIRST)
     assert run.contract.read_text(encoding="utf-8") == content
 

@@ -218,7 +218,7 @@ def test_a_damaged_line_is_left_out_with_a_warning(tmp_path: Path, line: bytes) 
     write(run, "flow", ("last", {}))
     events = read_events(run)
     assert kinds(events) == ["first", "warning", "last"]
-    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is left out, after event 1"]
+    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is ignored, after event 1"]
 
 
 def test_a_file_that_begins_with_damaged_lines_has_one_warning_for_them(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_file_that_begins_with_damaged_lines_has_one_warning_for_them(tmp_path
     path = run.journal / "flow.jsonl"
     path.write_bytes(b"rubbish\n\x00\n" + path.read_bytes())
     events = read_events(run)
-    assert fold(events).warnings == ["journal/flow.jsonl: 2 damaged lines are left out, at its beginning"]
+    assert fold(events).warnings == ["journal/flow.jsonl: 2 damaged lines are ignored, at its beginning"]
     assert events[0]["time_unix_s"] == events[1]["time_unix_s"], "a warning makes no run longer"
 
 
@@ -241,7 +241,7 @@ def test_what_is_no_file_in_the_journal_is_left_out_with_one_warning(
     tail = JournalTail(run)
     events = tail.read_new()
     assert sorted(kinds(events)) == ["first", "warning"]
-    assert fold(events).warnings == ["journal/x.jsonl: is not a regular file, left out"]
+    assert fold(events).warnings == ["journal/x.jsonl: is not a regular file, ignored"]
     assert tail.read_new() == []
 
 
@@ -267,7 +267,7 @@ def test_numbers_that_json_can_not_hold_come_back_as_numbers(tmp_path: Path) -> 
 
 def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "r")
-    with JournalWriter(run, "flow"), pytest.raises(RunBusyError, match="another process writes this journal"):
+    with JournalWriter(run, "flow"), pytest.raises(RunBusyError, match="another process is writing this journal"):
         JournalWriter(run, "flow")
     write(run, "flow", ("free again", {}))
 

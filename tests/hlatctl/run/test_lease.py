@@ -65,7 +65,7 @@ def test_nobody_drives_a_run_that_nobody_drives(run: RunPaths) -> None:
 def test_the_driver_is_known_and_a_second_one_is_refused(run: RunPaths) -> None:
     with holder(run) as process:
         assert driver_pid(run) == process.pid
-        with pytest.raises(RunBusyError, match=f"process {process.pid} drives it already"), hold_driver(run):
+        with pytest.raises(RunBusyError, match=f"process {process.pid} is already driving it"), hold_driver(run):
             pass
 
 

@@ -78,9 +78,9 @@ def test_a_damaged_event_is_told_of_and_the_rest_counts() -> None:
     state = story.fold()
     assert state.step == 3
     assert state.warnings == [
-        "event test 6 (step): damaged, left out",
-        "event test 7 (milestone): damaged, left out",
-        "event test 8 (step): damaged, left out",
+        "event test 6 (step): damaged, ignored",
+        "event test 7 (milestone): damaged, ignored",
+        "event test 8 (step): damaged, ignored",
     ]
 
 
@@ -122,7 +122,7 @@ def test_a_milestone_keeps_the_contract_of_its_scores_and_survives_damaged_ones(
     assert story.fold().milestones[100].contract == "abc"
     state = story.add("eval_finished", milestone_tokens=100, step=10, scores=[1, 2]).fold()
     assert (state.milestones[100].scores, state.milestones[100].contract) == ({}, "abc")
-    assert state.warnings == ["event test 2 (eval_finished): damaged, left out"]
+    assert state.warnings == ["event test 2 (eval_finished): damaged, ignored"]
 
 
 def _scores(value: float) -> dict[str, Any]:

@@ -27,4 +27,4 @@ def test_what_follows_a_lost_line_is_told_and_the_other_trials_stand() -> None:
     ]
     state = fold(story)
     assert {number: trial.status for number, trial in state.trials.items()} == {0: "asked", 2: "running"}
-    assert state.warnings == ["event 3 (trial_started): damaged, left out", "event 6 (trial_rung): damaged, left out"]
+    assert state.warnings == ["event 3 (trial_started): damaged, ignored", "event 6 (trial_rung): damaged, left out"]
