@@ -153,7 +153,7 @@ class Node:
             time.sleep(_POLL_S)
 
     def _reserved(self, kind: str) -> Path:
-        """Return the path of a record before it is renamed. The disk can be full at the end, so its space is reserved."""
+        """Return the path of a record before it is renamed. Its space is reserved: the disk can be full at the end."""
         path = record(self._base, kind, self._rank)
         return path.with_name(f"{path.name}.tmp")
 
