@@ -7,8 +7,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from hlatctl.run import files
@@ -67,9 +66,7 @@ def create_run(runs_dir: Path, run_id: str, config_yaml: str, mode: int = files.
     """
     check_run_id(run_id)
     run = RunPaths(runs_dir / run_id)
-    _make(run.root, "--run-id", mode)
-    with _undone(run.root), files.created_with(mode):
-        files.write_text(run.config, files.seal_lines(config_yaml))
+    _create(run.config, files.seal_lines(config_yaml), "--run-id", mode)
     return run
 
 
@@ -84,20 +81,22 @@ def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str, mode: int = fil
     check_run_id(sweep_id, "--sweep-id")
     check_run_id(trial_id(sweep_id, 0), "--sweep-id")
     sweep = SweepPaths(runs_dir / sweep_id)
-    _make(sweep.root, "--sweep-id", mode)
-    with _undone(sweep.root), files.created_with(mode):
-        files.write_text(sweep.space, sweep_yaml)
+    _create(sweep.space, sweep_yaml, "--sweep-id", mode)
     return sweep
 
 
-def _make(root: Path, option: str, mode: int) -> None:
-    runs_dir, run_id = root.parent, root.name
+def _create(file: Path, text: str, option: str, mode: int) -> None:
+    """Create a folder with one file. Nothing is left of it if this fails."""
+    runs_dir, run_id = file.parent.parent, file.parent.name
     try:
         runs_dir.parent.mkdir(parents=True, exist_ok=True)
-        with files.created_with(mode):
+        with files.created_with(mode), ExitStack() as undo:
             runs_dir.mkdir(exist_ok=True)
-            root.mkdir()
+            file.parent.mkdir()
+            undo.callback(shutil.rmtree, file.parent, ignore_errors=True)
             cache_dir(runs_dir).mkdir(exist_ok=True)
+            files.write_text(file, text)
+            undo.pop_all()
     except FileExistsError:
         if not runs_dir.is_dir():
             raise StorageError(f"runs_dir={runs_dir}: is not a folder", hint="choose another with runs_dir=") from None
@@ -109,16 +108,6 @@ def _make(root: Path, option: str, mode: int) -> None:
         raise StorageError(
             f"runs_dir={runs_dir}: can't be written ({error.strerror})", hint="choose another with runs_dir="
         ) from None
-
-
-@contextmanager
-def _undone(root: Path) -> Iterator[None]:
-    """Remove the folder if the block raises."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(root, ignore_errors=True)
-        raise
 
 
 def list_runs(runs_dir: Path) -> list[RunPaths]:

@@ -13,6 +13,7 @@ from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
+from tests.hlatctl.conftest import MakeRun
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,12 @@ def test_the_status_follows_from_the_journal_and_the_driver(
     assert view_run(run).status == undriven
     with hold_driver(run):
         assert view_run(run).status == driven
+
+
+def test_an_unreadable_configuration_makes_a_run_damaged(make_run: MakeRun) -> None:
+    run = make_run()
+    run.config.write_bytes(b"\xff\xfe{")
+    view = view_run(run)
+    assert view.status == "damaged"
+    assert "not readable as YAML" in view.problem
+    assert view.state.step == 306

@@ -23,7 +23,7 @@ with partial_folder(Path(sys.argv[1])) as partial:
 """
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_for_the_same_target(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_for_the_same_target(tmp_path: Path) -> None:
     target = tmp_path / "abc"
     subprocess.run([sys.executable, "-c", _DIES, os.fspath(target)], check=False)
     (left_over,) = tmp_path.iterdir()
@@ -34,20 +34,23 @@ def test_what_a_killed_process_left_is_removed_by_the_next_for_the_same_target(t
     assert sorted(path.name for path in tmp_path.iterdir()) == [".other.1.partial", "abc"]
 
 
-def test_what_a_living_process_fills_is_left_alone(tmp_path: Path) -> None:
+def test_the_folder_of_a_running_process_is_kept(tmp_path: Path) -> None:
     with partial_folder(tmp_path / "abc") as filled:
         filled.rename(tmp_path / ".abc.1.partial")  # as that of another process
         with partial_folder(tmp_path / "abc"):
             assert (tmp_path / ".abc.1.partial").is_dir()
 
 
-def test_a_file_appears_when_it_is_complete_and_a_failure_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_file_appears_when_it_is_complete_and_a_failure_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.txt"
     with new_file(path) as temporary:
         temporary.write_text("old")
         assert not path.exists()
+    monkeypatch.setattr(os, "fsync", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError), new_file(path) as temporary:
-        temporary.write_text(str(temporary.write_text("half") / 0))
+        temporary.write_text("new")
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
     assert path.read_text() == "old"
 

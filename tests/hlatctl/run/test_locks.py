@@ -60,7 +60,7 @@ def test_a_file_system_without_locks_is_named_with_a_hint(tmp_path: Path, monkey
     assert lock_folder(tmp_path) is None
 
 
-def test_only_folders_that_nobody_has_locked_are_removed(tmp_path: Path) -> None:
+def test_only_unlocked_folders_are_removed(tmp_path: Path) -> None:
     used, unused, link = tmp_path / "used", tmp_path / "unused", tmp_path / "link"
     used.mkdir()
     unused.mkdir()
