@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from hlatctl.report.build import build
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.run.journal import DRILL_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.suggest import suggest
 
 #: Names of the runs in a drill's folder.
 DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
@@ -57,9 +57,7 @@ def check_names(faults: list[str]) -> None:
     """
     for name in faults:
         if name not in FAULTS:
-            near = difflib.get_close_matches(name, FAULTS, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"--fault={name}: no such fault", hint=f"{hint}known: {', '.join(FAULTS)}")
+            raise ConfigError(f"--fault={name}: no such fault", hint=suggest(name, list(FAULTS)))
 
 
 def exercise(
@@ -146,7 +144,7 @@ def _undisturbed(
     say(f"the same {steps:,} steps undisturbed, to compare with")
     arena = Arena(pretrain.create(config, argv=argv, run_id=UNDISTURBED), journal)
     with _running(arena):
-        arena.wait(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
+        arena.wait_until(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
     journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
     return arena
 

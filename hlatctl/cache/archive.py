@@ -14,7 +14,7 @@ from hlatctl.cache.store import Folder
 from hlatctl.cache.transfer import sha256_of
 from hlatctl.cache.verify import verify
 from hlatctl.run.atomic import new_file
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 
 
 def export(folder: Path, to: Path) -> int:
@@ -43,7 +43,7 @@ def export(folder: Path, to: Path) -> int:
                 with (folder / entry["path"]).open("rb") as file:
                     _add(archive, entry["path"], file)
     except OSError as error:
-        raise StorageError(f"{to}: can't be written ({error.strerror})") from None
+        raise cannot_write(to, error) from None
     return len(whole)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.locks import lock_folder, remove_unlocked
 
 #: Prefix of a folder's name while :func:`replace_folder` replaces it.
@@ -53,7 +53,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             partial.rename(target)
             fsync(target.parent)
     except OSError as error:
-        raise StorageError(f"{target}: can't be written ({error.strerror or error})") from None
+        raise cannot_write(target, error) from None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 
 
 def try_lock(file: IO[Any] | int, *, shared: bool = False) -> bool:
@@ -47,7 +47,7 @@ def locked_file(path: Path, when_busy: Callable[[], None] | None = None) -> Iter
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab+", buffering=0)
     except OSError as error:
-        raise StorageError(f"{path}: can't be written ({error.strerror})") from None
+        raise cannot_write(path, error) from None
     with file:
         while not _lock(file, path, wait=when_busy is None):
             if when_busy:

@@ -127,6 +127,6 @@ def test_a_run_that_can_not_be_written_is_an_error_and_leaves_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(StorageError, match="runs_dir=.*No space left"):
+    with pytest.raises(StorageError, match=r"runs_dir=.*No space left"):
         create_run(tmp_path / "runs", "full", "a: 1\n")
     assert not (tmp_path / "runs" / "full").exists()
