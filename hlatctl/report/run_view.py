@@ -81,8 +81,10 @@ def _status(state: RunState, pid: int | None) -> str:
         return state.status
     if pid is not None:
         return "stopping" if state.stop_requested else "running"
-    # A driver that stopped on a full disk could not write its last event.
-    return "stopped" if state.stop_requested else INTERRUPTED
+    # A driver that stops on a full disk can't journal its end. Without an open attempt, nothing is running.
+    attempt = state.attempt
+    is_training = attempt is not None and attempt.ended_unix_s is None and not state.train_stopped
+    return "stopped" if state.stop_requested and not is_training else INTERRUPTED
 
 
 def _read_config(run: RunPaths) -> tuple[Config | None, str]:

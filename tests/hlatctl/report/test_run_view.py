@@ -22,6 +22,8 @@ from tests.hlatctl.conftest import MakeRun
         ([], "running", "created"),
         (["head_started"], "running", "interrupted"),
         (["head_started", "stop_requested"], "stopping", "stopped"),
+        (["head_started", "attempt_started", "stop_requested"], "stopping", "interrupted"),
+        (["head_started", "attempt_started", "stop_requested", "train_stopped"], "stopping", "stopped"),
         (["head_started", "stop_requested", "head_started"], "running", "interrupted"),
         (["head_started", "run_finished"], "finished", "finished"),
     ],
@@ -29,12 +31,12 @@ from tests.hlatctl.conftest import MakeRun
 def test_the_status_follows_from_the_journal_and_the_driver(
     events: list[str], driven: str, undriven: str, tmp_path: Path
 ) -> None:
-    """A driver that stops on a full disk can't write ``run_finished``: the request to stop shows why it ended."""
+    """A driver that stops on a full disk can't write ``run_finished``."""
     run = RunPaths(tmp_path / "run")
     files.write_text(run.config, dump(Config()))
     with JournalWriter(run, "flow") as journal:
         for kind in events:
-            journal.append(kind)
+            journal.append(kind, reason="stop")
     assert view_run(run).status == undriven
     with hold_driver(run):
         assert view_run(run).status == driven
