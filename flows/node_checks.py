@@ -49,15 +49,17 @@ def check_node(config: Config, overrides: list[str]) -> Iterator[Check]:
                 why = f"skipped until this check passes: {failed.name}"
                 yield Check(name=name, status="skip", shows=why, command=f"hlatctl {' '.join(words)}")
             else:
-                yield _run(name, [*words, f"runs_dir={own.path}", f"cluster.worker_cache_dir={own.path}/worker"], shows)
+                yield run_command(
+                    name, [*words, f"runs_dir={own.path}", f"cluster.worker_cache_dir={own.path}/worker"], shows
+                )
 
 
 def _ask(module: str, config: Config) -> str:
     return ask_about(module, config, timeout_s=_TIMEOUT_S)
 
 
-def _run(name: str, words: list[str], shows: str) -> Check:
-    """Run a command of hlatctl in a process of its own. The last error that it prints is the problem."""
+def run_command(name: str, words: list[str], shows: str) -> Check:
+    """Run a command of hlatctl in a process of its own. If it fails, the check shows the last error that it prints."""
     started = time.monotonic()
     result = subprocess.run(
         spawn.command("hlatctl", *words),
