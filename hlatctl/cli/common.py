@@ -44,17 +44,6 @@ def runs_folder(runs_dir: Path | None) -> Path:
     return runs_dir.expanduser().absolute() if runs_dir else default_runs_dir()
 
 
-def tokens_of(text: str, option: str) -> int:
-    """Return the number of tokens that an option gives, such as ``200B`` or ``1000``.
-
-    Raises:
-        ConfigError: it is not such a number.
-    """
-    from conf.load import token_count
-
-    return int(text) if text.isascii() and text.isdigit() else token_count(text, option)
-
-
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
     """Return the run of an id, a unique beginning of one, or ``latest``."""
     return runs.find_run(runs_folder(runs_dir), name)

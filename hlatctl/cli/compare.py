@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, say, tokens_of
+from hlatctl.cli.common import RunsDir, find_run, print_json, say
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths
 
@@ -50,12 +50,13 @@ def compare(
     they have the same contract, and published scores only if shots and items are the same. `--baselines hlat` adds
     HLAT, LLaMA-1 and -2, OpenLLaMA-1 and -2.
     """
+    from conf.load import token_count
     from hlatctl.report import baselines as published
     from hlatctl.report.compare import compare as compared
     from hlatctl.report.compare_runs import read_scores
 
     known = published.load(baselines) if baselines is not None else None
-    tokens = tokens_of(at, "--at") if at is not None else None
+    tokens = token_count(at, "--at") if at is not None else None
     scores = [read_scores(run, tokens, lambda text: say(f"warning: {text}")) for run in _find(runs, runs_dir)]
     _print(compared(scores, known), output)
 

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from hlatctl.report.compare import RunScores, run_scores
 from hlatctl.run import contract as contracts
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.run.errors import EvaluationError
 from hlatctl.run.fold import read_state
+from hlatctl.run.milestones import find_milestone
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import MilestoneState
 from hlatctl.units import count
-
-#: Milestones that an error names.
-_NEAREST = 3
 
 
 def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) -> RunScores:
@@ -52,16 +50,9 @@ def _milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int
         )
     if tokens is None:
         return evaluated[max(evaluated)]
-    # A milestone can be named as it is printed: 2.51M is the one of 2,506,752 tokens.
-    matching = [tokens] if tokens in evaluated else [at for at in evaluated if count(at) == count(tokens)]
-    if len(matching) == 1:
-        return evaluated[matching[0]]
-    nearest = sorted(sorted(evaluated, key=lambda at: abs(at - tokens))[:_NEAREST])
     status = f" (its status is {milestones[tokens].status})" if tokens in milestones else ""
-    raise ConfigError(
-        f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}",
-        hint=f"nearest: {', '.join(f'{count(at)} ({at})' for at in nearest)}",
-    )
+    error = f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}"
+    return evaluated[find_milestone(tokens, evaluated, error)]
 
 
 def _contract(run: RunPaths, milestone: MilestoneState) -> str | None:
