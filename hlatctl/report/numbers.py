@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -193,11 +194,8 @@ def mean(values: Sequence[float]) -> float | None:
 
 def median(values: Sequence[float]) -> float | None:
     """Return the median without NaN values; None if there is none."""
-    finite = sorted(value for value in values if not math.isnan(value))
-    if not finite:
-        return None
-    middle = len(finite) // 2
-    return finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
+    finite = [value for value in values if not math.isnan(value)]
+    return statistics.median(finite) if finite else None
 
 
 def _status(state: RunState, config: Config) -> str:
