@@ -13,6 +13,7 @@ from typing import Any
 from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_same_corpus
 from conf.schedule import learning_rate
 from conf.schema import Config
+from conf.sizes import parameters
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason
 from hlatctl.run import files
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
@@ -21,7 +22,6 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
-from trainer.model import count_parameters
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
 from trainer.process import StopRequest
 
@@ -232,7 +232,7 @@ class Training:
             tokens=self._tokens(self.step),
             world=self.backend.world_size,
             device=str(self.backend.device),
-            parameters=count_parameters(self.config.model),
+            parameters=parameters(self.config.model).total,
             peak_flops_per_s=self.backend.peak_flops_per_s(),
             amended_skips=self.amended_skips,
         )
@@ -293,7 +293,7 @@ def _loader(
     if last:
         check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
         state = [row for rank in last.ranks for row in rank["loader"]]
-    loader = Loader.of(
+    loader = Loader(
         config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
     )
     return loader, amended_skips(events)

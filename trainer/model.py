@@ -267,12 +267,3 @@ def within_documents(tokens: Tensor, end_id: int) -> Tensor:
     document = ends.cumsum(-1) - ends
     same = document[:, None, :, None] == document[:, None, None, :]
     return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=tokens.device).tril()
-
-
-def count_parameters(config: ModelConfig) -> int:
-    """Return a model's number of parameters."""
-    attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    layer = attention + mlp + 2 * config.hidden_size
-    ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-    return ends + config.num_layers * layer + config.hidden_size

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from conf.schema import Config
+from conf.sizes import stage_layers
 from trainer.collectives import TensorParallel
 from trainer.loss import cross_entropy
 from trainer.model import Llama, slice_dim
@@ -55,11 +56,8 @@ class Layout:
 
     @property
     def stage_layers(self) -> range:
-        """The layers of this pipeline stage. If they can't be divided evenly, earlier stages have one more."""
-        stages, layers = self.config.parallel.pipeline_parallel_size, self.config.model.num_layers
-        share, extra = divmod(layers, stages)
-        start = self.pp_rank * share + min(self.pp_rank, extra)
-        return range(start, start + share + (self.pp_rank < extra))
+        """The layers of this pipeline stage."""
+        return stage_layers(self.config, self.pp_rank)
 
 
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.journal import Event, heartbeat, train_writer
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import MANIFEST, steps_in
+from hlatctl.run.pace import median_step_s
 from hlatctl.run.processes import Identity, send
 
 #: A slowed process runs for the first of these and stands still for the second, again and again.
@@ -204,7 +204,7 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
 
 def _outlives(arena: Arena, ballast: Path, struck_s: float) -> Callable[[], bool]:
     """Whether training has lived on a full disk for longer than a hang may last, and through a save."""
-    median_s = statistics.median(float(event["step_s"]) for event in arena.state.steps.values())
+    median_s = median_step_s(arena.state.steps.values()) or 0.0
     recovery, beats = arena.config.recovery, set[int]()
     limit_s = max(recovery.hang_floor_s, recovery.hang_factor * median_s)
 

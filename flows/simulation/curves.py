@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.schedule import learning_rate
 from conf.schema import Config
-from hlatctl.plan import arithmetic
+from conf.sizes import parameters
 
 #: The final loss: E + A / N^a + B / D^b of N parameters and D tokens (Chinchilla, arXiv 2203.15556, equation 10).
 _E, _A, _B, _ALPHA, _BETA = 1.69, 406.4, 410.7, 0.34, 0.28
@@ -25,7 +25,7 @@ class Curves:
 
     def __init__(self, config: Config, random_numbers: random.Random) -> None:
         self._config, self._random = config, random_numbers
-        self._parameters = arithmetic.parameters(config.model).total
+        self._parameters = parameters(config.model).total
 
     def step(self, step: int) -> dict[str, Any]:
         """Return loss, norms and learning rate of an optimizer step."""

@@ -68,9 +68,7 @@ def not_finite(step: int) -> Evidence:
 def unfit(host: str, more: int) -> Evidence:
     """Return the evidence of a preflight that rejected a host and ``more`` others."""
     others = f"; and {more} more" if more else ""
-    error = PreflightError(
-        f"worker {host}: {UNFIT}{others}", hint="repair or replace the worker, or lower the threshold"
-    )
+    error = PreflightError(f"worker {host}: {UNFIT}{others}", hint="repair or replace the worker, or change the limit")
     return Evidence(exit_code=error.exit_code, error=error)
 
 

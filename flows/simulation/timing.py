@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from conf.schema import Config
-from hlatctl.plan import arithmetic
+from conf.sizes import checkpoint_bytes
+from hlatctl.plan.arithmetic import flops_per_token
 from hlatctl.plan.step_time import step_time_s
 
 #: Model FLOP/s of one process if the plan doesn't know the hardware: one core of a common CPU.
@@ -15,20 +16,20 @@ def step_s(config: Config) -> float:
     planned_s = config.rehearsal.step_s or step_time_s(config)
     if planned_s is not None:
         return planned_s
-    flops = arithmetic.flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
+    flops = flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
     return flops / (config.world_size * _UNKNOWN_FLOPS_PER_S)
 
 
 def save_s(config: Config) -> float:
     """Return the seconds from the start of a checkpoint until all its files are in the shared storage."""
-    return arithmetic.checkpoint_bytes(config) / config.rehearsal.storage_bytes_per_s
+    return checkpoint_bytes(config) / config.rehearsal.storage_bytes_per_s
 
 
 def stall_s(config: Config) -> float:
     """Return the seconds that training waits for a checkpoint: for the copy to host memory, or for the files."""
     if config.checkpoint.mode == "sync":
         return save_s(config)
-    per_node_bytes = arithmetic.checkpoint_bytes(config) / config.cluster.nodes
+    per_node_bytes = checkpoint_bytes(config) / config.cluster.nodes
     return per_node_bytes / config.rehearsal.host_copy_bytes_per_s
 
 

@@ -10,6 +10,7 @@ import os
 from functools import partial
 from typing import Any
 
+from conf.sizes import checkpoint_bytes, parameters
 from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason
 from flows.launch.base import Job
 from flows.simulation import evidence, timing
@@ -17,7 +18,6 @@ from flows.simulation.curves import Curves
 from flows.simulation.evidence import Evidence
 from flows.simulation.process import KILLED, Fault, Script
 from flows.simulation.world import TRAIN, World
-from hlatctl.plan import arithmetic
 from hlatctl.run.journal import train_writer
 
 _MAX_CHECKPOINT_STEP = "--max-checkpoint-step"
@@ -90,7 +90,7 @@ class Training:
             tokens=self._first * self._config.tokens_per_step,
             world=self._config.world_size,
             device="simulated",
-            parameters=arithmetic.parameters(self._config.model).total,
+            parameters=parameters(self._config.model).total,
             peak_flops_per_s=None,
         )
 
@@ -170,7 +170,7 @@ class Training:
             yield from self._pause(0.0)
 
     def _leave_out(self, step: int, reason: SaveReason) -> None:
-        needed_bytes = arithmetic.checkpoint_bytes(self._config)
+        needed_bytes = checkpoint_bytes(self._config)
         if reason in REQUIRED:
             raise _EndedError(evidence.disk_full(self._world.run, step, needed_bytes))
         message = f"step {step}: the checkpoint needs {needed_bytes} bytes, 0 are free; it is left out"
@@ -189,7 +189,7 @@ class Training:
             wall_s=save_s,
             stall_s=stall_s,
             reason=reason,
-            bytes=arithmetic.checkpoint_bytes(self._config),
+            bytes=checkpoint_bytes(self._config),
         )
         self._journal.append("checkpoint_committed", step=step, manifest_sha256=manifest.sha256)
         self._journal.append("checkpoint_verified", step=step, path=os.fspath(folder))

@@ -5,11 +5,11 @@ What that run says is ``flows.tracking.mlflow_sweep``'s.
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlatctl.run.journal import Event, read_events
+from hlatctl.run.locks import locked_file
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.simulated import marked
 from hlatctl.run.sweep import fold
@@ -46,8 +46,7 @@ def parent_run_id(client: MlflowClient, experiment_id: str, sweep: SweepPaths) -
     state = fold(read_events(sweep))
     identity = {SWEEP_TAG: state.sweep_id, _CREATED_TAG: repr(state.created_unix_s)}
     wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
-    with (sweep.root / "mirror.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked_file(sweep.root / "mirror.lock"):
         found = client.search_runs([experiment_id], wanted, max_results=1)
         if found:
             return str(found[0].info.run_id)

@@ -13,7 +13,6 @@ replaces a lost ``mirror.json``. Steps that a restarted training repeats are sup
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sqlite3
@@ -30,9 +29,10 @@ from conf.schema import Config
 from flows.tracking import ui_record
 from flows.tracking.mlflow_run import MirrorRun
 from hlatctl.run import files
-from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, cannot_write, run_main
+from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import driver_pid
+from hlatctl.run.locks import locked_file
 from hlatctl.run.paths import RunPaths, mlflow_artifacts, mlflow_database
 from hlatctl.run.redact import hide
 
@@ -140,18 +140,12 @@ def as_storage_error(uri: str) -> Iterator[None]:
 
 @contextmanager
 def _only_copier(run: RunPaths) -> Iterator[None]:
-    path = run.mirror.with_suffix(".lock")
-    try:
-        file = path.open("a")
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunBusyError(
-                f"run {run.run_id}: another process is copying it to MLflow", hint="it will bring everything"
-            ) from None
+    def refuse() -> None:
+        raise RunBusyError(
+            f"run {run.run_id}: another process is copying it to MLflow", hint="it copies all entries; nothing to do"
+        )
+
+    with locked_file(run.mirror.with_suffix(".lock"), refuse):
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
 from hlatctl.run.journal import Event
-from hlatctl.run.state import Judgement, RunState
+from hlatctl.run.state import ContractScores, RunState
 
 #: Steps over which the newest loss is averaged, because the loss of one batch is noisy.
 LOSS_WINDOW_STEPS = 20
@@ -193,11 +194,8 @@ def mean(values: Sequence[float]) -> float | None:
 
 def median(values: Sequence[float]) -> float | None:
     """Return the median without NaN values; None if there is none."""
-    finite = sorted(value for value in values if not math.isnan(value))
-    if not finite:
-        return None
-    middle = len(finite) // 2
-    return finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
+    finite = [value for value in values if not math.isnan(value)]
+    return statistics.median(finite) if finite else None
 
 
 def _status(state: RunState, config: Config) -> str:
@@ -221,7 +219,7 @@ def _milestones(state: RunState) -> list[Milestone]:
             scores=[_score(task, score, shown.contract) for task, score in sorted(shown.scores.items())],
         )
         for _, milestone in sorted(state.milestones.items())
-        for shown in (Judgement(milestone.contract, milestone.scores, milestone.skipped), *milestone.others)
+        for shown in (ContractScores(milestone.contract, milestone.scores, milestone.skipped), *milestone.others)
     ]
 
 

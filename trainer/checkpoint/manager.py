@@ -21,6 +21,7 @@ from torch import Tensor
 
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from conf.sizes import checkpoint_bytes
 from conf.training_rules import BLOCKING, SaveReason
 from hlatctl.run import files
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
@@ -35,7 +36,7 @@ from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, rank_file
 
 #: Prefix of the weights among a checkpoint's tensors.
 WEIGHTS = "model."
-#: Free space required beyond the tensors, for small files and the journal.
+#: A save also leaves this much free, for the journal.
 _SPARE_BYTES = 1 << 20
 
 
@@ -90,7 +91,7 @@ class CheckpointManager:
         """
         started_s = time.monotonic()
         save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
-        if not self._on_rank0(lambda: self._may_begin(tensors, save)):
+        if not self._on_rank0(lambda: self._may_begin(save)):
             return
         self._writer.join()
         if self._config.checkpoint.mode == "sync":
@@ -167,14 +168,14 @@ class CheckpointManager:
             raise from_record(failure)
         return result
 
-    def _may_begin(self, tensors: dict[str, Tensor], save: Save) -> bool:
+    def _may_begin(self, save: Save) -> bool:
         """Return whether to save now: the previous save is complete, and there is enough space."""
         if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
             self._writer.skip(save, "the previous checkpoint is still being written")
             return False
         self._writer.join()
         self._writer.raise_failure()
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _SPARE_BYTES
+        needed = checkpoint_bytes(self._config) + _SPARE_BYTES
         for folder in self._tiers.folders:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free

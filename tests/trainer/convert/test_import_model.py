@@ -70,16 +70,7 @@ def model_keys(folder: Path) -> dict[str, Any]:
 
 
 def first_batch(run: RunPaths) -> tuple[Tensor, Tensor]:
-    config = load(run.config)
-    loader = Loader(
-        files.read_json(run.dataset),
-        global_batch_size=config.train.global_batch_size,
-        seq_len=config.train.seq_len,
-        seed=config.seed,
-        rank=0,
-        size=1,
-        prefetch_batches=1,
-    )
+    loader = Loader(load(run.config), files.read_json(run.dataset), rank=0, size=1)
     batch = loader.next()
     loader.close()
     return batch
