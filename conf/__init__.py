@@ -1,7 +1,7 @@
-"""What may be asked of hlatctl: the schema, how a configuration is composed, checked and fingerprinted.
+"""The configuration: its schema, composition, checks and fingerprints.
 
-``schema`` is the truth; the YAML groups hold differences. Only ``compose``, and ``axes`` and ``variations`` for sweeps,
-import Hydra, so the trainer and the evaluator read a resolved ``config.yaml`` (``load``) without it.
+``schema`` defines all keys and defaults; the YAML groups contain differences. Only ``compose``, and for sweeps ``axes``
+and ``variations``, import Hydra. The trainer and the evaluator read a resolved ``config.yaml`` (``load``) without it.
 """
 
 #: Read by `hlatctl.__main__`: another distribution may own a package of this name.
