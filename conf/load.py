@@ -32,7 +32,7 @@ _SURELY_SHALLOW = 5000
 _MAX_INT = 2**64 - 1
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
-_TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def load(path: Path) -> Config:
@@ -167,12 +167,12 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
 
 
 def token_count(text: str, key: str) -> int:
-    """Return a token count such as ``200B``, ``1.8T`` or ``2.5M`` as a number.
+    """Return a token count such as ``200B``, ``1.8T``, ``2.5M`` or ``1000`` as a number.
 
     Raises:
         ConfigError: names the key.
     """
-    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([KMBT])", text.strip())
+    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([KMBT]?)", text.strip())
     count = Decimal(match.group(1)) * _TOKEN_UNITS[match.group(2)] if match else None
     if count is None or count != int(count):
         raise ConfigError(

@@ -14,7 +14,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.runtime.clock import Clock
 from hlatctl.report import timeline
-from hlatctl.report.forecast import Course
+from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
@@ -45,7 +45,7 @@ def variants(config: Config) -> dict[str, Config]:
     return found
 
 
-def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[str, list[Course]]:
+def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[str, list[Simulation]]:
     """Play every variant once for each of so many seeds, beginning with the configured one, on all cores.
 
     Args:
@@ -55,9 +55,9 @@ def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[st
     """
     numbers = range(config.rehearsal.seed, config.rehearsal.seed + seeds)
     workers = min(seeds, os.cpu_count() or 1)
-    found: dict[str, list[Course]] = {}
+    found: dict[str, list[Simulation]] = {}
     with ExitStack() as stack:
-        spread: Callable[..., Iterable[Course]] = map
+        spread: Callable[..., Iterable[Simulation]] = map
         if workers > 1:
             spawn = multiprocessing.get_context("spawn")
             spread = stack.enter_context(ProcessPoolExecutor(workers, mp_context=spawn)).map
@@ -67,7 +67,7 @@ def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[st
     return found
 
 
-def play(config: Config, seed: int) -> Course:
+def play(config: Config, seed: int) -> Simulation:
     """Play one course, in a folder that is deleted after it."""
     with private_folder("forecast", within=_IN_MEMORY) as own:
         played = _bare(config, seed, os.fspath(own.path))
@@ -78,7 +78,7 @@ def play(config: Config, seed: int) -> Course:
         except HlatctlError as error:
             message = error.message
         found = measure_goodput(read_events(run), played)
-    return Course(
+    return Simulation(
         seed=seed,
         message=message,
         wall_s=found.wall_s,

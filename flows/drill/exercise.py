@@ -132,7 +132,7 @@ def _undisturbed(
     say(f"the same {steps:,} steps undisturbed, to compare with")
     arena = Arena(pretrain.create(config, argv=argv, run_id=UNDISTURBED), journal)
     with _running(arena):
-        arena.wait(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
+        arena.wait_until(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
     journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
     return arena
 

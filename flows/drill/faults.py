@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.journal import Event, heartbeat, train_writer
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import MANIFEST, steps_in
+from hlatctl.run.pace import median_step_s
 from hlatctl.run.processes import Identity, send
 
 #: A slowed process runs for the first of these and stands still for the second, again and again.
@@ -138,7 +138,9 @@ def slow_process(arena: Arena, _: Servers) -> Seen:
     with _slowed(arena.process()) as begin:
         struck_s, mark = arena.strike("slow_process", begin)
         last = arena.config.world_size - 1  # on a busy machine others may be slow besides
-        named = arena.event("the slow process's name", mark, lambda e: e["kind"] == "straggler" and e["rank"] == last)
+        named = arena.wait_for_event(
+            "the slow process's name", mark, lambda e: e["kind"] == "straggler" and e["rank"] == last
+        )
     _still(arena, attempt)
     return Seen(detected_as=_name(named), detected_s=named["time_unix_s"] - struck_s, recovered_s=None)
 
@@ -147,13 +149,15 @@ def trackers_down(arena: Arena, servers: Servers) -> Seen:
     """MLflow's and Prefect's servers die; training goes on; when they are back, MLflow gets what it has missed."""
     attempt = arena.attempt.number
     struck_s, mark = arena.strike("trackers_down", servers.kill)
-    lost = arena.event("the loss of MLflow", mark, lambda e: e["kind"] == "tracking_lost" and e["what"] == "mlflow")
+    lost = arena.wait_for_event(
+        "the loss of MLflow", mark, lambda e: e["kind"] == "tracking_lost" and e["what"] == "mlflow"
+    )
     goal = arena.state.step + _STEPS_WHILE_DOWN
-    arena.wait("steps without MLflow and Prefect", lambda: arena.state.step >= goal)
+    arena.wait_until("steps without MLflow and Prefect", lambda: arena.state.step >= goal)
     servers.start()
-    arena.wait("the missed steps in MLflow", lambda: servers.last_step(arena.run) >= goal)
+    arena.wait_until("the missed steps in MLflow", lambda: servers.last_step(arena.run) >= goal)
     _still(arena, attempt)
-    back = arena.event("MLflow's return", mark, _kind("tracking_back"))
+    back = arena.wait_for_event("MLflow's return", mark, _kind("tracking_back"))
     return Seen(
         detected_as=_name(lost), detected_s=lost["time_unix_s"] - struck_s, recovered_s=back["time_unix_s"] - struck_s
     )
@@ -163,12 +167,12 @@ def kill_head(arena: Arena, _: Servers) -> Seen:
     """SIGKILL to the head process; another one takes over, and training has not noticed."""
     attempt, head = arena.attempt.number, arena.head()
     struck_s, mark = arena.strike("kill_head", lambda: send(head, signal.SIGKILL))
-    arena.wait("the head's end", lambda: driver_pid(arena.run) is None)
+    arena.wait_until("the head's end", lambda: driver_pid(arena.run) is None)
     detected_s = time.time() - struck_s
     arena.drive()
-    attached = arena.event("re-attachment", mark, _kind("attempt_attached"))
+    attached = arena.wait_for_event("re-attachment", mark, _kind("attempt_attached"))
     before = arena.state.step
-    arena.wait("steps under the new head", lambda: arena.state.step > before)
+    arena.wait_until("steps under the new head", lambda: arena.state.step > before)
     _still(arena, attempt)
     return Seen(detected_as="interrupted", detected_s=detected_s, recovered_s=attached["time_unix_s"] - struck_s)
 
@@ -178,14 +182,14 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
     attempt, newest, ballast = arena.attempt.number, max(arena.state.checkpoints), arena.run.root / "ballast"
     struck_s, mark = arena.strike("fill_disk", lambda: small_disk.fill(ballast))
     try:
-        arena.wait("training on a full disk", _outlives(arena, ballast, struck_s))
+        arena.wait_until("training on a full disk", _outlives(arena, ballast, struck_s))
         if newest not in steps_in(arena.run.checkpoints):
             raise NotRecovered(f"the full disk cost the checkpoint of step {newest}")
     finally:
         ballast.unlink()
     freed = len(arena.events)
-    alarm = arena.event("an alarm", mark, lambda e: e["kind"] == "alarm" and e["what"] == "disk_full")
-    saved = arena.event("a checkpoint after that", freed, _kind("checkpoint_committed"))
+    alarm = arena.wait_for_event("an alarm", mark, lambda e: e["kind"] == "alarm" and e["what"] == "disk_full")
+    saved = arena.wait_for_event("a checkpoint after that", freed, _kind("checkpoint_committed"))
     _still(arena, attempt)
     steps = {event["step"] for event in arena.events[mark:] if event["kind"] == "step"}
     missing = sorted(set(range(min(steps), max(steps) + 1)) - steps)
@@ -200,7 +204,7 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
 
 def _outlives(arena: Arena, ballast: Path, struck_s: float) -> Callable[[], bool]:
     """Whether training has lived on a full disk for longer than a hang may last, and through a save."""
-    median_s = statistics.median(float(event["step_s"]) for event in arena.state.steps.values())
+    median_s = median_step_s(arena.state.steps.values()) or 0.0
     recovery, beats = arena.config.recovery, set[int]()
     limit_s = max(recovery.hang_floor_s, recovery.hang_factor * median_s)
 
@@ -219,14 +223,14 @@ def _restarted(
     broken = arena.attempt
     struck_s, mark = arena.strike(fault, blow)
     try:
-        arena.event("the attempt's end", mark, _kind("attempt_ended"))
+        arena.wait_for_event("the attempt's end", mark, _kind("attempt_ended"))
     finally:
         if then:
             then()
-    step = arena.event(
+    step = arena.wait_for_event(
         "a step of another attempt", mark, lambda e: e["kind"] == "step" and e["attempt"] > broken.number
     )
-    noticed = arena.event(notice, mark, _kind(notice))
+    noticed = arena.wait_for_event(notice, mark, _kind(notice))
     return Seen(
         detected_as=_name(noticed),
         detected_s=noticed["time_unix_s"] - struck_s,

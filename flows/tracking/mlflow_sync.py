@@ -30,7 +30,7 @@ from conf.schema import Config
 from flows.tracking import ui_record
 from flows.tracking.mlflow_run import MirrorRun
 from hlatctl.run import files
-from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
+from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, cannot_write, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths, mlflow_artifacts, mlflow_database
@@ -144,7 +144,7 @@ def _only_copier(run: RunPaths) -> Iterator[None]:
     try:
         file = path.open("a")
     except OSError as error:
-        raise StorageError(f"{path}: can't be written ({error.strerror})") from None
+        raise cannot_write(path, error) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
+from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError, cannot_write
 from hlatctl.run.paths import RunPaths, SweepPaths, cache_dir, is_reserved, trial_id
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.suggest import suggest
@@ -102,9 +102,7 @@ def _make(root: Path, option: str, mode: int) -> None:
             hint=f"`hlatctl resume {run_id}` goes on with it; or use another id",
         ) from None
     except OSError as error:
-        raise StorageError(
-            f"runs_dir={runs_dir}: can't be written ({error.strerror})", hint="choose another with runs_dir="
-        ) from None
+        raise cannot_write(f"runs_dir={runs_dir}", error, hint="choose another with runs_dir=") from None
 
 
 @contextmanager

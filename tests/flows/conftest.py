@@ -1,4 +1,4 @@
-"""What the flow tests share: configurations that are small, and runs in a temporary folder."""
+"""Fixtures of the flow tests: a small configuration and a recording observer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hlatctl.run.state import RunState
 
 
 class Recorder(Observer):
-    """An observer that remembers what it was told."""
+    """An observer that records messages and counts updates."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -29,6 +29,12 @@ class Recorder(Observer):
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
+
+
+@pytest.fixture
+def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the stages without Prefect; test_prefect_flow.py runs them with it."""
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
 
 
 @pytest.fixture

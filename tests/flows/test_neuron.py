@@ -33,9 +33,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "neuron"
 UPDATE = "HLATCTL_UPDATE_GOLDEN"
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+pytestmark = pytest.mark.usefixtures("without_prefect")
 
 
 def nxd(config: Config, **backend: Any) -> Config:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from conf.sizes import checkpoint_bytes
 from hlatctl.run import files
-from hlatctl.run.errors import HlatctlError, StorageError
+from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
@@ -30,11 +31,11 @@ from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, as_error, rank_file
+from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, rank_file
 
 #: What the names of the weights begin with, among all tensors of a checkpoint.
 WEIGHTS = "model."
-#: Free space is asked for with this much to spare, for the small files and the journal.
+#: A save also leaves this much free, for the journal.
 _SPARE_BYTES = 1 << 20
 
 
@@ -94,7 +95,7 @@ class CheckpointManager:
         """
         started_s = time.monotonic()
         save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
-        if not self._on_rank0(lambda: self._may_begin(tensors, save)):
+        if not self._on_rank0(lambda: self._may_begin(save)):
             return
         self._writer.join()
         if self._config.checkpoint.mode == "sync":
@@ -164,17 +165,17 @@ class CheckpointManager:
                 failure = self._writer.failure_of(error)
         result, failure = self._backend.from_rank0([result, failure])
         if failure:
-            raise as_error(failure)
+            raise from_record(failure)
         return result
 
-    def _may_begin(self, tensors: dict[str, Tensor], save: Save) -> bool:
+    def _may_begin(self, save: Save) -> bool:
         """Whether a save goes ahead now: the one before is written, and there is room."""
         if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
             self._writer.leave_out(save, "the checkpoint before is still being written")
             return False
         self._writer.join()
         self._writer.raise_failure()
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _SPARE_BYTES
+        needed = checkpoint_bytes(self._config) + _SPARE_BYTES
         for folder in self._tiers.folders:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
@@ -182,7 +183,7 @@ class CheckpointManager:
                 message = f"{folder}: a checkpoint needs {needed} bytes, {free} are free"
                 if save.required:
                     hint = f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep"
-                    raise StorageError(message, hint=hint)
+                    raise StorageError(message, hint=hint, code=DISK_FULL)
                 self._writer.pause(save, message)
                 return False
         self._writer.go_on()

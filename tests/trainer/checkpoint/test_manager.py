@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.load import load
-from hlatctl.run.errors import CheckpointError, StorageError
+from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
+from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
@@ -26,7 +27,7 @@ from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.storage import read_tensors, why_not_loadable
+from trainer.storage import describe_tensors, read_tensors, why_not_loadable
 
 MakeRun = Callable[..., RunPaths]
 TrainHere = Callable[[RunPaths, int], int]
@@ -39,6 +40,20 @@ def trained(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> RunPath
     run = make_run(tmp_path / "trained")
     assert train_here(run, 1) == 0
     return run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16_sr"])
+def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, precision: str
+) -> None:
+    """The tensors to the byte; the other files are estimated, so their 32 KiB may be more than they take."""
+    run = make_run(tmp_path / precision, precision={"name": precision}, train={"max_steps": 1})
+    assert train_here(run, 1) == 0
+    config, folder = load(run.config), run.checkpoint(1)
+    tensors = describe_tensors(folder).values()
+    written = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert written == checkpoint_bytes(config) - CHECKPOINT_BYTES_PER_PROCESS
+    assert written < read_manifest(folder).size_bytes <= checkpoint_bytes(config)
 
 
 def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float]:
@@ -135,6 +150,7 @@ def test_full_disk_stops_the_run_and_leaves_earlier_checkpoints_alone(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StorageError, match=r"a checkpoint needs \d+ bytes, 1000 are free") as caught:
         train_here(trained, 2)
+    assert caught.value.code == DISK_FULL
     needed = int(re.findall(r"needs (\d+)", caught.value.message)[0])
     assert needed > sum(path.stat().st_size for path in trained.checkpoint(16).glob("*.safetensors"))
     assert checkpoint_steps(trained) == [8, 16, 24]
@@ -264,9 +280,11 @@ def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
         # Others fill the disk after we have looked.
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(StorageError, match=r"checkpoint of step 24 can't be written .*No space left on device"):
+        with pytest.raises(StorageError, match=r"step 24 can't be written .*No space left on device") as caught:
             train_here(run, 1)
-        assert [alarm["what"] for alarm in events_of(run, "alarm")] == ["disk_full", "checkpoint_failed"]
+        assert caught.value.code == DISK_FULL
+        alarms = [(alarm["what"], alarm.get("code")) for alarm in events_of(run, "alarm")]
+        assert alarms == [("disk_full", None), ("checkpoint_failed", DISK_FULL)]
         assert events_of(run, "checkpoint_skipped")[0]["step"] == 16
         assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000008"]
         assert why_invalid(run.checkpoint(8)) is None
