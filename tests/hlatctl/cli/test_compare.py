@@ -217,7 +217,7 @@ def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, mo
         (
             ["base_1", "--at", "soon"],
             10,
-            "error: --at='soon': is no token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n",
+            "error: --at='soon': is not a token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n",
         ),
         ([], 2, "Usage: hlatctl compare"),
         (["base_1", "--format", "html"], 2, "Usage: hlatctl compare"),

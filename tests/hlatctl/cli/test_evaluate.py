@@ -111,7 +111,7 @@ def test_the_built_in_suite_needs_nothing(capfd: pytest.CaptureFixture[str]) -> 
     [
         (["nothing"], 13, "nothing: there is no run in "),
         (["./nothing"], 13, "TARGET=./nothing: no such folder\nhint: TARGET is a run, a checkpoint's folder"),
-        (["--at", "200X", "."], 10, "--at='200X': is no token count"),
+        (["--at", "200X", "."], 10, "--at='200X': is not a token count"),
         (["."], 21, "TARGET=.: is neither a run (it has no config.yaml), nor a checkpoint"),
     ],
 )

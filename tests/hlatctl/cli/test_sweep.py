@@ -47,7 +47,7 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert main(["sweep", "--extend", "rates", "optimizer.lr=1e-3,3e-3,1e-2"]) == 0
     assert "rates-t0002: finished" in capsys.readouterr().err
     assert main(["sweep", "--extend", "rates", "seed=1,2"]) == 10
-    assert "seed=1,2: is another space than the sweep's: its axes are optimizer.lr" in capsys.readouterr().err
+    assert "seed=1,2: changes the sweep's search space: its axes are optimizer.lr" in capsys.readouterr().err
     assert main(["sweep", "--extend", "rates-t0000", "seed=1,2"]) == 10
     assert "--extend=rates-t0000: rates-t0000 is a run, not a sweep" in capsys.readouterr().err
     assert main(["sweep-report", "rates"]) == 0
