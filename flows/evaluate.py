@@ -155,7 +155,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         held.callback(ctx.close)
         if request.model:
             ctx.event("head_started", pid=os.getpid(), host=platform.node())
-        prefect_api.begin(Path(request.config.runs_dir), ctx.message)
+        prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
         found: list[Path] = []
         try:
             with ctx.signals.kept():

@@ -1,4 +1,4 @@
-"""Simulate a run many times and measure each simulation. The flow is the real one, without Prefect, MLflow and reports."""
+"""Simulates a run many times, with the real flow but without Prefect, MLflow and reports."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def drive(
         _tell_started(ctx)
         copier = None
         if caller_of is None:
-            prefect_api.begin(Path(ctx.config.runs_dir), ctx.message)
+            prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
             copier = follower.start(ctx)
         try:
             while (resumed_after_s := _drive(ctx, caller_of)) is not None:

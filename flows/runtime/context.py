@@ -212,10 +212,7 @@ class FlowContext:
 
     def training_lives(self) -> bool:
         """Whether the newest attempt's job runs now, whoever started it."""
-        attempt = self.state.attempt
-        if attempt is None or attempt.ended_unix_s is not None:
-            return False
-        return not self.launcher.status(Handle.from_json(attempt.handle)).ended
+        return live_training(self.state, self.launcher) is not None
 
     def place(self) -> node_ledger.Placement:
         """Which hosts are left out now."""
@@ -245,6 +242,15 @@ class FlowContext:
     def job_beside_training(self, name: str, *argv: str) -> Job:
         """A single process that runs while training goes on and must not slow it."""
         return dataclasses.replace(self.job(name, *argv), beside_training=True)
+
+
+def live_training(state: RunState, launcher: Launcher) -> Handle | None:
+    """Return the handle of the newest attempt's job if that job runs now, whoever started it."""
+    attempt = state.attempt
+    if attempt is None or attempt.ended_unix_s is not None:
+        return None
+    handle = Handle.from_json(attempt.handle)
+    return None if launcher.status(handle).ended else handle
 
 
 def cache_root(config: Config) -> Path:

@@ -31,6 +31,12 @@ def recorder() -> Recorder:
     return Recorder()
 
 
+@pytest.fixture(autouse=True)
+def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `tracking=none`, a run reports to Prefect only if the environment names a server."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+
 @pytest.fixture
 def mock_config(tmp_path: Path) -> Config:
     return compose(

@@ -23,12 +23,6 @@ from hlatctl.run.state import RunState
 from tests.flows.conftest import Recorder
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline, name="pretrain": False)
-    monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
-
-
 @pytest.fixture
 def unevaluated(mock_config: Config) -> RunPaths:
     """A run whose training is finished and none of whose evaluations was made."""

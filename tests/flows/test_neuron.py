@@ -33,11 +33,6 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "neuron"
 UPDATE = "HLATCTL_UPDATE_GOLDEN"
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-
-
 def nxd(config: Config, **backend: Any) -> Config:
     composed = compose(["backend=nxd", "cluster=mock"]).backend
     return dataclasses.replace(config, backend=dataclasses.replace(composed, **backend))

@@ -36,12 +36,6 @@ from hlatctl.run.paths import RunPaths, nodes_file
 from tests.flows.conftest import Recorder
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of stages is the same without Prefect; test_prefect_flow.py has it with."""
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-
-
 def kinds(run: RunPaths, *names: str) -> list[str]:
     return [event["kind"] for event in read_events(run) if event["kind"] in names]
 

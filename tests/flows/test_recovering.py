@@ -29,11 +29,6 @@ from hlatctl.run.paths import RunPaths
 from tests.flows.conftest import Recorder
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-
-
 def of_kind(run: RunPaths, kind: str) -> list[Event]:
     return [event for event in read_events(run) if event["kind"] == kind]
 

@@ -25,9 +25,7 @@ NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(Fa
 
 
 @pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-    monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from conf import load
 from conf.schema import Config, TrackingConfig
+from flows.tracking import mlflow_client, mlflow_sweep, mlflow_sync
 from flows.tracking import mlflow_run as copied
-from flows.tracking import mlflow_sweep, mlflow_sync
 from hlatctl.run import files, runs
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
@@ -37,7 +37,7 @@ Rows = list[tuple[str, int, float]]
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's tables, made once: they take longer than all the rest of a test."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    code = "import sys; from flows.tracking.mlflow_sync import connect; connect(sys.argv[1]).search_experiments()"
+    code = "import sys; from flows.tracking.mlflow_client import connect; connect(sys.argv[1]).search_experiments()"
     subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True, capture_output=True)
     return path
 
@@ -84,7 +84,7 @@ def rows(runs_dir: Path, key: str = "train/loss") -> Rows:
 
 
 def mlflow_run(runs_dir: Path, run: RunPaths) -> Any:
-    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    client = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir))
     return client.get_run(files.read_json(run.mirror)["mlflow_run_id"])
 
 
@@ -225,7 +225,7 @@ def test_a_batch_that_was_committed_before_the_last_step_was_noted_is_not_double
     run = make_run(runs_dir)
     train(run, 1, 20)
     mlflow_sync.sync(run)
-    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    client = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir))
     client.set_tag(files.read_json(run.mirror)["mlflow_run_id"], copied.LAST_STEP_TAG, "0")
     run.mirror.unlink()
     assert mlflow_sync.sync(run) == 23
@@ -259,7 +259,7 @@ def test_a_run_that_someone_deleted_in_mlflow_is_copied_again(runs_dir: Path) ->
     train(run, 1, 3)
     mlflow_sync.sync(run)
     deleted = files.read_json(run.mirror)["mlflow_run_id"]
-    mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir)).delete_run(deleted)
+    mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir)).delete_run(deleted)
     mlflow_sync.sync(run)
     assert [run_uuid == deleted for run_uuid, *_ in rows(runs_dir)].count(False) == 3
 
@@ -273,7 +273,7 @@ def test_the_name_of_a_simulated_run_says_so(runs_dir: Path) -> None:
 
 def test_two_runs_of_the_same_name_in_two_folders_stay_apart(runs_dir: Path, tmp_path: Path) -> None:
     first = make_run(runs_dir)
-    other = make_run(tmp_path / "other", mlflow_uri=mlflow_sync.default_tracking_uri(runs_dir))
+    other = make_run(tmp_path / "other", mlflow_uri=mlflow_client.default_tracking_uri(runs_dir))
     for run in (first, other):
         train(run, 1, 2)
         mlflow_sync.sync(run)
@@ -284,7 +284,7 @@ def test_two_runs_of_the_same_name_in_two_folders_stay_apart(runs_dir: Path, tmp
 
 def test_only_one_process_copies_a_run(runs_dir: Path) -> None:
     run = make_run(runs_dir)
-    with mlflow_sync._only_copier(run), pytest.raises(RunBusyError, match="another process is copying it to MLflow"):
+    with mlflow_sync._only_copier(run), pytest.raises(RunBusyError, match="is copying it to MLflow"):
         mlflow_sync.sync(run)
 
 
@@ -348,7 +348,7 @@ def test_trials_are_children_of_their_sweeps_run_which_tells_how_it_ended(runs_d
         mlflow_sweep.conclude(sweep, TrackingConfig())
     parents = {mlflow_run(runs_dir, run).data.tags["mlflow.parentRunId"] for run in trials}
     assert len(parents) == 1
-    parent = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir)).get_run(parents.pop())
+    parent = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir)).get_run(parents.pop())
     assert (parent.info.run_name, parent.info.status) == ("rates", "FINISHED")
     assert parent.data.metrics["best_objective"] == 2.0
     assert parent.data.metrics["process_hours"] == 3.0
@@ -452,7 +452,7 @@ def test_a_follower_whose_head_died_does_not_wait_for_mlflow_for_ever(
     follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
     _, error = follower.communicate(timeout=60)
     assert follower.returncode == StorageError.exit_code
-    assert error.splitlines()[-1] == "hint: the run goes on without MLflow; `hlatctl sync` copies the rest later"
+    assert error.splitlines()[-1] == "hint: the run continues without MLflow; `hlatctl sync` copies the rest later"
 
 
 def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
@@ -469,7 +469,7 @@ def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
         finish(run)
         assert follower.wait(90) == 0
     assert steps(rows(runs_dir)) == list(range(1, 61))
-    assert follower.stderr.read().splitlines()[-1] == "MLflow has got everything up to now"
+    assert follower.stderr.read().splitlines()[-1] == "MLflow is up to date again"
 
 
 def test_scores_under_another_contract_are_metrics_of_their_own() -> None:
@@ -508,6 +508,6 @@ def test_a_simulated_run_is_dated_when_it_was_simulated_and_says_how_long_it_wou
     assert (found.info.start_time, found.info.end_time) == (began_s * 1000, (began_s + 9) * 1000)
     assert found.data.tags["hlatctl.simulated"] == "true"
     assert found.data.tags["hlatctl.simulated_duration"] == "3 d 0 h"
-    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    client = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir))
     (metric,) = client.get_metric_history(found.info.run_id, "train/loss")
     assert metric.timestamp == (began_s + day_s) * 1000

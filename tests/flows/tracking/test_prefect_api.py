@@ -197,6 +197,21 @@ def test_an_open_ui_shows_the_flow_which_knows_its_password(
     assert environment["PREFECT_API_AUTH_STRING"] == AUTH
 
 
+def test_without_starting_one_only_an_api_that_is_running_is_used(
+    tmp_path: Path, environment: dict[str, str], someones_api: str, nobody: str, open_ui: Callable[[str], None]
+) -> None:
+    said: list[str] = []
+    assert not prefect_api.configure(tmp_path, said.append, start=False)
+    environment["PREFECT_API_URL"] = f"{nobody}/api"
+    assert not prefect_api.begin(tmp_path, said.append, start=False)
+    assert not prefect_api.begin(tmp_path, said.append, start=False)
+    assert said == [f"PREFECT_API_URL={nobody}/api does not answer; continuing without Prefect"]
+    assert not prefect_api.home(tmp_path).exists()
+    open_ui(someones_api)
+    assert prefect_api.begin(tmp_path, start=False)
+    assert environment["PREFECT_API_URL"] == f"{someones_api}/api"
+
+
 def test_an_open_ui_is_known_to_its_own_user_only(tmp_path: Path, open_ui: Callable[[str], None]) -> None:
     open_ui("http://127.0.0.1:4200")
     assert ui_record.read(tmp_path) == UiRecord(auth=AUTH, prefect="http://127.0.0.1:4200")
@@ -235,7 +250,7 @@ def test_a_users_api_that_does_not_answer_is_named_without_its_password(
     address = nobody.removeprefix("http://")
     environment["PREFECT_API_URL"] = f"http://ann:secret@{address}/api"
     prefect_api.begin(tmp_path, said.append)
-    assert said == [f"PREFECT_API_URL=http://***@{address}/api does not answer; Prefect runs beside this flow instead"]
+    assert said == [f"PREFECT_API_URL=http://***@{address}/api does not answer; starting one beside this flow"]
     assert environment["PREFECT_API_URL"] != f"{nobody}/api"
 
 
