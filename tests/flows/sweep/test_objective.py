@@ -1,0 +1,81 @@
+"""The number by which trials are compared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import Config, SweepConfig
+from flows.sweep.objective import objective
+from hlatctl.run.errors import ConfigError
+from hlatctl.run.fold import fold
+from hlatctl.run.state import MilestoneState, RunState
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return compose(["train.tokens=800K", "train.global_batch_size=16", "train.seq_len=512", "eval.every_tokens=400K"])
+
+
+def run_of(losses: list[float], norms: list[float] | None = None) -> RunState:
+    events = [
+        {
+            "kind": "step",
+            "attempt": 1,
+            "seq": n,
+            "time_unix_s": float(n),
+            "step": n,
+            "tokens": n * 8192,
+            "loss": loss,
+            "grad_norm": (norms or [1.0] * len(losses))[n - 1],
+        }
+        for n, loss in enumerate(losses, start=1)
+    ]
+    return fold(events)
+
+
+def test_the_training_loss_is_the_mean_of_the_steps_before_each_rung(config: Config) -> None:
+    aim = objective(SweepConfig(objective="loss"), config)
+    rungs = aim.rungs(config, 4)
+    assert rungs == [200704, 401408, 602112, 802816]
+    losses = aim.values(run_of([float(n) for n in range(1, 60)]), rungs)
+    assert losses == {200704: sum(range(6, 26)) / 20, 401408: sum(range(30, 50)) / 20}
+    assert math.isnan(aim.values(run_of([1.0] * 10 + [math.nan] * 20), rungs)[200704])
+
+
+def test_scores_are_taken_at_their_milestones(config: Config) -> None:
+    state = RunState(
+        milestones={
+            400_000: MilestoneState(400_000, 49, scores={"validation_loss": {"value": 5.0}}),
+            802_816: MilestoneState(802_816, 98, scores={"validation_loss": {"value": 4.0}, "piqa": {"value": 0.5}}),
+        }
+    )
+    aim = objective(SweepConfig(), config)
+    assert (aim.name, aim.minimize) == ("validation_loss", True)
+    assert aim.values(state, aim.rungs(config, 8)) == {400_000: 5.0, 802_816: 4.0}
+    early = objective(SweepConfig(objective="validation_loss@tokens=400K"), config)
+    assert early.values(state, early.rungs(config, 8)) == {400_000: 5.0}
+    task = objective(SweepConfig(objective="eval.piqa"), config)
+    assert (task.minimize, task.values(state, task.rungs(config, 8))) == (False, {802_816: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("accuracy", [], "sweep.objective=accuracy: not known"),
+        ("validation_loss", ["eval.enabled=false"], "no trial reports it, because eval.enabled=false"),
+        ("eval.piqa@tokens=300K", [], "no trial reports it, there is no milestone of 300,000 tokens"),
+        ("loss@tokens=9M", [], "no trial reports it, they end at 802,816 tokens"),
+    ],
+)
+def test_an_objective_that_no_trial_reports_is_refused(
+    name: str, overrides: list[str], message: str, config: Config
+) -> None:
+    config = compose(
+        ["train.tokens=800K", "train.global_batch_size=16", "train.seq_len=512", "eval.every_tokens=400K", *overrides]
+    )
+    with pytest.raises(ConfigError) as caught:
+        objective(SweepConfig(objective=name), config)
+    assert message in caught.value.message
