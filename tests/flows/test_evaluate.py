@@ -125,7 +125,7 @@ def test_two_people_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, mock_
 
     with (
         hold(unevaluated.evaluator_lock, refuse),
-        pytest.raises(RunBusyError, match=r"run .*: process \d+ on .* evaluates it already"),
+        pytest.raises(RunBusyError, match=r"run .*: process \d+ on .* is evaluating it"),
     ):
         _drive(unevaluated, mock_config)
 
@@ -156,6 +156,6 @@ def test_a_model_from_elsewhere_whose_files_have_changed_is_evaluated_again_and_
     _drive(run, config)
     (folder / "model.safetensors").write_bytes(b"other weights")
     _drive(run, config, recorder)
-    said = "evaluation: the model's files have changed; its former results are replaced"
+    said = "evaluation: the model's files have changed; earlier results are replaced"
     assert said in recorder.messages
     assert sum(event["kind"] == "eval_finished" for event in read_events(run)) == 2

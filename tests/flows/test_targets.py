@@ -72,7 +72,7 @@ def test_what_is_no_target_is_told_by_its_kind(run: RunPaths, runs_dir: Path, tm
         str(torn): (CheckpointError, "shard.bin: 1 bytes, expected 7"),
         str(run.checkpoints): (
             EvaluationError,
-            "holds checkpoints and is none\nhint: name one of them: .*step-00000008",
+            "contains checkpoints but isn't one\nhint: name one of them: .*step-00000008",
         ),
         str(imported): (EvaluationError, "is a checkpoint outside of a run"),
         str(pickled): (EvaluationError, "it has no safetensors weights; .* pickles, which are never opened"),
@@ -89,6 +89,6 @@ def test_a_milestone_is_chosen_of_a_whole_run_only(run: RunPaths, tmp_path: Path
     targets.refuse_at(FolderTarget(tmp_path), None)
     for single in (FolderTarget(tmp_path), RunTarget(run, 7, 3584)):
         with pytest.raises(
-            ConfigError, match="--at=1000: chooses a milestone of a run, and TARGET is one model already"
+            ConfigError, match="--at=1000: chooses a milestone of a run, but TARGET is a single model"
         ):
             targets.refuse_at(single, 1000)

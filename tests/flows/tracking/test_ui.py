@@ -160,7 +160,7 @@ def test_both_pages_are_served_until_one_server_ends(
     assert ui_record.read(runs_dir) == ui_record.UiRecord(auth=auth, prefect=prefect, mlflow=mlflow)
     assert_only_its_user_is_answered(prefect, mlflow, auth)
     assert_nothing_is_for_others(runs_dir)
-    with pytest.raises(RunBusyError, match="serves it already"):
+    with pytest.raises(RunBusyError, match="is serving it"):
         serve(runs_dir, 0, 0, never, ignore)
     pids = children(ui.pid)
     assert all(auth.partition(":")[2] not in Path(f"/proc/{pid}/cmdline").read_text() for pid in (ui.pid, *pids))
@@ -168,7 +168,7 @@ def test_both_pages_are_served_until_one_server_ends(
     _, error = ui.communicate(timeout=60)
     assert ui.returncode == 19
     log = runs_dir / ".ui" / "mlflow.log"
-    assert error == f"error: mlflow's server has ended by itself (exit code -9)\nhint: see {log}\n"
+    assert error == f"error: mlflow's server has ended unexpectedly (exit code -9)\nhint: see {log}\n"
     deadline = time.monotonic() + 10.0
     while groups_alive(pids):  # the kernel takes its time with what has been killed
         assert time.monotonic() < deadline, "something of them still runs"
@@ -221,7 +221,7 @@ def test_a_server_that_is_late_is_reported_and_then_left_out(
     assert ui._wait_until_up(late, threading.Event(), said.append) == [late[1]]
     assert said[0].startswith("waiting for prefect")
     assert said[-1].startswith("prefect does not answer after 0 s, see ")
-    assert said[-1].endswith("; going on without it")
+    assert said[-1].endswith("; continuing without it")
     assert late[0].process.poll() is not None
 
 
