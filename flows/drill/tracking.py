@@ -19,7 +19,6 @@ from hlatctl.run import files, processes
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
 
-_SAY_EVERY_S = 15.0
 _POLL_S = 0.1
 
 
@@ -54,13 +53,11 @@ class Servers:
         with log.open("ab") as output:
             serve = spawn.command("hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir))
             self._ui = spawn.beside(serve, output)
-        began_s = said_s = time.monotonic()
+        wait = local_server.Wait(self._say)
         while (record := ui_record.read(self._runs_dir)) is None:
             if self._ui.poll() is not None:
                 raise LaunchError("MLflow's and Prefect's servers do not start", hint=f"see {log}")
-            if (now_s := time.monotonic()) - said_s > _SAY_EVERY_S:
-                said_s = now_s
-                self._say(f"waiting for MLflow's and Prefect's servers to start, {now_s - began_s:.0f} s so far")
+            wait.so_far_s("MLflow's and Prefect's servers")
             time.sleep(_POLL_S)
         self._auth = record.auth
         if record.mlflow is None:

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -26,6 +27,7 @@ HOST = "127.0.0.1"
 USER = "hlatctl"
 #: ``USER:PASSWORD`` that a server requires.
 AUTH_ENV = "HLATCTL_SERVER_AUTH"
+_SAY_EVERY_S = 15.0
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -62,6 +64,26 @@ def own_hosts(port: int) -> tuple[str, ...]:
 def own_origins(port: int) -> tuple[str, ...]:
     """Return the origins that may send requests to a server on this port: its own pages."""
     return tuple(f"http://{host}" for host in own_hosts(port))
+
+
+class Wait:
+    """Reports every 15 s how long servers have been waited for.
+
+    Args:
+        say: called with the message.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began_s = self._said_s = time.monotonic()
+
+    def so_far_s(self, what: str, hint: str = "") -> float:
+        """Return the seconds waited so far."""
+        now_s = time.monotonic()
+        if now_s - self._said_s > _SAY_EVERY_S:
+            self._said_s = now_s
+            self._say(f"waiting for {what} to start, {now_s - self._began_s:.0f} s so far{hint}")
+        return now_s - self._began_s
 
 
 class Gate:

@@ -11,7 +11,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ _API_URL = "PREFECT_API_URL"
 _API_AUTH = "PREFECT_API_AUTH_STRING"
 #: A busy machine takes minutes to import Prefect.
 _START_TIMEOUT_S = 300.0
-_SAY_EVERY_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 
 #: Defaults; variables that the user has set are kept.
@@ -179,15 +177,12 @@ def _start_own() -> None:
 
 
 def _wait_for_own(say: Callable[[str], None] | None) -> None:
-    began_s = said_s = time.monotonic()
-    while _own_server is not None and (now_s := time.monotonic()) - began_s < _START_TIMEOUT_S:
-        if _own_server.poll() is not None:
-            break
+    wait = local_server.Wait(say or (lambda text: None))
+    while _own_server is not None and _own_server.poll() is None:
         if answers(os.environ[_API_URL]):
             return
-        if say and now_s - said_s > _SAY_EVERY_S:
-            said_s = now_s
-            say(f"waiting for Prefect's API to start, {now_s - began_s:.0f} s so far")
+        if wait.so_far_s("Prefect's API") > _START_TIMEOUT_S:
+            break
     if _own_server is not None:
         os.environ.pop(_API_URL, None)
         os.environ.pop(_API_AUTH, None)

@@ -27,7 +27,6 @@ from hlatctl.run.errors import LaunchError, PortInUseError, StorageError
 
 #: On a busy machine, importing both servers takes minutes.
 _START_TIMEOUT_S = 600.0
-_SAY_EVERY_S = 10.0
 _STOP_TIMEOUT_S = 10.0
 _LOOK_S = 0.2
 _END_POLL_S = 0.02
@@ -233,19 +232,15 @@ def _wait_until_up(started: list[_Started], stopped: threading.Event, say: Calla
     Raises:
         LaunchError: one has ended unexpectedly, or none answers in time.
     """
-    began_s = said_s = time.monotonic()
-    up: list[_Started] = []
+    wait, up = local_server.Wait(say), list[_Started]()
     while waiting := [one for one in started if one not in up]:
         if stopped.wait(_LOOK_S):
             return []
         _check_alive(started)
         up += [one for one in waiting if _is_up(one.server)]
-        names, waited_s = " and ".join(one.server.name for one in waiting), time.monotonic() - began_s
-        if waited_s > _START_TIMEOUT_S:
+        names = " and ".join(one.server.name for one in waiting)
+        if wait.so_far_s(names, f"; logs: {waiting[0].log.parent}") > _START_TIMEOUT_S:
             break
-        if time.monotonic() - said_s > _SAY_EVERY_S:
-            said_s = time.monotonic()
-            say(f"waiting for {names} to start, {waited_s:.0f} s so far; logs: {waiting[0].log.parent}")
     return _without_late(started, [one for one in started if one in up], say)
 
 

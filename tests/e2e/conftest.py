@@ -18,7 +18,8 @@ from hlatctl.run.paths import RunPaths
 
 #: Far longer than anything takes on an idle machine.
 WAIT_S = 900.0
-WORDS = "the model reads a page and then another page until it says the next word".split()
+SENTENCE = "the model reads a page and then another page until it says the next word"
+WORDS = SENTENCE.split()
 
 
 class Cli:

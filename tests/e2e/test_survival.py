@@ -59,7 +59,7 @@ def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses
     driver = cli.start_train("stopped", LONG)
     wait_for_new_checkpoints(cli, "stopped", 1)
     if sys.platform == "linux":
-        assert hosts(listening(pids_of(cli, "stopped", driver))) == {IPV4_LOOPBACK}, "a real run listens on loopback only"
+        assert hosts(listening(pids_of(cli, "stopped", driver))) == {IPV4_LOOPBACK}, "it listens on loopback only"
     driver.terminate()
     output, _ = driver.communicate(timeout=60)
     assert driver.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), output

@@ -88,7 +88,5 @@ def test_a_milestone_is_chosen_of_a_whole_run_only(run: RunPaths, tmp_path: Path
     targets.refuse_at(RunTarget(run), 1000)
     targets.refuse_at(FolderTarget(tmp_path), None)
     for single in (FolderTarget(tmp_path), RunTarget(run, 7, 3584)):
-        with pytest.raises(
-            ConfigError, match="--at=1000: chooses a milestone of a run, but TARGET is a single model"
-        ):
+        with pytest.raises(ConfigError, match="--at=1000: chooses a milestone of a run, but TARGET is a single model"):
             targets.refuse_at(single, 1000)

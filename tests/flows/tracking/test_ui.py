@@ -215,7 +215,7 @@ def test_a_server_that_is_late_is_reported_and_then_left_out(
     late: list[ui._Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ui, "_START_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(ui, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(local_server, "_SAY_EVERY_S", 0.0)
     monkeypatch.setattr(ui, "_is_up", lambda server: server.name == "mlflow")
     said: list[str] = []
     assert ui._wait_until_up(late, threading.Event(), said.append) == [late[1]]
