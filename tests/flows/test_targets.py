@@ -1,4 +1,4 @@
-"""What TARGET means, and each way in which it can be none."""
+"""Resolving TARGET, and each way in which that fails."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_run_a_checkpoint_and_a_model_are_named_by_their_folders(
     assert targets.find("model", runs_dir) == FolderTarget(model)
 
 
-def test_what_is_no_target_is_told_by_its_kind(run: RunPaths, runs_dir: Path, tmp_path: Path) -> None:
+def test_an_error_says_why_something_is_no_target(run: RunPaths, runs_dir: Path, tmp_path: Path) -> None:
     cut = _checkpoint(run.checkpoints, 7)
     (cut / "manifest.json").unlink()
     torn = _checkpoint(run.checkpoints, 8)

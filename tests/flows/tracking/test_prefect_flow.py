@@ -125,7 +125,7 @@ def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(co
     drive(dead, "killed", code=-signal.SIGKILL)
     assert states(runs_dir) == {"dead (SIMULATED)": "Running"}
     stopped = pretrain.create(config, argv=[], run_id="stopped")
-    with hold_driver(dead):  # as long as somebody drives it, it is alive
+    with hold_driver(dead):  # as long as it has a driver, it is alive
         assert drive(stopped, "stopped").endswith("stopped\n")
     assert states(runs_dir) == {"dead (SIMULATED)": "Running", "stopped (SIMULATED)": "Cancelled"}
     assert "Failed" not in states(runs_dir, "task_run").values()
