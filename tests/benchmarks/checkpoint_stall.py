@@ -1,6 +1,6 @@
 """Time that training waits for a checkpoint: written beside training, against written while training waits.
 
-Saves of the two kinds alternate in one process, between real steps of a real model, so that both run under the same conditions.
+Saves of the two kinds alternate in one process, between real steps of a real model, under the same conditions.
 """
 
 from __future__ import annotations
