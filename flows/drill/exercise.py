@@ -69,6 +69,10 @@ def exercise(
             f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes of this machine",
             hint="hlatctl drill cluster.launcher=local",
         )
+    skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
+    if skipped.keys() == set(faults):
+        name, why = next(iter(skipped.items()))
+        raise ConfigError(f"--fault={name}: can't be injected, {why}", hint="choose other faults with --fault")
     servers = Servers(folder, say)
     tracking = dataclasses.replace(config.tracking, mlflow_uri=servers.mlflow_uri)
     config = dataclasses.replace(config, runs_dir=str(folder), tracking=tracking)
@@ -76,65 +80,79 @@ def exercise(
     with Signals().kept(), ExitStack() as stack:
         journal = stack.enter_context(JournalWriter(run, DRILL_WRITER))
         stack.callback(servers.stop)
-        skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
-        if config.tracking.enabled and not _start(servers, say):
-            skipped.update({name: "the servers did not start" for name in faults if FAULTS[name].skip is no_tracking})
-        wanted = [name for name in FAULTS if name in faults and name not in skipped]
-        arena = Arena(run, journal)
-        trials = list(_on_one_run(arena, [n for n in wanted if not FAULTS[n].small_disk], servers, say))
-        for name in wanted:
-            if FAULTS[name].small_disk:
-                trials.append(_on_a_small_disk(config, argv, name, arena, journal, servers, say))
-        _compare(_undisturbed(config, argv, journal, max(trial.last_step for trial in trials), say), trials)
-        _journal(journal, trials, skipped)
+        _Drill(config, argv, journal, servers, say).inject(run, faults, skipped)
     build(run)
     return run
 
 
-def _start(servers: Servers, say: Callable[[str], None]) -> bool:
-    """Start MLflow's and Prefect's servers; whether they started. A drill continues without them."""
-    try:
-        servers.start()
-    except LaunchError as error:
-        servers.stop()
-        say(f"{error.message}, {error.hint}; the drill continues without them")
-        return False
-    return True
+@dataclasses.dataclass(frozen=True)
+class _Drill:
+    """What the parts of a drill share."""
 
+    config: Config
+    argv: list[str]
+    journal: JournalWriter
+    servers: Servers
+    say: Callable[[str], None]
 
-def _on_one_run(arena: Arena, faults: list[str], servers: Servers, say: Callable[[str], None]) -> Iterator[_Trial]:
-    say(f"run {arena.run.run_id} in {arena.run.root}")
-    with _running(arena):
-        for name in faults:
-            yield _try(arena, name, servers, say)
+    def inject(self, run: RunPaths, faults: Sequence[str], skipped: dict[str, str]) -> None:
+        """Inject the faults, compare with an undisturbed run, and journal the outcomes."""
+        if self.config.tracking.enabled and not self._start_servers():
+            skipped |= {name: "the servers did not start" for name in faults if FAULTS[name].skip is no_tracking}
+        wanted = [name for name in FAULTS if name in faults and name not in skipped]
+        if not wanted:
+            raise LaunchError("no fault can be injected: MLflow's and Prefect's servers did not start")
+        arena = Arena(run, self.journal)
+        self.say(f"run {run.run_id} in {run.root}")
+        with _running(arena):
+            trials = [self._try(arena, name) for name in wanted if not FAULTS[name].small_disk]
+        trials += [self._try_on_small_disk(name, arena) for name in wanted if FAULTS[name].small_disk]
+        _compare(self._undisturbed(max(trial.last_step for trial in trials)), trials)
+        _journal(self.journal, trials, skipped)
 
+    def _start_servers(self) -> bool:
+        """Start MLflow's and Prefect's servers; whether they started. A drill continues without them."""
+        try:
+            self.servers.start()
+        except LaunchError as error:
+            self.servers.stop()
+            self.say(f"{error.message}, {error.hint}; the drill continues without them")
+            return False
+        return True
 
-def _on_a_small_disk(
-    config: Config,
-    argv: list[str],
-    fault: str,
-    drilled: Arena,
-    journal: JournalWriter,
-    servers: Servers,
-    say: Callable[[str], None],
-) -> _Trial:
-    """Inject a fault into a separate run, on a disk with room for few more checkpoints than the run keeps."""
-    sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
-    size_bytes = max(sizes) * (config.checkpoint.keep + _SMALL_DISK_SPARE) + _SMALL_DISK_REST_BYTES
-    arena = Arena(pretrain.create(config, argv=argv, run_id=SMALL_DISK), journal)
-    with small_disk.under(arena.run.root, size_bytes), _running(arena):
-        return _try(arena, fault, servers, say)
+    def _try_on_small_disk(self, fault: str, drilled: Arena) -> _Trial:
+        """Inject a fault into a separate run, on a disk with room for few more checkpoints than the run keeps."""
+        sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
+        size_bytes = max(sizes) * (self.config.checkpoint.keep + _SMALL_DISK_SPARE) + _SMALL_DISK_REST_BYTES
+        arena = Arena(pretrain.create(self.config, argv=self.argv, run_id=SMALL_DISK), self.journal)
+        with small_disk.under(arena.run.root, size_bytes), _running(arena):
+            return self._try(arena, fault)
 
+    def _undisturbed(self, steps: int) -> Arena:
+        self.say(f"running the same {steps:,} steps undisturbed, for comparison")
+        arena = Arena(pretrain.create(self.config, argv=self.argv, run_id=UNDISTURBED), self.journal)
+        with _running(arena):
+            arena.wait(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
+        self.journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
+        return arena
 
-def _undisturbed(
-    config: Config, argv: list[str], journal: JournalWriter, steps: int, say: Callable[[str], None]
-) -> Arena:
-    say(f"running the same {steps:,} steps undisturbed, for comparison")
-    arena = Arena(pretrain.create(config, argv=argv, run_id=UNDISTURBED), journal)
-    with _running(arena):
-        arena.wait(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
-    journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
-    return arena
+    def _try(self, arena: Arena, name: str) -> _Trial:
+        """Inject one fault. A run that doesn't recover is resumed for the next one, as a person would do."""
+        trial = _Trial(name, arena, arena.state.step)
+        try:
+            arena.under_way()
+            trial.first_step = arena.state.step
+            trial.seen = FAULTS[name].test(arena, self.servers)
+            arena.under_way()
+            self.say(f"{FAULTS[name].title}: {describe(trial.seen)}")
+        except NotTried as error:
+            trial.skipped = str(error)
+        except (NotRecovered, LaunchError) as error:
+            trial.failure = error.message
+            self.say(f"{FAULTS[name].title}: NOT RECOVERED: {error.message}")
+            arena.revive()
+        trial.last_step = arena.state.step
+        return trial
 
 
 @contextmanager
@@ -144,25 +162,6 @@ def _running(arena: Arena) -> Iterator[None]:
         yield
     finally:
         arena.stop()
-
-
-def _try(arena: Arena, name: str, servers: Servers, say: Callable[[str], None]) -> _Trial:
-    """Inject one fault. A run that doesn't recover is resumed for the next one, as a person would do."""
-    trial = _Trial(name, arena, arena.state.step)
-    try:
-        arena.under_way()
-        trial.first_step = arena.state.step
-        trial.seen = FAULTS[name].test(arena, servers)
-        arena.under_way()
-        say(f"{FAULTS[name].title}: {describe(trial.seen)}")
-    except NotTried as error:
-        trial.skipped = str(error)
-    except (NotRecovered, LaunchError) as error:
-        trial.failure = error.message
-        say(f"{FAULTS[name].title}: NOT RECOVERED: {error.message}")
-        arena.revive()
-    trial.last_step = arena.state.step
-    return trial
 
 
 def describe(seen: Seen) -> str:

@@ -53,6 +53,16 @@ class Seen:
     recovered_s: float | None
     lost_steps: int = 0
 
+    @classmethod
+    def between(cls, injected_s: float, noticed: Event, recovered: Event | None, lost_steps: int = 0) -> Seen:
+        """Return the times from a fault to the events that show its detection and the recovery."""
+        return cls(
+            detected_as=_name(noticed),
+            detected_s=noticed["time_unix_s"] - injected_s,
+            recovered_s=recovered["time_unix_s"] - injected_s if recovered else None,
+            lost_steps=lost_steps,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -123,7 +133,7 @@ def flip_bytes(arena: Arena, _: Servers) -> Seen:
 
 
 def cut_manifest(arena: Arena, _: Servers) -> Seen:
-    """A process dies, and the newest checkpoint's manifest loses its second half before it is read."""
+    """Kill a process, and cut the newest checkpoint's manifest in half before it is read."""
 
     def damage() -> None:
         manifest = _newest_checkpoint(arena) / MANIFEST
@@ -140,7 +150,7 @@ def slow_process(arena: Arena, _: Servers) -> Seen:
         last = arena.config.world_size - 1  # on a busy machine others may be slow too
         named = arena.event("the slow process's name", mark, lambda e: e["kind"] == "straggler" and e["rank"] == last)
     _require_same(arena, attempt)
-    return Seen(detected_as=_name(named), detected_s=named["time_unix_s"] - injected_s, recovered_s=None)
+    return Seen.between(injected_s, named, None)
 
 
 def trackers_down(arena: Arena, servers: Servers) -> Seen:
@@ -154,11 +164,7 @@ def trackers_down(arena: Arena, servers: Servers) -> Seen:
     arena.wait("the missed steps in MLflow", lambda: servers.last_step(arena.run) >= goal)
     _require_same(arena, attempt)
     back = arena.event("MLflow's return", mark, _kind("tracking_back"))
-    return Seen(
-        detected_as=_name(lost),
-        detected_s=lost["time_unix_s"] - injected_s,
-        recovered_s=back["time_unix_s"] - injected_s,
-    )
+    return Seen.between(injected_s, lost, back)
 
 
 def kill_driver(arena: Arena, _: Servers) -> Seen:
@@ -193,11 +199,7 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
     missing = sorted(set(range(min(steps), max(steps) + 1)) - steps)
     if missing:
         raise NotRecovered(f"the full disk cost the events of steps {missing}")
-    return Seen(
-        detected_as=_name(alarm),
-        detected_s=alarm["time_unix_s"] - injected_s,
-        recovered_s=saved["time_unix_s"] - injected_s,
-    )
+    return Seen.between(injected_s, alarm, saved)
 
 
 def _outlives(arena: Arena, ballast: Path, injected_s: float) -> Callable[[], bool]:
@@ -229,12 +231,7 @@ def _restarted(
         "a step of another attempt", mark, lambda e: e["kind"] == "step" and e["attempt"] > broken.number
     )
     noticed = arena.event(notice, mark, _kind(notice))
-    return Seen(
-        detected_as=_name(noticed),
-        detected_s=noticed["time_unix_s"] - injected_s,
-        recovered_s=step["time_unix_s"] - injected_s,
-        lost_steps=broken.last_step - (arena.attempt.resumed_from_step or 0),
-    )
+    return Seen.between(injected_s, noticed, step, broken.last_step - (arena.attempt.resumed_from_step or 0))
 
 
 def _kind(kind: str) -> Callable[[Event], bool]:
