@@ -292,7 +292,7 @@ def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:
     step = known[alike[0]]
     if not (run.checkpoint(step) / MANIFEST).is_file() and not run.eval(alike[0]).is_dir():
         raise CheckpointError(
-            f"--at={count(at)}: {run.run_id} has no checkpoint of that milestone's step {step}",
+            f"--at={count(at)}: {run.run_id} has no checkpoint of step {step}, the milestone's step",
             hint=f"`hlatctl checkpoint ls {run.run_id}` lists the existing ones",
         )
     return alike[0]

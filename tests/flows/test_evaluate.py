@@ -84,7 +84,7 @@ def test_a_milestone_without_a_checkpoint_is_reported(
     mock_config: Config, unevaluated: RunPaths, recorder: Recorder, tmp_path: Path
 ) -> None:
     fresh = pretrain.create(mock_config, argv=[])
-    with pytest.raises(EvaluationError, match=r"has no checkpoint of a milestone yet; the first is at 833\.3K tokens"):
+    with pytest.raises(EvaluationError, match=r"no checkpoint of a milestone yet; the first is at 833\.3K tokens"):
         _drive(fresh, mock_config)
     with pytest.raises(CheckpointError, match=r"--at=833.3K: .* has no checkpoint of step 102"):
         _drive(fresh, mock_config, at=833_333)
