@@ -7,7 +7,6 @@ values (Hydra still refuses unknown keys and mistyped overrides), and ``conf.loa
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from conf.schema import CodeConfig, Config, EvalConfig
 from conf.secrets import check_interpolations, check_overrides, check_values
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.suggest import nearest, suggest
 
 RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
 CONF_DIR = Path(__file__).parent
@@ -179,17 +179,13 @@ def _unknown_key(name: str, overrides: Sequence[str]) -> ConfigError:
     if asked.startswith("backend.env."):
         return ConfigError(f"{asked}: is not set by the backend", hint=f"+{asked}=VALUE adds it")
     known = [*flatten(Config()), *groups()]
-    near = difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
-    if not near:  # the leaf may be right and the group wrong
-        leaf = asked.rsplit(".", maxsplit=1)[-1]
-        near = difflib.get_close_matches(leaf, [k.rsplit(".", maxsplit=1)[-1] for k in known], n=1, cutoff=0.7)
-        near = [next(k for k in known if k.rsplit(".", maxsplit=1)[-1] == near[0])] if near else []
-    hint = f"did you mean {near[0]}?" if near else "`hlatctl plan` prints every key"
-    return ConfigError(f"{asked}: unknown key", hint=hint)
+    leaves = {key.rsplit(".", maxsplit=1)[-1]: key for key in reversed(known)}
+    # The last part of the key may be right and the group wrong.
+    leaf = nearest(asked.rsplit(".", maxsplit=1)[-1], list(leaves), similarity=0.7)
+    otherwise = f"did you mean {leaves[leaf]}?" if leaf else "`hlatctl plan` prints every key"
+    return ConfigError(f"{asked}: unknown key", hint=suggest(asked, known, otherwise=otherwise))
 
 
 def _unknown_option(group: str, option: str) -> ConfigError:
-    options = groups().get(group, [])
-    near = difflib.get_close_matches(option, options, n=1, cutoff=0.4)
-    hint = f"did you mean {group}={near[0]}? " if near else ""
-    return ConfigError(f"{group}={option}: no such option", hint=f"{hint}known: {', '.join(options) or 'none'}")
+    hint = suggest(option, groups().get(group, []), prefix=f"{group}=")
+    return ConfigError(f"{group}={option}: no such option", hint=hint)

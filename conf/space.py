@@ -5,7 +5,6 @@ Which arm is tried when is the sampler's business (``flows.sweep``).
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,22 +16,18 @@ import yaml
 
 from conf.axes import Axis, make_axis, parse_override
 from conf.compose import CONF_DIR
+from conf.constraints import violations
 from conf.load import decode_dataclass, parse_yaml
 from conf.schema import SweepConfig
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.reading import DAMAGED, read_text, why
+from hlatctl.run.suggest import suggest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 SWEEP_FILES = CONF_DIR / "sweep"
-_CHOICES = {
-    "sampler": (None, "grid", "random", "tpe"),
-    "direction": (None, "min", "max"),
-    "pruner": ("none", "median", "asha"),
-}
-_AT_LEAST = {"trials": 1, "seeds": 1, "parallel": 1, "rungs": 1, "startup_trials": 0, "confirm_above_usd": 0.0}
 #: What an extended sweep may change besides its axes: it changes no trial and no comparison.
 _MAY_CHANGE = ("trials", "parallel", "confirm_above_usd")
 #: Arms that are drawn if nobody says how many.
@@ -124,9 +119,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
             continue
         name, known = text.removeprefix("sweep="), sweep_files()
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f"did you mean sweep={near[0]}? " if near else ""
-            raise ConfigError(f"sweep={name}: no such sweep", hint=f"{hint}known: {', '.join(known) or 'none'}")
+            raise ConfigError(f"sweep={name}: no such sweep", hint=suggest(name, known, prefix="sweep="))
         expanded += yaml.safe_load((SWEEP_FILES / f"{name}.yaml").read_text(encoding="utf-8"))["arguments"]
     return expanded
 
@@ -213,9 +206,7 @@ def _values(own: dict[str, Override]) -> dict[str, Any]:
     for key, override in own.items():
         name = key.removeprefix("sweep.")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean sweep.{near[0]}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"{key}: unknown key", hint=hint)
+            raise ConfigError(f"{key}: unknown key", hint=suggest(name, known, prefix="sweep."))
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: is a setting of the sweep, and can't be an axis")
         values[name] = override.value()
@@ -229,13 +220,8 @@ def _settings(own: dict[str, Override]) -> SweepConfig:
 def _check(space: Space) -> None:
     """The rules across settings and axes."""
     settings = space.settings
-    for name, allowed in _CHOICES.items():
-        if getattr(settings, name) not in allowed:
-            names = ", ".join(filter(None, allowed))
-            raise ConfigError(f"sweep.{name}={getattr(settings, name)}: not known", hint=f"use one of: {names}")
-    for name, least in _AT_LEAST.items():
-        if (value := getattr(settings, name)) is not None and value < least:
-            raise ConfigError(f"sweep.{name}={value}: must be at least {least}")
+    for error in violations(settings, "sweep."):
+        raise error
     if not space.axes and settings.seeds == 1:
         raise ConfigError(
             "nothing is swept: no argument has several values",

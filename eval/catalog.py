@@ -7,7 +7,6 @@ harness's own TaskManager reads the folders in which they occur; how a definitio
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib.util
 import logging
@@ -20,6 +19,7 @@ from typing import Any
 
 from eval.model import missing_package
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.suggest import suggest
 
 _NAME = re.compile(r"""^["']?(?:task|group)["']?:[ \t]*["']?([^\s"'\[{#]+)""", re.MULTILINE)
 _INCLUDE = re.compile(r"""^["']?include["']?:[ \t]*["']?([^\s"']+)""", re.MULTILINE)
@@ -156,8 +156,7 @@ def unknown_task(name: str, *, suite: str = "", also: Iterable[str] = ()) -> Con
     """The error for a name that is no task, with the nearest one of the suite or of the harness."""
     of_suite = f"of suite {suite}, nor " if suite else ""
     known = [*also, *sorted(_defined())]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else "`lm_eval ls tasks` lists what the harness knows"
+    hint = suggest(name, known, otherwise="`lm_eval ls tasks` lists what the harness knows")
     return ConfigError(f"eval.tasks: {name} is no task or group {of_suite}of lm-evaluation-harness", hint=hint)
 
 

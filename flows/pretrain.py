@@ -178,7 +178,7 @@ def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
     """Return the context of the next driver of a dry run. It reads the journal, like `hlatctl resume`."""
     ctx.message(f"dry run: the run is resumed after {duration(after_s)}")
     if ctx.world:
-        ctx.world.pass_without_head(after_s)
+        ctx.world.pass_without_driver(after_s)
     ctx.close()
     successor = open_context(ctx.run, ctx.observer, world=ctx.world)
     _journal_start(successor)
@@ -233,7 +233,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             ctx.message("training is finished; waiting for the last evaluation")
         while not all(future.done() for future in pending):
             ctx.watch()
-            ctx.clock.wait_for_news(_POLL_S)
+            ctx.clock.wait_for_event(_POLL_S)
         statuses = [future.result() for future in pending]
         if set(statuses) - {"evaluated", "failed"}:
             ctx.check_stop()  # a stop interrupted an evaluation

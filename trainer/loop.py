@@ -18,7 +18,7 @@ from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_
 from conf.schedule import learning_rate
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import DataError, TrainingError
+from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
@@ -340,4 +340,5 @@ def _not_finite(step: int, sums: StepMetrics) -> TrainingError:
     return TrainingError(
         f"step {step}: loss={sums.loss}, grad_norm={sums.grad_norm}: not finite, and nothing that is kept is",
         hint="lower optimizer.lr, or look at the steps before it in the journal",
+        code=NONFINITE,
     )

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hlatctl.run import files
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             partial.rename(target)
             files.fsync_dir(target.parent)
     except OSError as error:
-        raise StorageError(f"{target}: can't be written ({error.strerror or error})") from None
+        raise cannot_write(target, error) from None
 
 
 @contextmanager

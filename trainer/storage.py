@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
+from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError, code_of
 from hlatctl.run.files import read_json
 
 if TYPE_CHECKING:
@@ -122,4 +122,5 @@ def _raised_as(error_type: type[HlatctlError], folder: Path) -> Iterator[None]:
         yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        raise error_type(f"{folder}: rank {rank}: {type(cause).__name__}: {cause}") from None
+        message = f"{folder}: rank {rank}: {type(cause).__name__}: {cause}"
+        raise error_type(message, code=code_of(cause)) from None

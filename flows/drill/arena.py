@@ -62,7 +62,7 @@ class Arena:
         """Start the run and wait for its first step."""
         started_unix_s = time.time()
         self.drive()
-        step = self.event("the first step", 0, lambda event: event["kind"] == "step", _FIRST_START_S)
+        step = self.wait_for_event("the first step", 0, lambda event: event["kind"] == "step", _FIRST_START_S)
         self.cold_start_s = step["time_unix_s"] - started_unix_s
 
     def drive(self) -> None:
@@ -90,7 +90,7 @@ class Arena:
             good = len(checkpoints) > 1 and newest == checkpoints[-1]
             return good and attempt.last_step > newest > self._fault_step
 
-        self.wait("two checkpoints and a step beyond them", ready)
+        self.wait_until("two checkpoints and a step beyond them", ready)
 
     def look(self) -> None:
         """Read what is new in the journal."""
@@ -113,11 +113,13 @@ class Arena:
         action()
         return float(event["time_unix_s"]), mark
 
-    def event(self, what: str, mark: int, wanted: Callable[[Event], bool], patience_s: float | None = None) -> Event:
+    def wait_for_event(
+        self, what: str, mark: int, wanted: Callable[[Event], bool], patience_s: float | None = None
+    ) -> Event:
         """Wait for an event at or after an index for which ``wanted`` holds, and return the first one."""
-        return self.wait(what, lambda: next((e for e in self.events[mark:] if wanted(e)), None), patience_s)
+        return self.wait_until(what, lambda: next((e for e in self.events[mark:] if wanted(e)), None), patience_s)
 
-    def wait(self, what: str, look_up: Callable[[], _T | None], patience_s: float | None = None) -> _T:
+    def wait_until(self, what: str, look_up: Callable[[], _T | None], patience_s: float | None = None) -> _T:
         """Wait until a function returns something true, and return that.
 
         Raises:

@@ -132,7 +132,7 @@ class _Drill:
         self.say(f"running the same {steps:,} steps undisturbed, for comparison")
         arena = Arena(pretrain.create(self.config, argv=self.argv, run_id=UNDISTURBED), self.journal)
         with _running(arena):
-            arena.wait(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
+            arena.wait_until(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
         self.journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
         return arena
 

@@ -148,7 +148,9 @@ def slow_process(arena: Arena, _: Servers) -> Seen:
     with _slowed(arena.process()) as begin:
         injected_s, mark = arena.inject("slow_process", begin)
         last = arena.config.world_size - 1  # on a busy machine others may be slow too
-        named = arena.event("the slow process's name", mark, lambda e: e["kind"] == "straggler" and e["rank"] == last)
+        named = arena.wait_for_event(
+            "the slow process's name", mark, lambda e: e["kind"] == "straggler" and e["rank"] == last
+        )
     _require_same(arena, attempt)
     return Seen.between(injected_s, named, None)
 
@@ -157,13 +159,15 @@ def trackers_down(arena: Arena, servers: Servers) -> Seen:
     """Kill MLflow's and Prefect's servers, and start them again: training continues, and MLflow gets missed entries."""
     attempt = arena.attempt.number
     injected_s, mark = arena.inject("trackers_down", servers.kill)
-    lost = arena.event("the loss of MLflow", mark, lambda e: e["kind"] == "tracking_lost" and e["what"] == "mlflow")
+    lost = arena.wait_for_event(
+        "the loss of MLflow", mark, lambda e: e["kind"] == "tracking_lost" and e["what"] == "mlflow"
+    )
     goal = arena.state.step + _STEPS_WHILE_DOWN
-    arena.wait("steps without MLflow and Prefect", lambda: arena.state.step >= goal)
+    arena.wait_until("steps without MLflow and Prefect", lambda: arena.state.step >= goal)
     servers.start()
-    arena.wait("the missed steps in MLflow", lambda: servers.last_step(arena.run) >= goal)
+    arena.wait_until("the missed steps in MLflow", lambda: servers.last_step(arena.run) >= goal)
     _require_same(arena, attempt)
-    back = arena.event("MLflow's return", mark, _kind("tracking_back"))
+    back = arena.wait_for_event("MLflow's return", mark, _kind("tracking_back"))
     return Seen.between(injected_s, lost, back)
 
 
@@ -171,12 +175,12 @@ def kill_driver(arena: Arena, _: Servers) -> Seen:
     """SIGKILL to the driver; another driver takes over, and training continues."""
     attempt, driver = arena.attempt.number, arena.driver()
     injected_s, mark = arena.inject("kill_head", lambda: send(driver, signal.SIGKILL))
-    arena.wait("the driver's end", lambda: driver_pid(arena.run) is None)
+    arena.wait_until("the driver's end", lambda: driver_pid(arena.run) is None)
     detected_s = time.time() - injected_s
     arena.drive()
-    attached = arena.event("re-attachment", mark, _kind("attempt_attached"))
+    attached = arena.wait_for_event("re-attachment", mark, _kind("attempt_attached"))
     before = arena.state.step
-    arena.wait("steps under the new driver", lambda: arena.state.step > before)
+    arena.wait_until("steps under the new driver", lambda: arena.state.step > before)
     _require_same(arena, attempt)
     return Seen(detected_as="interrupted", detected_s=detected_s, recovered_s=attached["time_unix_s"] - injected_s)
 
@@ -186,14 +190,14 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
     attempt, newest, ballast = arena.attempt.number, max(arena.state.checkpoints), arena.run.root / "ballast"
     injected_s, mark = arena.inject("fill_disk", lambda: small_disk.fill(ballast))
     try:
-        arena.wait("training on a full disk", _outlives(arena, ballast, injected_s))
+        arena.wait_until("training on a full disk", _outlives(arena, ballast, injected_s))
         if newest not in steps_in(arena.run.checkpoints):
             raise NotRecovered(f"the full disk cost the checkpoint of step {newest}")
     finally:
         ballast.unlink()
     freed = len(arena.events)
-    alarm = arena.event("an alarm", mark, lambda e: e["kind"] == "alarm" and e["what"] == "disk_full")
-    saved = arena.event("a checkpoint after that", freed, _kind("checkpoint_committed"))
+    alarm = arena.wait_for_event("an alarm", mark, lambda e: e["kind"] == "alarm" and e["what"] == "disk_full")
+    saved = arena.wait_for_event("a checkpoint after that", freed, _kind("checkpoint_committed"))
     _require_same(arena, attempt)
     steps = {event["step"] for event in arena.events[mark:] if event["kind"] == "step"}
     missing = sorted(set(range(min(steps), max(steps) + 1)) - steps)
@@ -223,14 +227,14 @@ def _restarted(
     broken = arena.attempt
     injected_s, mark = arena.inject(fault, action)
     try:
-        arena.event("the attempt's end", mark, _kind("attempt_ended"))
+        arena.wait_for_event("the attempt's end", mark, _kind("attempt_ended"))
     finally:
         if then:
             then()
-    step = arena.event(
+    step = arena.wait_for_event(
         "a step of another attempt", mark, lambda e: e["kind"] == "step" and e["attempt"] > broken.number
     )
-    noticed = arena.event(notice, mark, _kind(notice))
+    noticed = arena.wait_for_event(notice, mark, _kind(notice))
     return Seen.between(injected_s, noticed, step, broken.last_step - (arena.attempt.resumed_from_step or 0))
 
 

@@ -1,5 +1,5 @@
-"""Launchers: how a job becomes processes. One protocol, text rendered apart from submission.
+"""Launchers start jobs as processes, behind one protocol. A job's script is rendered apart from its submission.
 
-``base`` has the protocol and its plain data, ``local`` implements it, ``records`` reads what a local job leaves on
-disk. ``flows.launchers`` chooses one for a configuration.
+``base`` has the protocol and its data, ``local`` implements it, ``records`` reads a local job's records.
+``flows.launchers`` chooses the launcher of a configuration.
 """

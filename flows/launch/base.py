@@ -1,7 +1,7 @@
-"""The launcher protocol and its plain data: a job, its rendered plan, its handle and its status.
+"""The launcher protocol and its data: a job, its rendered plan, its handle and its status.
 
-A handle is known before submission and is journalled first: it names a place (the job's launch folder) where the job
-leaves its process id and exit code. So a head that dies between submitting and journalling loses no job.
+A handle is known and journalled before the job is submitted. It names the folder in which the job writes its process id
+and exit code. So no job is lost if the driver dies between journalling and submitting.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ State = Literal["running", "succeeded", "failed", "lost"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to run, in no launcher's words.
+    """A job, independent of the launcher.
 
     Args:
-        name: names its files: ``train``, ``preflight``, ``eval-833333``.
+        name: of the job and its files: ``train``, ``preflight``, ``eval-833333``.
         run_dir: the run it belongs to.
-        argv: the program of one process, without the launching program.
-        launch_dir: where its script, process id, exit code and error go.
-        log_dir: where its output goes.
-        env: variables to set for it.
-        unset: variables to take from its environment.
-        wrapper: a program of this interpreter, as ``-m module arguments``, that starts the whole command on each node.
-        processes_per_node: 0 runs ``argv`` once, without torchrun, on one node if not ``each_node``.
-        each_node: runs ``argv`` once on every one of its nodes; without torchrun.
-        nodes: nodes it takes.
-        excluded_hosts: it is kept from these.
-        beside_training: it may run where training runs, and must not slow it.
+        argv: the arguments of ``python`` for one process.
+        launch_dir: folder of its script, process id, exit code and error.
+        log_dir: folder of its output.
+        env: variables to set.
+        unset: variables to remove from its environment.
+        wrapper: arguments of ``python``, ``-m module ...``, for a program that starts the whole command on each node.
+        processes_per_node: started by torchrun; 0: one process without torchrun, on one node unless ``each_node``.
+        each_node: one process on each of its nodes, without torchrun.
+        nodes: number of nodes.
+        excluded_hosts: hosts that it must not use.
+        beside_training: it may run on the nodes of training and must not slow it.
     """
 
     name: str
@@ -55,23 +55,18 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file that its output goes to."""
+        """The file of its output."""
         return self.log_dir / f"{self.name}.log"
 
     @property
     def error_file(self) -> Path:
-        """Where it leaves an error that a person can act on."""
+        """The file in which it leaves an error that a person can act on."""
         return self.launch_dir / f"{self.name}.error.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job as text: exactly what will be submitted.
-
-    Args:
-        script: the script's text.
-        script_path: where it is written.
-    """
+    """A job and the exact text of its script."""
 
     job: Job
     script: str
@@ -80,29 +75,29 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Handle:
-    """How to find a submitted job again, from any process; JSON through ``to_json``/``from_json``."""
+    """Identifies a submitted job for any process; JSON through ``to_json`` and ``from_json``."""
 
     launcher: str
     name: str
     launch_dir: str
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values for the journal."""
+        """Return JSON values for the journal."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Handle:
-        """From the journal's plain values."""
+        """Return the handle of the journal's values."""
         return cls(launcher=value["launcher"], name=value["name"], launch_dir=value["launch_dir"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How a job stands.
+    """A job's state.
 
     Args:
-        state: ``lost`` means that it is gone and left no exit code.
-        exit_code: of a job that ended; 128 + n if signal n ended it.
+        state: ``lost``: it is gone and left no exit code.
+        exit_code: of a job that ended; 128 + n: ended by signal n.
     """
 
     state: State
@@ -110,55 +105,55 @@ class Status:
 
     @property
     def ended(self) -> bool:
-        """It will not change any more."""
+        """Whether the state is final."""
         return self.state != "running"
 
 
 class Launcher(Protocol):
-    """Starts jobs and tells how they stand."""
+    """Starts jobs and reports their states."""
 
     name: str
     weighs_jobs: bool
-    """A job beside training gets less of the processors, for as long as it lives."""
+    """Jobs beside training run at a lower priority, which can't be raised later."""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
-        """Where a job of so many nodes can be placed: more hosts than that if there are spare ones."""
+        """Return the hosts that a job of so many nodes can use, including spare ones."""
 
     def render(self, job: Job) -> Plan:
-        """The job as text; touches nothing."""
+        """Return the job as text, without changing anything."""
 
     def handle(self, plan: Plan) -> Handle:
-        """The handle that ``submit`` will give the job."""
+        """Return the handle that the job will have."""
 
     def submit(self, plan: Plan) -> Handle:
-        """Start it; returns once the job can be found through its handle."""
+        """Start the job; return when it can be found through its handle."""
 
     def status(self, handle: Handle) -> Status:
-        """How it stands, whoever submitted it."""
+        """Return the state of a job, whichever process submitted it."""
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask it to end (SIGTERM) and, after the grace, make it; returns when nothing of it is left."""
+        """Ask the job to stop (SIGTERM) and end it after ``grace_s``; return when none of its processes is left."""
 
     def dump_stacks(self, handle: Handle) -> str:
-        """Have all of its processes print their stacks into their logs; what came of it, in one sentence."""
+        """Ask all of its processes to print their stacks into their logs; return the result in one sentence."""
 
     def oom_kills(self) -> int | None:
-        """Processes that its hosts' kernels have killed for want of memory; None where that can't be known."""
+        """Return how many processes the hosts' kernels have killed because memory ran out; None: unknown."""
 
 
 def quote(words: tuple[str, ...]) -> str:
-    """Words as a shell command, each quoted: configuration never becomes shell syntax."""
+    """Return words as a shell command, each quoted, so that a value never becomes shell syntax."""
     return " ".join(shlex.quote(word) for word in words)
 
 
 def export_lines(env: dict[str, str], unset: tuple[str, ...] = ()) -> str:
-    """``export NAME=value`` and ``unset NAME`` lines, sorted.
+    """Return sorted lines ``export NAME=value`` and ``unset NAME``.
 
     Raises:
-        ConfigError: a name that is no variable name.
+        ConfigError: a name isn't that of a variable.
     """
     for name in (*env, *unset):
         if not _ENV_NAME.fullmatch(name):
-            raise ConfigError(f"{name!r}: is no name of an environment variable")
+            raise ConfigError(f"{name!r}: is not a name of an environment variable")
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(env.items())]
     return "".join([*exports, *(f"unset {name}\n" for name in sorted(unset))])

@@ -1,8 +1,7 @@
-"""Jobs as processes of this machine, in a session of their own, so that they outlive the head process.
+"""Jobs as processes of this machine, each in a session of its own, so that they outlive the driver.
 
-The rendered shell script sets the environment and becomes the node's program (``hlatctl.node``), which writes who it is
-first and the exit code last. Whoever asks later finds the job through these two files; ``flows.launch.records`` reads
-them.
+The rendered shell script sets the environment and becomes ``hlatctl.node``, which writes a start record first and an
+end record last. ``flows.launch.records`` finds the job through these two files.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from pathlib import Path
 from flows.launch import records
 from flows.launch.base import Handle, Job, Plan, Status, export_lines, quote
 from hlatctl.run import files, processes
-from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, StorageError
+from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, cannot_write
 
 _POLL_S = 0.05
-#: Of what shares training's cores: training waits for its slowest process, so it takes only what that leaves over.
+#: For jobs on the cores of training, which waits for its slowest process.
 _BESIDE_TRAINING_NICE = 10
 _START_TIMEOUT_S = 60.0
-#: For the node's program to end its processes and to write how they ended.
+#: Time for ``hlatctl.node`` to end its processes and write the end record.
 _END_TIMEOUT_S = 20.0
 
 
@@ -35,48 +34,47 @@ class LocalLauncher:
     weighs_jobs = True
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
-        """This machine."""
+        """Return this machine."""
         return (platform.node(),)
 
     def render(self, job: Job) -> Plan:
-        """The job as a shell script."""
+        """Return the job as a shell script."""
         script_path = job.launch_dir / f"{job.name}.sh"
         return Plan(job=job, script=_script(job), script_path=script_path)
 
     def handle(self, plan: Plan) -> Handle:
-        """The job's place: its launch folder and name."""
+        """Return the job's launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: Plan) -> Handle:
-        """Start the script in a new session and wait until its process is on record.
+        """Start the script in a new session and wait for its start record.
 
         Raises:
-            StorageError: its files can't be written; nothing has been started.
-            LaunchError: it does not start.
+            StorageError: its files can't be written; nothing was started.
+            LaunchError: it did not start.
         """
         job, handle = plan.job, self.handle(plan)
         try:
             _prepare(plan, handle)
         except OSError as error:
-            raise StorageError(
-                f"job {job.name}: {error.filename or job.launch_dir} can't be written ({error.strerror})",
-                hint="free space, or mend the storage, then `hlatctl resume`",
-            ) from None
+            place = f"job {job.name}: {error.filename or job.launch_dir}"
+            hint = "free space, or repair the storage, then `hlatctl resume`"
+            raise cannot_write(place, error, hint=hint) from None
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while records.recorded(handle) is None:
             if processes.identify(pid) is None or time.monotonic() > deadline:
-                if records.recorded(handle):  # it was as quick as that
+                if records.recorded(handle):  # written since the check above
                     break
                 raise LaunchError(f"job {job.name}: its script did not start", hint=f"see {job.log}")
             time.sleep(_POLL_S)
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """From the exit code on disk, or else from whether the job's process lives."""
+        """Return the state by the exit code on disk, or else by whether the job's process is alive."""
         code = records.exit_code(handle)
         if code is None and self.process(handle) is None:
-            # It may have ended between the two looks.
+            # It may have ended between the two checks.
             code = records.exit_code(handle)
             if code is None:
                 return Status(state="lost")
@@ -85,7 +83,7 @@ class LocalLauncher:
         return Status(state="succeeded" if code == 0 else "failed", exit_code=code)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask the node's program to stop the job; after the grace, to end it; kill what is left of both."""
+        """Ask ``hlatctl.node`` to stop the job, and after ``grace_s`` to end it; kill what is left of both."""
         record = records.started(handle)
         if record is None:
             return
@@ -101,7 +99,7 @@ class LocalLauncher:
         _reap(record)
 
     def process(self, handle: Handle) -> processes.Identity | None:
-        """The process of the job's program on this machine; None if it has ended or was never started."""
+        """Return the process of the job's ``hlatctl.node``; None: it has ended, or was never started."""
         record = records.started(handle)
         if record is None:
             return None
@@ -109,17 +107,17 @@ class LocalLauncher:
         return record.process if processes.alive(record.process) else None
 
     def dump_stacks(self, handle: Handle) -> str:
-        """By SIGUSR1 to the processes below the job's program that catch it."""
+        """Send SIGUSR1 to the job's processes that catch it."""
         process = self.process(handle)
         return processes.ask_for_stacks(processes.descendants(process.pid) if process else [])
 
     def oom_kills(self) -> int | None:
-        """From the kernel of this machine."""
+        """Return the count of this machine's kernel."""
         return processes.oom_kills()
 
 
 def _prepare(plan: Plan, handle: Handle) -> None:
-    """Write the job's script and make place for its log; what an earlier job of this name has left is removed."""
+    """Write the job's script, create its log, and remove the records of an earlier job of this name."""
     job = plan.job
     for stale in (*records.paths(handle), job.error_file):
         stale.unlink(missing_ok=True)
@@ -151,16 +149,16 @@ def _yielding(job: Job) -> str:
 def _command(job: Job) -> tuple[str, ...]:
     if not job.processes_per_node:
         return (*(("nice", "-n", str(_BESIDE_TRAINING_NICE)) if job.beside_training else ()), sys.executable, *job.argv)
-    # How its processes meet is set by hlatctl.node, for which this is one machine.
+    # hlatctl.node sets how the processes find each other on one machine.
     torchrun = ("-m", "torch.distributed.run", f"--rdzv-id={job.name}", f"--nproc-per-node={job.processes_per_node}")
-    # Each process's output also goes to a file of its own. "-m trainer" is torchrun's own --module trainer.
+    # Each process's output also goes to a file of its own. torchrun understands "-m trainer" as --module trainer.
     ranks = ("--tee=3", f"--log-dir={job.log_dir / job.name}")
     wrapper = (sys.executable, *job.wrapper) if job.wrapper else ()
     return (*wrapper, sys.executable, *torchrun, *ranks, *job.argv)
 
 
 def _spawn_session(script: Path, log: Path) -> int:
-    """Run a script as the leader of a new session, its output appended to a log; its process id."""
+    """Run a script as the leader of a new session that appends to a log; return its process id."""
     with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
         return os.posix_spawn(
             "/bin/sh",
@@ -182,6 +180,6 @@ def _wait_for_end(record: records.Record, timeout_s: float) -> None:
 
 
 def _reap(record: records.Record) -> None:
-    """If this process started the job, take note of its end, or it would stay a zombie."""
+    """If this process started the job, collect its exit status, or it would stay a zombie."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(record.process.pid, os.WNOHANG)

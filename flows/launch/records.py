@@ -1,7 +1,7 @@
-"""What a local job leaves on disk, read: which process it is, what belongs to it, and its exit code.
+"""Read the start and end records of a local job: its process, its other processes, its exit code.
 
 ``hlatctl.node`` writes both files as JSON. Scripts of older versions wrote process id and exit code as bare numbers. A
-bare process id counts only while that process still runs this very script.
+bare process id counts only while that process runs the job's script.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from hlatctl.run.reading import DAMAGED
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A job that has been started on this machine.
+    """A job that was started on this machine.
 
     Args:
-        process: the node's program, or an old job's shell.
-        token: of the job's processes; empty for an old job, whose processes are found only below its shell.
+        process: ``hlatctl.node``, or the shell of an older version's job.
+        token: of the job's processes; empty for an older version's job, whose processes are descendants of its shell.
     """
 
     process: Identity
     token: str
 
     def members(self) -> list[Identity]:
-        """The job's processes that still run."""
+        """Return the job's processes that are alive."""
         if self.token:
             return [process for process in (*processes.of_job(self.token), self.process) if processes.alive(process)]
         if not processes.alive(self.process):
@@ -41,26 +41,26 @@ class Record:
         return [self.process, *(process for process in below if process)]
 
     def ask_to_stop(self) -> None:
-        """Ask the job to stop; an old job's shell only waits, so its process group is asked, as it used to be."""
+        """Ask the job to stop; of an older version's job the process group, because its shell only waits."""
         asked = [self.process] if self.token else [m for m in self.members() if _group(m.pid) == self.process.pid]
         for process in asked:
             processes.send(process, signal.SIGTERM)
 
     def ask_to_end(self) -> bool:
-        """Tell the node's program to end the job at once; whether one heard it."""
+        """Ask ``hlatctl.node`` to end the job at once; return whether it was asked."""
         return bool(self.token) and processes.send(self.process, signal.SIGQUIT)
 
 
 def paths(handle: Handle) -> tuple[Path, Path]:
-    """The two files of a job."""
+    """Return the two files of a job."""
     base = Path(handle.launch_dir) / handle.name
     return node.record(base, "pid"), node.record(base, "exit_code")
 
 
 def started(handle: Handle) -> Record | None:
-    """The job as it was started; None if it was not, or if its process can't be told from a stranger's.
+    """Return a job that was started; None: it was not, or its process can't be identified.
 
-    A job whose record is missing or damaged is found by the command line of its node's program while that runs.
+    If its record is missing or damaged, a running job is found by the command line of its ``hlatctl.node``.
     """
     record = recorded(handle)
     if record and processes.alive(record.process):
@@ -69,7 +69,7 @@ def started(handle: Handle) -> Record | None:
 
 
 def recorded(handle: Handle) -> Record | None:
-    """The job as its record says; None if there is no record that can be used."""
+    """Return the job of the start record; None: there is no usable record."""
     value = _read(paths(handle)[0])
     if isinstance(value, int):
         return _old(handle, value)
@@ -81,7 +81,7 @@ def recorded(handle: Handle) -> Record | None:
 
 
 def exit_code(handle: Handle) -> int | None:
-    """The exit code of a job that has ended and left one."""
+    """Return the exit code of a job that has ended and left one."""
     value = _read(paths(handle)[1])
     try:
         return int(value["code"]) if isinstance(value, dict) else None if value is None else int(value)

@@ -1,4 +1,4 @@
-"""What follows a failure: its cause, the policy that decides, and the ledger of the nodes. Starts nothing.
+"""Causes of failures, the restart policy and the node ledger. Starts no process.
 
-``failure_causes`` and ``policy`` are pure; ``node_ledger`` keeps what runs have shown of the hosts.
+``failure_causes`` and ``policy`` are pure; ``node_ledger`` reads and writes the file of the hosts' failures and checks.
 """

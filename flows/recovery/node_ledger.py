@@ -1,6 +1,7 @@
-"""The node ledger: what is known of each host, from all runs of a runs folder; evidence that fades.
+"""The node ledger: failures and checks of every host, from all runs of a runs folder. Old entries count less.
 
-``<runs_dir>/nodes.jsonl``, append-only, a line an entry. ``record`` writes and ``read`` reads; all judgement is pure.
+The file is ``<runs_dir>/nodes.jsonl``, append-only, one entry per line. ``record`` writes it and ``read`` reads it;
+the other functions are pure.
 """
 
 from __future__ import annotations
@@ -14,31 +15,27 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.reading import DAMAGED, parse_json, read_bytes
 
 Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
 
-#: After this long an entry weighs half as much.
+#: After this time an entry weighs half as much.
 HALF_LIFE_S = 7 * 86400.0
-#: What an entry weighs when it is new.
+#: Weight of a new entry.
 WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler": 0.5}
-#: With so much against it since it last passed, a host is measured again before it is used; with so much in all it is
-#: left out.
+#: A host is a suspect, and is measured again before it is used, from this sum of weights since it last passed; it is
+#: excluded from this sum of all weights.
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
-#: The former where another host could take its place: a start on a broken node costs more than a measurement.
+#: The same if another host can replace it: a start on a broken node costs more than a measurement.
 REPLACEABLE_SUSPECT_SCORE = 0.9
-#: A host that has failed its preflight is given so long to be mended; then it is measured again.
+#: For this long after a failed preflight a host is not used; then it is measured again.
 REJECTED_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One piece of evidence.
-
-    Args:
-        detail: what was seen, in one line.
-    """
+    """One failure or check of a host; ``detail`` describes it in one line."""
 
     time_unix_s: float
     host: str
@@ -51,14 +48,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Which hosts a job is kept from, and what there is to say about it."""
+    """Hosts that a job doesn't use, and a sentence about them, or empty."""
 
     left_out: tuple[str, ...] = ()
     message: str = ""
 
 
 def record(path: Path, entries: Iterable[Entry]) -> None:
-    """Append entries; several runs may do so at once.
+    """Append entries; safe beside other runs that append.
 
     Raises:
         StorageError: the file can't be written.
@@ -74,33 +71,33 @@ def record(path: Path, entries: Iterable[Entry]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise StorageError(f"{path}: can't be written ({error.strerror})") from None
+        raise cannot_write(path, error) from None
 
 
 def read(path: Path) -> list[Entry]:
-    """All entries, oldest first; a torn or damaged line is none."""
+    """Return all entries, oldest first, without damaged lines."""
     try:
-        found = path.stat()
+        info = path.stat()
     except FileNotFoundError:
         return []
-    return list(_read(path, found.st_size, found.st_mtime_ns))
+    return list(_read(path, info.st_size, info.st_mtime_ns))
 
 
 def scores(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
-    """What speaks against each host, faded with time."""
-    found: dict[str, float] = {}
+    """Return the sum of each host's weights, reduced by age."""
+    by_host: dict[str, float] = {}
     for entry in entries:
         age_s = max(0.0, now_unix_s - entry.time_unix_s)
         weight = WEIGHTS.get(entry.kind, 0.0) * 0.5 ** (age_s / HALF_LIFE_S)
-        found[entry.host] = found.get(entry.host, 0.0) + weight
-    return found
+        by_host[entry.host] = by_host.get(entry.host, 0.0) + weight
+    return by_host
 
 
 def suspects(entries: Iterable[Entry], now_unix_s: float, *, replaceable: bool = False) -> set[str]:
-    """Hosts to be measured again before they are used: something speaks against them since they last passed.
+    """Return the hosts to measure again before they are used, by their entries since they last passed preflight.
 
     Args:
-        replaceable: there are hosts to take their place, so that less is enough.
+        replaceable: other hosts can replace them, so the limit is lower.
     """
     enough = REPLACEABLE_SUSPECT_SCORE if replaceable else SUSPECT_SCORE
     since_passed: dict[str, list[Entry]] = {}
@@ -115,7 +112,7 @@ def suspects(entries: Iterable[Entry], now_unix_s: float, *, replaceable: bool =
 
 
 def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
-    """Hosts that have failed their newest preflight, not long ago, with its time."""
+    """Return the hosts whose newest preflight failed in the last ``REJECTED_S`` seconds, with its time."""
     newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", "preflight_failed")}
     return {
         host: entry.time_unix_s
@@ -125,15 +122,15 @@ def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
 
 
 def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
-    """Repeat offenders, whatever preflight says of them: it does not find everything."""
+    """Return the hosts that have failed repeatedly, even if they passed preflight: it doesn't find every fault."""
     return {host for host, score in scores(entries, now_unix_s).items() if score >= EXCLUDED_SCORE}
 
 
 def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_unix_s: float) -> Placement:
-    """Leave hosts out, as far as enough remain.
+    """Choose the hosts to leave out, as long as ``needed`` hosts remain.
 
-    First those that preflight has rejected, the newest first, for the others may be mended; then repeat offenders, the
-    worst first.
+    First those that preflight rejected, the newest first, because the others may be repaired by now; then those that
+    failed repeatedly, the worst first.
     """
     known = list(entries)
     score, unfit = scores(known, now_unix_s), rejected(known, now_unix_s)
@@ -143,10 +140,10 @@ def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_uni
     )
     spare = max(0, len(hosts) - needed)
     left_out, kept = tuple(offenders[:spare]), [host for host in offenders[spare:] if host in repeated]
-    said = [f"left out for what the node ledger holds against it: {', '.join(left_out)}"] if left_out else []
+    sentences = [f"left out because of the node ledger: {', '.join(left_out)}"] if left_out else []
     if kept:
-        said.append(f"{', '.join(kept)} has failed repeatedly, but there is no other node to take its place")
-    return Placement(left_out=left_out, message="; ".join(said))
+        sentences.append(f"{', '.join(kept)} has failed repeatedly, but no other node can replace it")
+    return Placement(left_out=left_out, message="; ".join(sentences))
 
 
 def _ends_with_newline(path: Path) -> bool:
@@ -157,7 +154,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 @lru_cache(maxsize=1)
 def _read(path: Path, size_bytes: int, modified_ns: int) -> tuple[Entry, ...]:
-    """As it is while size and time are these: it is asked for before every job."""
+    """Return the entries of a file of this size and time; cached, because every job asks for them."""
     try:
         lines = read_bytes(path).decode(errors="replace").splitlines()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What follows when a training attempt ends: a pure function of the journal and of how it ended.
+"""The restart policy: decide what follows the end of a training attempt or of a stage's job. Pure.
 
-``decide`` goes down the table ``POLICY``, whose first row that applies counts; ``hanging`` says when an attempt has to
-be ended. Nothing here reads a file, sleeps or starts anything. The cause is named by ``flows.recovery.failure_causes``.
+``decide`` takes the first row of the table ``POLICY`` that applies; ``hanging`` decides whether an attempt hangs. The
+causes come from ``flows.recovery.failure_causes``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hlatctl.run.state import AttemptState, RunState
 
 Action = Literal["done", "restart", "restart_without", "walk_back", "skip_data", "stop"]
 
-#: Causes that leave nothing to compare: each of their attempts has written a checkpoint or left a batch out.
-_NEVER_THE_SAME: frozenset[Cause] = frozenset({"preempted", "rollback"})
-#: How many of the newest step times make "the recent median".
+#: Causes that never count as repeated: each of their attempts wrote a checkpoint or excluded a batch.
+_NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "rollback"})
+#: The recent median is over this many steps.
 _RECENT_STEPS = 20
 
 
@@ -30,9 +30,9 @@ class Decision:
 
     Args:
         wait_s: before the next attempt.
-        max_checkpoint_step: the next attempt loads no newer checkpoint; none: the newest.
-        skip_batch: to leave out from the next attempt on.
-        hint: the command or edit that helps, where it ends here.
+        max_checkpoint_step: the next attempt loads no newer checkpoint; None: the newest.
+        skip_batch: excluded from the next attempt on.
+        hint: the command or edit that helps if the run stops.
     """
 
     action: Action
@@ -45,19 +45,19 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What the rows of the policy look at.
+    """What the rows of the policy test: the newest attempt and its run.
 
     Args:
-        step: that it did not finish.
-        begun: it has loaded, and begun to train.
-        made_a_step: at least one before it.
-        repeats: attempts that ended like this one: same step, same signature; this one counts. Of attempts that did
-            not begin only those since one gained a checkpoint: a start fails for many reasons in the course of a run.
-        out_of_memory: attempts with too little memory since one gained a checkpoint, that and this one included.
-        no_progress: attempts in a row that gained no checkpoint beyond the best before them.
-        newest, earlier: the checkpoint that the next attempt would load, and the one before; 0, None: there is none.
-        ceiling: a checkpoint above this belongs to steps that have been walked back over.
-        batch: of the failing step; none if it isn't known.
+        step: the first step that the attempt did not finish.
+        begun: it loaded and started to train.
+        made_a_step: it finished at least one step.
+        repeats: attempts that ended at the same step with the same signature, including this one. Of attempts that
+            failed to start, only those since the last new checkpoint: in a long run starts fail for many reasons.
+        out_of_memory: attempts that ran out of memory since the last attempt with a new checkpoint, including both.
+        no_progress: newest attempts in a row without a new checkpoint.
+        newest, earlier: the checkpoint that the next attempt would load, and the one before; 0 and None: none.
+        ceiling: checkpoints above this one were left behind by a walk back.
+        batch: of the failing step; None: unknown.
         left_out: hosts that the node ledger leaves out from now on.
     """
 
@@ -80,17 +80,17 @@ class Case:
 
     @property
     def start(self) -> str:
-        """Where the next attempt begins."""
+        """Where the next attempt starts."""
         return f"from step {self.newest}" if self.newest else "from the beginning"
 
     @property
     def place(self) -> str:
-        """What it did not finish."""
+        """What the attempt did not finish."""
         return f"step {self.step}" if self.begun else "its start"
 
     @property
     def hosts(self) -> str:
-        """Of ``left_out``, for people."""
+        """The hosts that are left out, as text."""
         return ", ".join(self.left_out)
 
 
@@ -104,19 +104,19 @@ class Row:
     hint: str = ""
 
 
-#: Read from the top; the first row that applies counts.
+#: The first row that applies counts.
 POLICY: tuple[Row, ...] = (
     Row("done", lambda c: c.cause == "finished", "training is finished"),
     Row("stop", lambda c: c.cause == "stopped", "stopped on request after writing a checkpoint"),
-    Row("stop", lambda c: c.cause == "error", "a restart can not mend this"),
+    Row("stop", lambda c: c.cause == "error", "a restart can't fix this"),
     Row(
         "stop",
         lambda c: c.cause == "nonfinite",
-        "a restart would meet the same numbers (train.on_nonfinite=rollback leaves such a batch out)",
+        "a restart would compute the same numbers (train.on_nonfinite=rollback excludes such a batch)",
     ),
-    Row("stop", lambda c: c.cause == "disk_full", "a restart would find the disk as full", "free space"),
+    Row("stop", lambda c: c.cause == "disk_full", "the disk would still be full after a restart", "free space"),
     Row("stop", lambda c: c.stop_requested, "stopped on request; it ended before it could write a checkpoint"),
-    Row("stop", lambda c: not c.enabled, "nothing is restarted by itself (recovery.enabled=false)"),
+    Row("stop", lambda c: not c.enabled, "nothing is restarted automatically (recovery.enabled=false)"),
     Row(
         "stop",
         lambda c: c.cause in ("crashed", "data_error") and not c.made_a_step and c.repeats == 1,
@@ -132,12 +132,12 @@ POLICY: tuple[Row, ...] = (
         "stop",
         lambda c: c.repeats >= 3,
         "{c.place} has failed {c.repeats} times in the same way",
-        "mend what the evidence names, or leave the batch out with `hlatctl data skip RUN --steps {c.step}`",
+        "fix the cause, or exclude the batch with `hlatctl data skip RUN --steps {c.step}`",
     ),
     Row(
         "stop",
         lambda c: c.no_progress > c.limit,
-        "{c.limit} restarts in a row gained no checkpoint (recovery.max_restarts_without_progress={c.limit})",
+        "{c.limit} restarts in a row made no new checkpoint (recovery.max_restarts_without_progress={c.limit})",
     ),
     Row(
         "skip_data",
@@ -157,13 +157,13 @@ POLICY: tuple[Row, ...] = (
 def decide(
     state: RunState, ending: Ending, config: RecoveryConfig, *, batch: int | None = None, left_out: tuple[str, ...] = ()
 ) -> Decision:
-    """Choose what follows the newest attempt.
+    """Decide what follows the newest attempt.
 
     Args:
-        state: the run, its attempts ending with the one that has just ended.
+        state: the run; its newest attempt has just ended.
         ending: how it ended.
         config: the policy's limits.
-        batch: number of the batch that the failing step trains on, if it is known.
+        batch: number of the failing step's batch; None: unknown.
         left_out: hosts that the node ledger leaves out because of this end.
     """
     case = _case(state, ending, config, batch, left_out)
@@ -182,22 +182,22 @@ def decide(
 
 
 def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
-    """Choose what follows the end of a stage's job, by the limits and the back-off of training's attempts.
+    """Decide what follows the end of a stage's job, by the limits and delays of training's attempts.
 
-    Only what may go well another time is done again: an end by a signal, a lost or hung job, a time-out of the
-    processes' exchange, and once too little memory.
+    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, and once after it ran
+    out of memory.
 
     Args:
-        ends: of the stage's jobs in this flow that left no error of their own, the newest last.
+        ends: errors of the stage's jobs in this flow that left no error of their own, newest last.
         config: the policy's limits.
     """
     newest, limit = ends[-1], config.max_restarts_without_progress
-    alike = sum(end.cause == newest.cause for end in ends)
-    if newest.cause not in (*NODE_CAUSES, "out_of_memory"):
+    alike = sum(end.code == newest.code for end in ends)
+    if newest.code not in (*NODE_CAUSES, "out_of_memory"):
         return Decision(action="stop", why="a restart can't fix this")
     if not config.enabled:
         return Decision(action="stop", why="nothing is restarted automatically (recovery.enabled=false)")
-    if newest.cause == "out_of_memory" and alike > 1:
+    if newest.code == "out_of_memory" and alike > 1:
         return Decision(action="stop", why="out of memory again after a restart")
     if len(ends) > limit:
         return Decision(
@@ -207,46 +207,46 @@ def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
 
 
 def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:
-    """Why the newest attempt has to be taken for hung, in one sentence; empty while it need not be.
+    """Return why the newest attempt counts as hung, in one sentence; empty: it doesn't.
 
     Args:
-        silent_s: since the trainer's last event, by the clock of whoever watches.
+        silent_s: seconds since the trainer's last event, by the driver's clock.
     """
     attempt = state.attempts[-1]
     first_step = (attempt.resumed_from_step or 0) + 1
     recent = [float(state.steps[step]["step_s"]) for step in sorted(state.steps)[-_RECENT_STEPS:] if step >= first_step]
     if not attempt.last_step or not recent:
         limit_s = config.start_timeout_s
-        said = f"no first step after {limit_s:g} s (recovery.start_timeout_s)"
+        sentence = f"no first step after {limit_s:g} s (recovery.start_timeout_s)"
     else:
         median_s = statistics.median(recent)
         limit_s = max(config.hang_floor_s, config.hang_factor * median_s)
-        said = (
+        sentence = (
             f"no step after step {attempt.last_step} for {limit_s:g} s, the recent median being {median_s:.3g} s "
             f"(recovery.hang_factor={config.hang_factor:g}, recovery.hang_floor_s={config.hang_floor_s:g})"
         )
-    return said if silent_s > limit_s else ""
+    return sentence if silent_s > limit_s else ""
 
 
 def history(state: RunState) -> list[AttemptState]:
-    """The attempts that count: a person who resumes a run that was given up gives it a new budget."""
-    given_up = [i for i, attempt in enumerate(state.attempts[:-1], start=1) if attempt.decision == "stop"]
-    return state.attempts[max(given_up, default=0) :]
+    """Return the attempts that count: resuming a failed run resets its restart budget."""
+    stopped = [i for i, attempt in enumerate(state.attempts[:-1], start=1) if attempt.decision == "stop"]
+    return state.attempts[max(stopped, default=0) :]
 
 
 def failing_step(attempt: AttemptState) -> int:
-    """The step that an attempt did not finish."""
+    """Return the first step that an attempt did not finish."""
     return max(attempt.last_step, attempt.resumed_from_step or 0) + 1
 
 
 def restarts_without_progress(state: RunState) -> int:
-    """Attempts in a row, ending with the newest, that gained no checkpoint beyond all before them."""
+    """Return the number of newest attempts in a row without a checkpoint beyond all earlier ones."""
     best, count = 0, 0
     counting = len(state.attempts) - len(history(state))
     for number, attempt in enumerate(state.attempts):
-        gained = attempt.newest_checkpoint > best
+        progress = attempt.newest_checkpoint > best
         best = max(best, attempt.newest_checkpoint)
-        count = 0 if gained or number < counting else count + 1
+        count = 0 if progress or number < counting else count + 1
     return count
 
 
@@ -271,7 +271,7 @@ def _case(
         step=step,
         begun=begun,
         made_a_step=attempt.last_step > 0,
-        repeats=1 if ending.cause in _NEVER_THE_SAME else same + 1,
+        repeats=1 if ending.cause in _NEVER_REPEATED else same + 1,
         out_of_memory=(ending.cause == "out_of_memory") * (1 + sum(a.cause == "out_of_memory" for a in since_progress)),
         no_progress=no_progress,
         newest=usable[-1] if usable else 0,
@@ -285,12 +285,12 @@ def _case(
 
 
 def _ceiling(state: RunState) -> int | None:
-    """After a walk back, until its attempts have passed the checkpoint that was left: what they have reached."""
+    """Return the newest checkpoint since a walk back, until attempts pass the one that was left; None after that."""
     attempt = state.attempts[-1]
     if attempt.max_checkpoint_step is None:
         return None
     reached = max(attempt.max_checkpoint_step, attempt.newest_checkpoint)
-    # If all below has been lost since, what was left behind is better than nothing.
+    # If no checkpoint below is left, one that was left behind is better than none.
     below = [checkpoint for checkpoint in state.checkpoints if checkpoint <= reached]
     return reached if below and len(below) < len(state.checkpoints) else None
 
@@ -298,5 +298,5 @@ def _ceiling(state: RunState) -> int | None:
 def _wait_s(no_progress: int, config: RecoveryConfig) -> float:
     if not no_progress:
         return 0.0
-    # 2**64 times anything is above any maximum; more would not fit a float.
+    # 2**64 times the first delay is above any maximum; more would overflow a float.
     return float(min(config.backoff_s * 2.0 ** min(no_progress - 1, 64), config.max_backoff_s))

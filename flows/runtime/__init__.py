@@ -1,5 +1,5 @@
-"""What every flow runs on: its context, jobs, clocks, signals, and processes of ours beside it.
+"""What every flow uses: its context, jobs, clocks, signals, and Python processes outside of jobs.
 
-``context`` is what the stages of one flow share. ``jobs`` runs a job to its end. ``spawn`` starts every Python
-process of ours that is no job.
+The stages of one flow share a ``context``. ``jobs`` runs a job to its end. ``spawn`` starts Python processes that are
+not jobs.
 """

@@ -1,4 +1,4 @@
-"""Asking a room that the head must not import: a process of its own, whose stdout is the answer."""
+"""Ask a package that flows must not import: run a module of it as a process and return its output."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hlatctl.run.scratch import private_folder
 
 
 def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
-    """Run ``python -m module argv`` and give what it prints.
+    """Run ``python -m module argv`` and return what it prints.
 
     Args:
         module: such as ``trainer.data.check``.
         argv: its arguments.
-        timeout_s: of the whole; none: as long as it takes.
-        show_talk: what it says on stderr goes to ours while it works.
+        timeout_s: limit; None: no limit.
+        show_talk: pass its stderr on while it runs.
 
     Raises:
-        HlatctlError: the error that it left behind.
-        LaunchError: it failed without one, or took too long.
+        HlatctlError: the error that it left.
+        LaunchError: it failed without leaving an error, or took too long.
     """
     with private_folder("ask") as own:
         error_file = own.path / "error.json"
@@ -47,7 +47,7 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
 
 
 def ask_about(module: str, config: Config, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
-    """The same, with a configuration in a file that ``--config`` names."""
+    """Call :func:`ask` with a configuration in a file that ``--config`` names."""
     with private_folder("ask") as own:
         file = own.path / "config.yaml"
         file.write_text(conf.load.dump(config), encoding="utf-8")

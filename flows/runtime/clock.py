@@ -1,7 +1,6 @@
-"""The clock that a flow lives by: the machine's, or a rehearsal's, on which nothing is ever waited for.
+"""The clock of a flow: the machine's, or the virtual one of a dry run, which jumps from event to event.
 
-Whoever waits in a flow asks the clock to. What talks to a real server, Prefect's or MLflow's, waits for that one in
-real time and not here.
+All waiting in a flow goes through its clock. Only code that talks to Prefect or MLflow waits in real time.
 """
 
 from __future__ import annotations
@@ -18,73 +17,68 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-#: How often a wait of the machine's clock looks whether to go on.
-_LOOK_S = 0.2
+#: Interval of the checks during a wait of the machine's clock.
+_CHECK_S = 0.2
 
 
 class DriverLostError(BaseException):
-    """A rehearsal's head has died here, as of kill -9: nothing that could have handled it is left."""
+    """The driver of a dry run has died, as by kill -9; not an Exception, so that no handler catches it."""
 
 
 class Clock(Protocol):
-    """What time it is, and waiting."""
+    """Time, waiting, and the one thread of background work."""
 
     def now_unix_s(self) -> float:
-        """The time of day, for what is written down."""
+        """Return the Unix time, for records."""
 
     def monotonic_s(self) -> float:
-        """For durations: it is never set back."""
+        """Return seconds since an arbitrary moment, for durations; never decreases."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Wait."""
 
-    def wait(self, seconds: float, look: Callable[[], object]) -> None:
-        """Wait so long, and look now and then for what ends the wait early, by raising.
+    def wait(self, seconds: float, check: Callable[[], object]) -> None:
+        """Wait; call ``check`` repeatedly, which raises to end the wait early."""
 
-        Args:
-            seconds: the whole wait.
-            look: raises to end it.
-        """
-
-    def wait_for_news(self, poll_s: float, of: str = "") -> None:
-        """Wait until it is worth looking again: at least so long.
+    def wait_for_event(self, poll_s: float, job: str = "") -> None:
+        """Wait at least ``poll_s`` seconds, until a job may have changed.
 
         Args:
-            poll_s: how soon.
-            of: the job that is waited for; empty: any.
+            poll_s: the interval of checks in real time.
+            job: its name; empty: any job.
         """
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
-        """Queue work for the one thread that goes on beside the flow's own."""
+        """Queue work for the one thread beside the flow's own."""
 
 
 class RealClock:
-    """The machine's."""
+    """The machine's clock."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
 
     def now_unix_s(self) -> float:
-        """The time of day."""
+        """Return the Unix time."""
         return time.time()
 
     def monotonic_s(self) -> float:
-        """Seconds since some moment."""
+        """Return seconds since an arbitrary moment."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Wait."""
         time.sleep(seconds)
 
-    def wait(self, seconds: float, look: Callable[[], object]) -> None:
-        """Wait so long, or until the look raises."""
+    def wait(self, seconds: float, check: Callable[[], object]) -> None:
+        """Wait, or until ``check`` raises."""
         deadline_s = time.monotonic() + seconds
         while (left_s := deadline_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, _LOOK_S))
-            look()
+            time.sleep(min(left_s, _CHECK_S))
+            check()
 
-    def wait_for_news(self, poll_s: float, of: str = "") -> None:
-        """Wait for the next look: processes and files tell nobody that they have changed."""
+    def wait_for_event(self, poll_s: float, job: str = "") -> None:
+        """Wait ``poll_s``: nothing announces changes of processes and files."""
         time.sleep(poll_s)
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
@@ -95,9 +89,9 @@ class RealClock:
 
 @dataclass(eq=False)
 class _Sleeper:
-    """A thread that waits on a virtual clock; ``turn`` is set when it may go on."""
+    """A thread that waits on a virtual clock; ``turn`` is set when it may continue."""
 
-    of: str = ""
+    job: str = ""
     not_before_s: float = 0.0
     late_s: float = 0.0
     turn: threading.Event = field(default_factory=threading.Event)
@@ -106,10 +100,10 @@ class _Sleeper:
 
 
 class VirtualClock:
-    """Jumps from one thing that happens to the next.
+    """Jumps from one scheduled action to the next.
 
-    One thread at a time has the turn, and only that one runs; it passes it on by waiting. So a course of events depends
-    on nothing but what happens in it. Whoever waits does, meanwhile, what is on the agenda.
+    Only one thread runs at a time, the one that has the turn. It passes the turn on by waiting, and runs the actions
+    that are due until another thread can continue. So a simulation's result doesn't depend on thread scheduling.
     """
 
     def __init__(self, start_unix_s: float) -> None:
@@ -122,43 +116,43 @@ class VirtualClock:
         self._beside_works = False
 
     def now_unix_s(self) -> float:
-        """The virtual time of day."""
+        """Return the virtual Unix time."""
         return self._now_s
 
     def monotonic_s(self) -> float:
-        """The same: it is never set back."""
+        """Return the same: it never decreases."""
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let so much happen."""
+        """Let virtual time pass."""
         sleeper = _Sleeper()
         self._push(self._now_s + seconds, sleeper)
         self._pass_turn_on(sleeper)
 
-    def wait(self, seconds: float, look: Callable[[], object]) -> None:
-        """Let so much happen; it takes no time, so one look is enough."""
+    def wait(self, seconds: float, check: Callable[[], object]) -> None:
+        """Let virtual time pass, then check once: it takes no real time."""
         self.sleep(seconds)
-        look()
+        check()
 
-    def wait_for_news(self, poll_s: float, of: str = "") -> None:
-        """Let happen what does until there is news, and ``poll_s`` in any case."""
-        sleeper = _Sleeper(of=of, not_before_s=self._now_s + poll_s, late_s=poll_s / 2)
+    def wait_for_event(self, poll_s: float, job: str = "") -> None:
+        """Let virtual time pass until the job is notified, and at least ``poll_s``."""
+        sleeper = _Sleeper(job=job, not_before_s=self._now_s + poll_s, late_s=poll_s / 2)
         self._waiting.append(sleeper)
         self._pass_turn_on(sleeper)
 
     def at(self, when_unix_s: float, action: Callable[[], None]) -> None:
-        """Have something happen at a time."""
+        """Schedule an action."""
         self._push(when_unix_s, action)
 
-    def news(self, of: str) -> None:
-        """Wake those who wait for a job, and those who wait for anything, as late as a look now and then finds it."""
-        woken = [sleeper for sleeper in self._waiting if sleeper.of in ("", of)]
+    def notify(self, job: str) -> None:
+        """Wake the threads that wait for a job or for any job, with the mean delay of a poll."""
+        woken = [sleeper for sleeper in self._waiting if sleeper.job in ("", job)]
         for sleeper in woken:
             self._waiting.remove(sleeper)
             self._push(max(self._now_s + sleeper.late_s, sleeper.not_before_s), sleeper)
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
-        """Queue work for the one thread; it begins when whoever has the turn waits."""
+        """Queue work for the one thread; it starts when the thread that has the turn waits."""
         future: Future[T] = Future()
         self._queue.append((future, work))
         if not self._beside_works:
@@ -169,7 +163,7 @@ class VirtualClock:
         return future
 
     def lose_driver(self) -> None:
-        """End every thread that waits now, and what has been queued: the head's process has died."""
+        """End every waiting thread and cancel queued work: the driver's process has died."""
         for future, _ in self._queue:
             future.cancel()
         self._queue.clear()
@@ -183,25 +177,25 @@ class VirtualClock:
         heapq.heappush(self._agenda, (when_s, next(self._order), entry))
 
     def _pass_turn_on(self, sleeper: _Sleeper) -> None:
-        """Wait for the next turn of this thread."""
+        """Pass the turn on, and wait for this thread's next one."""
         try:
             if self._advance(sleeper):
                 self._await_turn(sleeper)
         finally:
-            sleeper.gone = True  # after an interrupt too: a turn that it got now would be lost
+            sleeper.gone = True  # after an interrupt too: it must not get another turn
         if sleeper.lost:
             raise DriverLostError
 
     def _await_turn(self, sleeper: _Sleeper) -> None:
         try:
             sleeper.turn.wait()
-        except BaseException:  # an interrupt; another thread has the turn, and is asked for it
+        except BaseException:  # an interrupt: take the turn back from the other thread first
             self._impatient.append(sleeper)
             sleeper.turn.wait()
             raise
 
     def _advance(self, own: _Sleeper | None) -> bool:
-        """Do what is on the agenda until a thread may go on; whether that is another one than this."""
+        """Run actions that are due until a thread can continue; return whether it is another thread."""
         while True:
             if self._impatient:
                 entry: _Sleeper | Callable[[], None] = self._impatient.popleft()
@@ -209,10 +203,10 @@ class VirtualClock:
                 when_s, _, entry = heapq.heappop(self._agenda)
                 self._now_s = max(self._now_s, when_s)
             elif own is None and self._waiting:
-                self._push(self._now_s, self._waiting.pop())  # which finds that out
+                self._push(self._now_s, self._waiting.pop())  # it will find nothing left to wait for
                 continue
             else:
-                raise RuntimeError("the flow waits, and nothing is left to happen on its simulated cluster")
+                raise RuntimeError("the flow waits, but nothing is left to happen on its simulated cluster")
             if entry is own:
                 return False
             if not isinstance(entry, _Sleeper):
@@ -228,8 +222,8 @@ class VirtualClock:
             future, work = self._queue.popleft()
             try:
                 future.set_result(work())
-            except BaseException as error:  # as an executor does: whoever asks for the result gets it
+            except BaseException as error:  # as an executor does: the future raises it
                 future.set_exception(error)
         self._beside_works = False
-        self.news("beside")  # whoever waits for the results
+        self.notify("beside")  # for threads that wait for the results
         self._advance(None)

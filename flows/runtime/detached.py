@@ -1,4 +1,4 @@
-"""A head process of its own: drives a run, and outlives whoever started it."""
+"""Start a driver as a process of its own that outlives the process that starts it."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _POLL_S = 0.1
 def start_driver(
     run: RunPaths, *, inside: Sequence[str] = (), env: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start ``hlatctl resume`` for a run in a session of its own; returns once it drives the run, or has ended well.
+    """Start ``hlatctl resume`` in a session of its own, and wait until it drives the run or has succeeded.
 
     Args:
-        run: that nobody drives.
-        inside: words of a command that runs the words after it, such as bubblewrap's.
-        env: variables besides this process's.
+        run: a run without a driver.
+        inside: a command that runs the words after it, such as bubblewrap.
+        env: variables to add to this process's.
 
     Raises:
-        LaunchError: it ended, or did not begin.
+        LaunchError: it failed, or did not start to drive the run in time.
     """
     log = driver_log(run)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         resume = spawn.command("hlatctl", "resume", run.run_id, "--runs-dir", os.fspath(run.root.parent))
-        head = spawn.beside([*inside, *resume], output, env={**os.environ, **(env or {})})
+        driver = spawn.beside([*inside, *resume], output, env={**os.environ, **(env or {})})
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while driver_pid(run) not in (head.pid, *processes.descendants(head.pid)):
-        if head.poll() == 0:
+    while driver_pid(run) not in (driver.pid, *processes.descendants(driver.pid)):
+        if driver.poll() == 0:
             break  # it had nothing left to do
-        if head.returncode is not None:
-            raise LaunchError(f"run {run.run_id}: its process ended with code {head.returncode}", hint=f"see {log}")
+        if driver.returncode is not None:
+            raise LaunchError(f"run {run.run_id}: driver ended with exit code {driver.returncode}", hint=f"see {log}")
         if time.monotonic() > deadline:
-            raise LaunchError(f"run {run.run_id}: not begun after {_START_TIMEOUT_S:g} s", hint=f"see {log}")
+            raise LaunchError(f"run {run.run_id}: no driver after {_START_TIMEOUT_S:g} s", hint=f"see {log}")
         time.sleep(_POLL_S)
-    return head
+    return driver
 
 
 def driver_log(run: RunPaths) -> Path:
-    """Where a head of its own prints what it would show a person."""
+    """Return the file that takes the output of a detached driver."""
     return run.root / "logs" / "head.log"

@@ -1,4 +1,4 @@
-"""Running a job to its end, and turning its failure into an error that a person can act on."""
+"""Run a job to its end, and turn its failure into an error that a person can act on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 
-#: How long a job that is cancelled may take to put its things in order.
+#: Time for a cancelled job to end by itself.
 CANCEL_GRACE_S = 5.0
 _POLL_S = 0.1
 _LOG_TAIL_BYTES = 8000
 _LOG_TAIL_LINES = 12
-#: Enough for the exceptions of several processes above torchrun's own summary.
+#: Enough for the exceptions of several processes before torchrun's summary.
 ENDING_TAIL = {"lines": 400, "size_bytes": 128 * 1024}
 
 
@@ -28,21 +28,21 @@ def run_job(
     reattach: bool = False,
     until: Callable[[], bool] | None = None,
 ) -> bool:
-    """Submit a job and wait for it. An interrupt, or the time-out, cancels it.
+    """Submit a job and wait for it. An interrupt or the time-out cancels it.
 
     Args:
-        timeout_s: cancel it after this long.
-        timeout_key: the configuration key that sets it.
-        reattach: wait for the same job that a dead head left running, instead of starting over.
-        until: cancel it as soon as this holds.
+        timeout_s: limit; None: no limit.
+        timeout_key: the configuration key of the limit.
+        reattach: if a dead driver left the same job running, wait for that one.
+        until: cancel the job when this returns True.
 
     Returns:
-        Whether it has run to its end; false if it was cancelled because ``until`` held.
+        True if the job succeeded, False if ``until`` cancelled it.
 
     Raises:
-        HlatctlError: the error that the job left behind.
+        HlatctlError: the error that the job left.
         StoppedError: the run stops.
-        LaunchError: it failed without one, timed out, or was lost; the message names its exception.
+        LaunchError: it failed without leaving an error, timed out, or was lost; the message names its exception.
         StorageError: its files can't be written.
     """
     ctx.check_stop()
@@ -63,9 +63,9 @@ def run_job(
                 raise _timed_out(ctx, job, f"{timeout_key}={timeout_s:g}")
             if until and until():
                 return False
-            ctx.clock.wait_for_news(_POLL_S, job.name)
+            ctx.clock.wait_for_event(_POLL_S, job.name)
     finally:
-        # Nothing of a job outlives it: an interrupt, a time-out, or children that its end left behind.
+        # After an interrupt or a time-out, and for child processes that it left.
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
     if status.state != "succeeded":
         raise job_error(job, status, more_oom_kills=(ctx.launcher.oom_kills() or 0) > (oom_kills or 0))
@@ -73,7 +73,7 @@ def run_job(
 
 
 def _is_submitted(plan: Plan) -> bool:
-    """Whether the newest job of this name runs exactly this script."""
+    """Return whether the newest job of this name has this script."""
     try:
         return plan.script_path.read_text(encoding="utf-8") == plan.script
     except OSError:
@@ -81,37 +81,38 @@ def _is_submitted(plan: Plan) -> bool:
 
 
 def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> HlatctlError:
-    """The error that a failed job left behind, or else one that names its exception.
+    """Return the error that a failed job left, or else one that names its exception.
 
     Args:
-        job: which job.
+        job: the job.
         status: how it ended.
-        more_oom_kills: the kernel has killed a process for want of memory meanwhile.
+        more_oom_kills: the kernel has killed a process meanwhile because memory ran out.
     """
     error = load_error(job.error_file)
     if error:
         return error
-    cause = failure_causes.cause_of_job(status, log_tail(job.log, **ENDING_TAIL), more_oom_kills=more_oom_kills)
+    tail = log_tail(job.log, **ENDING_TAIL)
+    cause = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills).cause
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
-    said = failure_causes.last_exception(log_tail(job.log))
-    return LaunchError(f"job {job.name}: {how} ({said})", hint=f"see {job.log}", cause=cause)
+    exception = failure_causes.last_exception(log_tail(job.log))
+    return LaunchError(f"job {job.name}: {how} ({exception})", hint=f"see {job.log}", code=cause)
 
 
 def _timed_out(ctx: FlowContext, job: Job, limit: str) -> LaunchError:
     return LaunchError(
-        f"{limit}: job {job.name} has not finished in that time",
-        hint=f"see {job.log}; to give it longer, set that key in {ctx.run.config}, delete the file's last line (its "
+        f"{limit}: job {job.name} did not finish in this time",
+        hint=f"see {job.log}; to extend the limit, set that key in {ctx.run.config}, delete the file's last line (its "
         f"checksum), then `hlatctl resume {ctx.run.run_id}`",
-        cause="hang",
+        code="hang",
     )
 
 
 def log_tail(path: Path, *, lines: int = _LOG_TAIL_LINES, size_bytes: int = _LOG_TAIL_BYTES) -> str:
-    """The last lines of a log that are not blank, as far as they lie in its last bytes."""
+    """Return the last lines that aren't blank of the last bytes of a log; empty if it can't be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size_bytes))
-            found = file.read().decode(errors="replace").splitlines()
+            tail = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return "\n".join([line for line in found if line.strip()][-lines:])
+    return "\n".join([line for line in tail if line.strip()][-lines:])

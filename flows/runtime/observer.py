@@ -1,4 +1,4 @@
-"""How a flow tells a person how it goes, without knowing what they look at."""
+"""The interface through which a flow shows its progress."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hlatctl.run.state import RunState
 
 
 class Observer(Protocol):
-    """Whoever watches a flow; called from the thread that drives it."""
+    """Shows a flow to a person. The flow calls it from the thread that drives it."""
 
     def update(self, state: RunState, config: Config) -> None:
-        """The state has been brought up to date (about twice a second while training)."""
+        """Show the run's state; called about twice a second while training."""
 
     def message(self, text: str) -> None:
-        """A sentence worth a line."""
+        """Show one line of text."""
 
 
 class SilentObserver:
-    """Watches nothing."""
+    """Shows nothing."""
 
     def update(self, state: RunState, config: Config) -> None:
         """Do nothing."""

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM that are kept until they have been acted on.
+"""Keep requests to end (Ctrl-C and SIGTERM) until the flow has handled them.
 
-A handler raises wherever the main thread happens to be; inside a destructor, or inside a library that takes the
-exception for its own, it is lost. So it is also remembered, and whoever waits in a loop asks.
+A signal handler raises wherever the main thread happens to be. In a destructor, or in a library that catches the
+exception, it is lost. So the request is also remembered, and loops that wait check for it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _KEPT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """The requests to end that this process has got and not answered yet."""
+    """The request to end that this process has received and not handled."""
 
     def __init__(self) -> None:
         self._pending: signal.Signals | None = None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Remember requests while this lasts; what would have handled them does so too. The main thread's business."""
+        """Remember requests during the block, and call the former handlers too. Does nothing in other threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -38,7 +38,7 @@ class Signals:
                 signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise what a request has raised already, if that has been lost. Does nothing in other threads."""
+        """Raise the exception of a request that was not handled. Does nothing in other threads."""
         if self._pending is None or threading.current_thread() is not threading.main_thread():
             return
         number = self.take()
@@ -48,7 +48,7 @@ class Signals:
             raise SystemExit(128 + number)
 
     def take(self) -> signal.Signals | None:
-        """The request, which is answered from now on."""
+        """Return the pending request, or None, and mark it as handled."""
         number, self._pending = self._pending, None
         return number
 

@@ -1,4 +1,4 @@
-"""Python processes of ours that are no jobs: they find the packages that this process has, and no others."""
+"""Start Python processes that are not jobs, with the packages of this process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import hlatctl
 
 
 def command(module: str, *argv: str) -> list[str]:
-    """``python -m module argv``, which imports nothing from the working directory."""
+    """Return the words of ``python -m module argv``, which imports nothing from the working directory."""
     return [sys.executable, "-P", "-m", module, *argv]
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment, this process's by default, in which Python finds the packages that this process has."""
+    """Return an environment, by default this process's, in which Python finds the packages of this process."""
     env = os.environ if env is None else env
     package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
     search_path = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
@@ -33,14 +33,14 @@ def beside(
     stdin: int = subprocess.DEVNULL,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own: Ctrl-C is for the flow, which then has something to finish.
+    """Start a process in a session of its own, so that Ctrl-C reaches only the flow.
 
     Args:
-        words: as ``command`` gives them.
-        output: open file that stdout and stderr go to.
-        env: the whole environment; this process's by default.
-        stdin: as ``subprocess.Popen`` takes it.
-        options: further ones of ``subprocess.Popen``.
+        words: see :func:`command`.
+        output: open file for stdout and stderr.
+        env: the whole environment; by default this process's.
+        stdin: see ``subprocess.Popen``.
+        options: further options of ``subprocess.Popen``.
     """
     return subprocess.Popen(
         words, stdin=stdin, stdout=output, stderr=output, start_new_session=True, env=environment(env), **options

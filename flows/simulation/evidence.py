@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlatctl.run.errors import HlatctlError, PreflightError, StorageError, TrainingError
+from hlatctl.run.errors import DISK_FULL, NONFINITE, HlatctlError, PreflightError, StorageError, TrainingError
 from hlatctl.run.paths import RunPaths
 
 _SUMMARY = """\
@@ -53,7 +53,9 @@ def collective_timeout(host: str) -> Evidence:
 def disk_full(run: RunPaths, step: int, needed_bytes: int) -> Evidence:
     """A checkpoint that must be written finds no room."""
     error = StorageError(
-        f"{run.checkpoint(step)}: needs {needed_bytes} bytes, 0 are free", hint="free space, then resume the run"
+        f"{run.checkpoint(step)}: needs {needed_bytes} bytes, 0 are free",
+        hint="free space, then resume the run",
+        code=DISK_FULL,
     )
     return Evidence(exit_code=error.exit_code, error=error)
 
@@ -63,6 +65,7 @@ def not_finite(step: int) -> Evidence:
     error = TrainingError(
         f"step {step}: loss=nan, grad_norm=nan: not finite; the parameters are not updated with it",
         hint="lower optimizer.lr, or look at the steps before it in the journal",
+        code=NONFINITE,
     )
     return Evidence(exit_code=error.exit_code, error=error)
 

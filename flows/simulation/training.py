@@ -167,8 +167,8 @@ class Training:
         )
         if self._step == self._first + 1 and self._config.backend.compile:
             self._journal.append("compile_cache", hits=0, misses=0, wall_s=step_s)
-        if self._step == self._first + 1 or self._world.steps_are_news:
-            self._clock.news(TRAIN)
+        if self._step == self._first + 1 or self._world.notifies_steps:
+            self._clock.notify(TRAIN)
 
     def _why_checkpoint(self) -> str:
         """As the trainer has it."""
@@ -222,7 +222,7 @@ class Training:
             self._journal.append("checkpoint_deleted", step=gone)
         survives_s = self._config.checkpoint.survived_after_steps * self._step_s
         self._clock.at(self._clock.now_unix_s() + survives_s, partial(self._survived, step))
-        self._clock.news(TRAIN)
+        self._clock.notify(TRAIN)
 
     def _survived(self, step: int) -> None:
         if not self._over and step in self._world.checkpoints.steps:
@@ -261,7 +261,7 @@ class Training:
         if struck.kind == "hang":
             while True:
                 yield from self._pause(_LOOK_S)
-                self._clock.news(TRAIN)
+                self._clock.notify(TRAIN)
         if self._step:  # asked to end: by the flow, or by the cluster's upgrade
             yield from self._save("stop")
         return self._stopped("stop", _PREEMPTED)

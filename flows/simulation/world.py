@@ -53,7 +53,7 @@ class World:
         self.checkpoints = Kept(run, config)
         self.processes: dict[str, Process] = {}
         #: Whether the flow looks at every step event, which takes time: a sweep's, which may prune, does.
-        self.steps_are_news = False
+        self.notifies_steps = False
         #: Until when each host is broken, or slow.
         self.broken: dict[str, float] = {}
         self.slow: dict[str, float] = {}
@@ -121,7 +121,7 @@ class World:
         )
         return self._by_a_person() if unfit or given_up else None
 
-    def pass_without_head(self, seconds: float) -> None:
+    def pass_without_driver(self, seconds: float) -> None:
         """Let time pass in which nobody drives the run."""
         self._driver_is_there = False
         self.clock.sleep(seconds)
@@ -179,7 +179,7 @@ class World:
         if not job.log.is_file():
             self.end_with(job, "", None)
         file.write_text(f"{code}\n", encoding="utf-8")
-        self.clock.news(job.name)
+        self.clock.notify(job.name)
 
 
 #: What reaches the processes that train; the rest shows elsewhere.

@@ -1,7 +1,7 @@
-"""The stages of the flow, one file each: plain functions that know nothing of Prefect.
+"""The stages of the flow, one file each: plain functions that don't depend on Prefect.
 
-A stage is idempotent and keyed by a fingerprint of what it depends on: what is done is skipped with a stage_skipped
-event. ``run_stage`` is the one place that journals how a stage went.
+A stage is idempotent and has a fingerprint of everything that it depends on. If it is done, it is skipped with a
+``stage_skipped`` event. Only ``run_stage`` journals the events of stages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.recovery import policy
 from flows.runtime.context import FlowContext
-from hlatctl.run.errors import HlatctlError, LaunchError, storage_errors
+from hlatctl.run.errors import HlatctlError, LaunchError, storage_errors, to_record
 
 
 def run_stage(
@@ -22,13 +22,13 @@ def run_stage(
     *,
     done: Callable[[], str] = lambda: "",
 ) -> None:
-    """Do a stage's work once; again, if its job ends in a way that a restart may help with (``recovery.*``).
+    """Run a stage unless it is done, and restart it if the restart policy of jobs says so (``recovery.*``).
 
     Args:
         name: of the stage.
-        fingerprint: of what the work depends on.
-        work: does it and returns what is worth telling, as JSON values.
-        done: why nothing is to be done; empty if something is.
+        fingerprint: of everything that the work depends on.
+        work: does the work and returns its outputs, as JSON values.
+        done: returns why the stage is done; empty: it isn't.
     """
     why = done()
     if why:
@@ -47,7 +47,7 @@ def run_stage(
 
 
 def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Do the work until it is done, or has failed in a way that no restart helps with; journal each failure."""
+    """Do the work until it succeeds or must not be restarted; journal each failure."""
     ends: list[LaunchError] = []
     while True:
         try:
@@ -55,20 +55,14 @@ def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[s
                 return work()
         except HlatctlError as error:
             decision = None
-            if isinstance(error, LaunchError) and error.cause:
+            if isinstance(error, LaunchError) and error.code:
                 ends.append(error)
                 decision = policy.decide_job(ends, ctx.config.recovery)
                 error.message = f"{error.message}; {decision.why}"
             restart = decision is not None and decision.action == "restart"
-            ctx.event(
-                "stage_failed",
-                stage=name,
-                fingerprint=fingerprint,
-                error=type(error).__name__,
-                message=error.message,
-                hint=error.hint,
-                restart=restart,
-            )
+            fields: dict[str, Any] = to_record(error)
+            fields["error"] = fields.pop("type")
+            ctx.event("stage_failed", stage=name, fingerprint=fingerprint, restart=restart, **fields)
             if decision is None or not restart:
                 raise
             ctx.message(f"{name}: {error.message}" + (f" in {decision.wait_s:g} s" if decision.wait_s else ""))

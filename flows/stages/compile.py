@@ -1,4 +1,4 @@
-"""Compile and warm cache: graphs are compiled once into a shared cache, then brought to every worker's own disk."""
+"""Compile and warm cache: compile graphs into a shared cache, then copy them to every worker's own disk."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from hlatctl.run.errors import CompileError
 from hlatctl.run.provenance import package_versions
 from hlatctl.run.reading import reading
 
-#: What a node that compiled leaves in its folder.
+#: The file with a node's compile times, in its folder.
 REPORT = "report.json"
-#: Packages whose version enters a compiled graph.
+#: Packages whose versions compiled graphs depend on.
 _GRAPH_PACKAGES = ("hlatctl", "triton", *NEURON_PACKAGES)
 
 
 def graph_key(config: Config) -> str:
-    """Fingerprint of the graphs of a configuration with the software installed here."""
+    """Return the fingerprint of a configuration's graphs with the software installed here."""
     return fingerprint.graph_fingerprint(config, package_versions(_GRAPH_PACKAGES))
 
 
 def shared_cache(config: Config) -> Path:
-    """Where a configuration's graphs are kept for all runs."""
+    """Return the folder of a configuration's graphs that all runs share."""
     return cache_root(config) / "compile" / graph_key(config)
 
 
 def local_cache(config: Config) -> Path:
-    """Where they are on each worker's own disk."""
+    """Return the folder of a configuration's graphs on each worker's own disk."""
     return Path(config.cluster.worker_cache_dir) / "compile" / graph_key(config)
 
 
 def nothing_ahead(config: Config) -> str:
-    """Why no graph of a configuration is compiled before training; empty if graphs are."""
+    """Return why no graph is compiled before training; empty: graphs are compiled."""
     if not config.backend.compile:
         return "backend.compile=false"
     if config.backend.name == "nxd" and config.backend.device == "cpu":
@@ -53,27 +53,17 @@ def nothing_ahead(config: Config) -> str:
 
 
 def compile_graphs(ctx: FlowContext) -> None:
-    """Fill the shared cache by a short graph-extraction run of the trainer."""
+    """Fill the shared cache with a short run of the trainer that extracts the graphs."""
     key, shared = graph_key(ctx.config), shared_cache(ctx.config)
 
     partial = shared.with_name(f".{key}.{ctx.run.run_id}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a head that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a driver that was killed
 
     def work() -> dict[str, Any]:
         make_private(partial)
-        job = ctx.job(
-            "compile",
-            "-m",
-            "trainer",
-            "--run-dir",
-            os.fspath(ctx.run.root),
-            "--attempt",
-            "0",
-            "--compile-only",
-            distributed=True,
-            env=cache_env(ctx.config, partial),
-            wrapper=_wrapper(ctx.config, partial),
-        )
+        argv = ("-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only")
+        env, wrapper = cache_env(ctx.config, partial), _wrapper(ctx.config, partial)
+        job = ctx.job("compile", *argv, distributed=True, env=env, wrapper=wrapper)
         try:
             run_job(ctx, job)
             graphs = merge_nodes(partial) if job.wrapper else {}
@@ -89,7 +79,7 @@ def compile_graphs(ctx: FlowContext) -> None:
 
 
 def warm_cache(ctx: FlowContext) -> None:
-    """Bring the shared cache to each worker's own disk, compared as it is copied; note where the trainer finds it."""
+    """Copy the shared cache to each worker's own disk, verified, and record where it is."""
     key, shared, local = graph_key(ctx.config), shared_cache(ctx.config), local_cache(ctx.config)
 
     def work() -> dict[str, Any]:
@@ -100,26 +90,26 @@ def warm_cache(ctx: FlowContext) -> None:
         return record
 
     def done() -> str:
-        lacking = "" if (shared / MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
-        return nothing_ahead(ctx.config) or lacking
+        missing = "" if (shared / MANIFEST).is_file() else "no graphs were compiled (no C++ compiler)"
+        return nothing_ahead(ctx.config) or missing
 
     run_stage(ctx, "warm_cache", key, work, done=done)
 
 
 def cache_env(config: Config, folder: Path) -> dict[str, str]:
-    """The variable that makes the compiler keep its graphs in a folder."""
+    """Return the variable that sets the compiler's cache folder."""
     return {cache_variable(config): os.fspath(folder)}
 
 
 def _wrapper(config: Config, folder: Path) -> tuple[str, ...]:
-    """What starts the short run on each node so that its graphs are extracted and compiled side by side."""
+    """Return the program that extracts and compiles a node's graphs in parallel; empty: none."""
     if config.backend.name != "nxd":
         return ()
     return ("-m", "trainer.neuron.parallel_compile", "--to", os.fspath(folder), "--")
 
 
 def _publish(partial: Path, shared: Path) -> dict[str, Any]:
-    """Move a filled cache to its place, whole; another run may have been quicker, and equal keys mean equal graphs."""
+    """Rename a filled cache to its final name, unless another run already did: equal keys mean equal graphs."""
     if not (partial / MANIFEST).is_file():
         return {"files": 0}
     with reading(partial / MANIFEST):
@@ -130,13 +120,13 @@ def _publish(partial: Path, shared: Path) -> dict[str, Any]:
 
 
 def merge_nodes(folder: Path) -> dict[str, Any]:
-    """Bring the complete modules that each node has compiled into one cache, described by its manifest.
+    """Move the complete modules of all nodes into one cache, and write its manifest.
 
     Args:
-        folder: with ``node-<host>/`` of each node; they are gone afterwards.
+        folder: contains ``node-<host>/`` of each node; these folders are removed.
 
     Returns:
-        How many graphs of how many nodes there are, and what the slowest took.
+        The numbers of graphs and nodes, and the time of the slowest graph.
 
     Raises:
         CompileError: nodes had different compilers, or compiled nothing.
@@ -144,9 +134,9 @@ def merge_nodes(folder: Path) -> dict[str, Any]:
     nodes = sorted(folder.glob("node-*"))
     compilers = {path.name for node in nodes for path in node.glob("neuronxcc-*")}
     if len(compilers) != 1:
-        found = ", ".join(sorted(compilers)) or "none"
+        versions = ", ".join(sorted(compilers)) or "none"
         raise CompileError(
-            f"the compilers of {len(nodes)} nodes: {found}; all nodes must have one and the same",
+            f"compilers of {len(nodes)} nodes: {versions}; all nodes must have the same",
             hint="install the same neuronx-cc on every node",
         )
     slowest_s = [_slowest_s(node / REPORT) for node in nodes if (node / REPORT).is_file()]

@@ -1,7 +1,7 @@
 """Coverage gate: before training, a few steps in a scratch folder must find every graph in the cache.
 
-They run on the nodes of the run, all of them: which processes reduce with which others is part of PyTorch/XLA's graphs,
-so fewer nodes would visit other graphs. They are given back at once if a graph is missing.
+The steps run on all nodes of the run: PyTorch/XLA's graphs contain the process groups, so fewer nodes would need other
+graphs.
 """
 
 from __future__ import annotations
@@ -22,23 +22,17 @@ STAGE = "coverage"
 
 
 def check_coverage(ctx: FlowContext) -> None:
-    """Let a short attempt look for every graph; raises CompileError that names a graph which is missing."""
+    """Check with a short attempt that every graph is in the cache.
+
+    Raises:
+        CompileError: names a missing graph.
+    """
     key = graph_key(ctx.config)
 
     def work() -> dict[str, Any]:
         ctx.run.coverage.unlink(missing_ok=True)
-        job = ctx.job(
-            STAGE,
-            "-m",
-            "trainer",
-            "--run-dir",
-            os.fspath(ctx.run.root),
-            "--attempt",
-            "0",
-            "--check-coverage",
-            distributed=True,
-            env=cache_env(ctx.config, local_cache(ctx.config)),
-        )
+        argv = ("-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--check-coverage")
+        job = ctx.job(STAGE, *argv, distributed=True, env=cache_env(ctx.config, local_cache(ctx.config)))
         limit_s = ctx.config.recovery.start_timeout_s
         run_job(ctx, job, timeout_s=limit_s, timeout_key="recovery.start_timeout_s")
         with reading(ctx.run.coverage):
@@ -61,5 +55,5 @@ def check_coverage(ctx: FlowContext) -> None:
 
 
 def no_coverage(config: Config) -> str:
-    """Why the configuration asks for no such look; empty if it does."""
+    """Return why the configuration needs no coverage gate; empty: it does."""
     return nothing_ahead(config) or ("" if config.backend.coverage_gate else "backend.coverage_gate=false")

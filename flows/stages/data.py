@@ -1,4 +1,4 @@
-"""Data: the corpus as Arrow and the tokenizer as a folder, prepared once and shared by runs."""
+"""Data: prepare the corpus as Arrow files and the tokenizer as a folder, once for all runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hlatctl.run.reading import reading
 
 
 def prepare_data(ctx: FlowContext) -> None:
-    """Prepare corpus and tokenizer, and note in the run directory which ones it trains on."""
+    """Prepare corpus and tokenizer, and describe them in the run directory."""
     key = fingerprint.data_fingerprint(ctx.config)
     folder = cache_root(ctx.config) / "data" / key
     description = folder / "dataset.json"
@@ -47,21 +47,21 @@ def prepare_data(ctx: FlowContext) -> None:
 
 
 def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
-    """A run that goes on must go on with the corpus that it began with."""
+    """Raise an error if the run has a corpus and this is another one."""
     if not ctx.run.dataset.is_file():
         return
-    with reading(ctx.run.dataset, hint="restore it from a copy: it says which corpus the run was trained on"):
+    with reading(ctx.run.dataset, hint="restore it from a copy: it identifies the run's corpus"):
         before = files.read_json(ctx.run.dataset)["fingerprint"]
     check_same_corpus(before, dataset, read_events(ctx.run))
 
 
 def _warn(ctx: FlowContext, dataset: dict[str, Any]) -> None:
-    """Journal, once, what a person should know of the corpus: what is left out, and what is repeated too often."""
-    told = [*dataset.get("warnings", []), *(found.warning for found in epochs(ctx.config, dataset) if found.warning)]
+    """Journal each warning about the corpus once: skipped data, and sources that are repeated too often."""
+    warnings = [*dataset.get("warnings", []), *(row.warning for row in epochs(ctx.config, dataset) if row.warning)]
     if count := dataset.get("corrupt_count", 0):  # `data.on_corrupt=skip`
         first = dataset["corrupt"][0]
-        told.append(f"data: {count} damaged rows or stretches of files are left out, the first: {first}")
-    for message in told:
+        warnings.append(f"data: {count} damaged rows or parts of files are skipped, the first: {first}")
+    for message in warnings:
         if message not in ctx.state.warnings:
             ctx.event("warning", message=message)
             ctx.message(message)

@@ -1,4 +1,4 @@
-"""Evaluate: one milestone's checkpoint, exported and judged in processes of their own while training goes on."""
+"""Evaluate: export one milestone's checkpoint and evaluate it, in separate processes beside training."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hlatctl.run.scores import in_words
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a person has asked for, where it is not the run itself that evaluates its milestone.
+    """What ``hlatctl eval`` asks for; the run's own flow asks for nothing special.
 
     Args:
-        contract: that the evaluation is made under.
-        new_contract: it may be another one than the run has had.
-        model: a Hugging Face folder from elsewhere; None: the milestone's checkpoint.
+        contract: the contract of the evaluation.
+        new_contract: the contract may be new to the run.
+        model: the folder of an external Hugging Face model; None: the milestone's checkpoint.
     """
 
     contract: str
@@ -34,17 +34,17 @@ class Asked:
 
 
 def due_milestones(ctx: FlowContext) -> list[int]:
-    """Milestones (tokens) that have been announced and not been evaluated; a resumed run tries failed ones again."""
+    """Return the announced milestones (tokens) that aren't evaluated, including failed ones."""
     state, own = ctx.refresh(), set(ctx.config.milestones.values())
-    found = [m.milestone_tokens for m in state.milestones.values() if m.status != "evaluated"]
-    return sorted(tokens for tokens in found if tokens in own)
+    pending = [m.milestone_tokens for m in state.milestones.values() if m.status != "evaluated"]
+    return sorted(tokens for tokens in pending if tokens in own)
 
 
 def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | None = None) -> str:
-    """Judge a milestone's checkpoint, trying again after a failure; never raises what would stop training.
+    """Evaluate a milestone's checkpoint, with retries after failures; a failure doesn't stop training.
 
     Returns:
-        ``evaluated``, or ``failed``, or another status of the milestone if the run stops meanwhile.
+        ``evaluated``, ``failed``, or the milestone's status if the run stops meanwhile.
 
     Raises:
         KeyboardInterrupt, SystemExit: this process is asked to end.
@@ -64,26 +64,26 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
             step = ctx.state.milestones[milestone_tokens].step
             final = number == tries
             ctx.event("eval_failed", milestone_tokens=milestone_tokens, step=step, message=error.message, final=final)
-            again = "given up" if final else "trying again"
-            ctx.message(f"{title(milestone_tokens)} failed, {again}: {error.message}")
+            retry = "no further retry" if final else "retrying"
+            ctx.message(f"{title(milestone_tokens)} failed, {retry}: {error.message}")
             if final:
                 return "failed"
     return ctx.refresh().milestones[milestone_tokens].status
 
 
 def _tell_cut_short(ctx: FlowContext, milestone_tokens: int) -> None:
-    """Journal that an evaluation was cut short because the run, or this process, stops; it is due again."""
+    """Journal that an evaluation was interrupted because the run or this process stops; it is pending again."""
     milestone = ctx.refresh().milestones[milestone_tokens]
     if milestone.progress:
         ctx.event("eval_stopped", milestone_tokens=milestone_tokens, step=milestone.step)
-        ctx.message(f"{title(milestone_tokens)}: cut short; it is evaluated after `hlatctl resume {ctx.run.run_id}`")
+        ctx.message(f"{title(milestone_tokens)}: interrupted; it is evaluated after `hlatctl resume {ctx.run.run_id}`")
 
 
 def weights_of(ctx: FlowContext, milestone_tokens: int, asked: Asked | None = None) -> str:
-    """What names the weights: the checkpoint's manifest, or the model's files.
+    """Return the SHA-256 of the checkpoint's manifest, or of the external model's files.
 
     Raises:
-        CheckpointError: the checkpoint is gone.
+        CheckpointError: the checkpoint doesn't exist.
     """
     if asked and asked.model:
         return fingerprint(asked.model)
@@ -91,13 +91,13 @@ def weights_of(ctx: FlowContext, milestone_tokens: int, asked: Asked | None = No
 
 
 def title(milestone_tokens: int) -> str:
-    """How messages call an evaluation; a model from elsewhere has no tokens."""
+    """Return the name of an evaluation for messages; an external model has no tokens."""
     return f"evaluation at {milestone_tokens:,} tokens" if milestone_tokens else "evaluation"
 
 
 def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: Asked | None) -> None:
     weights = weights_of(ctx, milestone_tokens, asked)
-    # Whoever evaluates the same milestone besides has files of its own; the lease says who works.
+    # Two flows may evaluate the same milestone: their files differ, and the lease lets one of them work.
     own = f"-{asked.contract[:8]}" if asked else ""
     model = asked.model if asked and asked.model else ctx.run.eval(milestone_tokens) / f"model{own}"
     run_dir, step = os.fspath(ctx.run.root), str(ctx.state.milestones[milestone_tokens].step)
@@ -105,49 +105,35 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     if not (model / "config.json").is_file():
         export = ("-m", "trainer.convert.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(model))
         _run_beside_training(ctx, int(step), f"export-{milestone_tokens}{own}", *export)
-    judge = (
-        "-m",
-        "eval",
-        "--run-dir",
-        run_dir,
-        "--milestone-tokens",
-        str(milestone_tokens),
-        "--step",
-        step,
-        "--model",
-        os.fspath(model),
-        "--weights",
-        weights,
-        "--try",
-        str(number),
-    )
     name = f"eval-{milestone_tokens}{own}"
-    asked_words = _asked_words(ctx, name, asked) if asked else ()
-    _run_beside_training(ctx, int(step), name, *judge, *asked_words, reattach=True)
+    argv = ["-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step]
+    argv += ["--model", os.fspath(model), "--weights", weights, "--try", str(number)]
+    argv += _asked_words(ctx, name, asked) if asked else ()
+    _run_beside_training(ctx, int(step), name, *argv, reattach=True)
     if not (asked and asked.model):
         shutil.rmtree(model, ignore_errors=True)
     milestone = ctx.refresh().milestones[milestone_tokens]
-    judged = milestone.judgements.get(asked.contract) if asked else None
-    scores = judged.scores if judged else milestone.scores
+    other = milestone.judgements.get(asked.contract) if asked else None
+    scores = other.scores if other else milestone.scores
     ctx.message(f"{title(milestone_tokens)}: {in_words(scores)}")
 
 
 def _run_beside_training(ctx: FlowContext, step: int, name: str, *argv: str, reattach: bool = False) -> None:
-    """Run a job that yields to training while there is any.
+    """Run a job, at low priority while training runs.
 
-    A process without rights can't raise its own weight again. So what still runs when training ends is started anew, at
-    the ordinary weight: an evaluation keeps its finished tasks and its generated answers.
+    An unprivileged process can't raise its own priority. So a job that is still running when training ends is restarted
+    at normal priority: an evaluation keeps its finished tasks and generated answers.
     """
     if _yields(ctx, step):
         until = (lambda: not _yields(ctx, step)) if ctx.launcher.weighs_jobs else None
         if run_job(ctx, ctx.job_beside_training(name, *argv), reattach=reattach, until=until):
             return
-        ctx.message(f"{name}: starts again, for training has ended and leaves it all processors")
+        ctx.message(f"{name}: restarted at normal priority, because training has ended")
     run_job(ctx, ctx.job(name, *argv), reattach=reattach)
 
 
 def _yields(ctx: FlowContext, step: int) -> bool:
-    """Whether there is training that the evaluation of this step's checkpoint could slow."""
+    """Return whether an evaluation of this step's checkpoint could slow training."""
     attempt = ctx.state.attempt
     is_trained = step >= ctx.config.total_steps or (attempt is not None and attempt.cause == "finished")
     return not is_trained and (ctx.heeds_stop or driver_pid(ctx.run) not in (None, os.getpid()))

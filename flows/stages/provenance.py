@@ -1,4 +1,4 @@
-"""Provenance: where the run comes from, written before anything is done."""
+"""Provenance: write the run's code, configuration and environment before any work."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
         return {"commit": (record["git"] or {}).get("commit")}
 
     def done() -> str:
-        return "recorded when the run was made" if ctx.run.provenance.is_file() else ""
+        return "recorded when the run was created" if ctx.run.provenance.is_file() else ""
 
     run_stage(ctx, "provenance", fingerprint.config_fingerprint(ctx.config), work, done=done)
 
 
 def _initial_weights(config: Config) -> dict[str, str] | None:
-    """Where the run's first weights come from; the manifest holds the checksum of every file of theirs."""
+    """Return the path of the run's initial weights and the SHA-256 of their manifest; None: random weights."""
     if config.train.init_from is None:
         return None
     manifest = Path(config.train.init_from) / MANIFEST
@@ -41,7 +41,7 @@ def _initial_weights(config: Config) -> dict[str, str] | None:
 
 
 def add_data_fingerprints(ctx: FlowContext, dataset: dict[str, Any]) -> None:
-    """Complete ``provenance.json`` with the corpus's and the tokenizer's fingerprints, once they are known."""
+    """Add the fingerprints of corpus and tokenizer to ``provenance.json``."""
     hint = f"move it away; `hlatctl resume {ctx.run.run_id}` records it again"
     with reading(ctx.run.provenance, hint=hint):
         record = dict(files.read_json(ctx.run.provenance))

@@ -1,4 +1,4 @@
-"""Report: figures, tables and a page, from the journal."""
+"""Report: write figures, tables and a page from the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flows.stages import run_stage
 
 
 def write_report(ctx: FlowContext) -> None:
-    """Build the run's report; always anew, for the journal has grown."""
+    """Build the run's report."""
     from hlatctl.report import build
 
     def work() -> dict[str, Any]:

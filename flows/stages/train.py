@@ -1,7 +1,7 @@
-"""Train: attempts, one after another, until the last step is done, somebody asks to stop, or recovery gives up.
+"""Train: run attempts until training is finished, a stop is requested, or the restart policy stops.
 
-While an attempt runs, this stage watches its journal: it shows progress, announces milestones and hands them to the
-evaluator, and ends an attempt that hangs. The job does not depend on it: a head that dies re-attaches through the
+While an attempt runs, this stage reads its journal: it shows progress, announces milestones and hands them to the
+evaluator, and ends an attempt that hangs. The job doesn't depend on it: the next driver re-attaches through the
 journalled handle.
 """
 
@@ -27,17 +27,17 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import AttemptState
 
-#: A milestone to evaluate: its tokens.
+#: Takes the tokens of a milestone to evaluate.
 OnMilestone = Callable[[int], None]
 
 STOP_GRACE_S = 60.0
 _POLL_S = 0.5
-#: For stacks to reach the logs before the processes are ended.
+#: Time for stacks to reach the logs before the processes are ended.
 _STACKS_S = 2.0
 
 
 def next_attempt(ctx: FlowContext) -> int | None:
-    """The number of the attempt to watch or to start, or None if training is done."""
+    """Return the number of the attempt to watch or to start; None: training is finished."""
     newest = ctx.refresh().attempt
     if newest is None:
         return 1
@@ -47,12 +47,12 @@ def next_attempt(ctx: FlowContext) -> int | None:
 
 
 def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> policy.Decision:
-    """Start an attempt, or re-attach to it, and see it to its end.
+    """Start an attempt, or re-attach to it, wait for its end, and return what follows.
 
     Raises:
-        StoppedError: somebody asked to stop, here by an interrupt or elsewhere by ``hlatctl stop``.
-        TrainingError: the restart policy gave up.
-        PreflightError: a node that has come under suspicion is not fit any more.
+        StoppedError: a stop was requested, by an interrupt or by ``hlatctl stop``.
+        TrainingError: the restart policy stopped the run.
+        PreflightError: a suspect node failed its new measurement.
         HlatctlError: the error that the trainer left for a person.
     """
     newest = ctx.state.attempt
@@ -66,34 +66,21 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     job = dataclasses.replace(job, excluded_hosts=ctx.place().left_out)
     handle = _start(ctx, job, number, ceiling) if is_new else _attach(ctx, number)
     status = _watch(ctx, handle, on_milestone)
-    # Whatever is left of it must not write beside its successor.
+    # No process of it may write beside the next attempt.
     ctx.launcher.cancel(handle, grace_s=0)
     return _conclude(ctx, job, status)
 
 
 def training_job(config: Config, run: RunPaths, number: int, *, max_checkpoint_step: int | None = None) -> Job:
-    """The job of one training attempt, which loads no newer checkpoint than it may; pure."""
+    """Return the job of one attempt, which loads no checkpoint after ``max_checkpoint_step``; pure."""
     env = cache_env(config, local_cache(config)) if config.backend.compile else {}
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
-    return make_job(
-        config,
-        run,
-        "train",
-        "-m",
-        "trainer",
-        "--run-dir",
-        os.fspath(run.root),
-        "--attempt",
-        str(number),
-        *ceiling,
-        attempt=number,
-        distributed=True,
-        env=env,
-    )
+    argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number), *ceiling)
+    return make_job(config, run, "train", *argv, attempt=number, distributed=True, env=env)
 
 
 def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
-    """Hand every milestone whose checkpoint is complete to the evaluator, once."""
+    """Hand each milestone whose checkpoint is complete to the evaluator once."""
     for step, milestone_tokens in sorted(ctx.config.milestones.items()):
         if milestone_tokens in ctx.state.milestones:
             continue
@@ -104,19 +91,19 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
 
 
 def _test_suspects(ctx: FlowContext) -> None:
-    """Measure the nodes again if one of them has come under suspicion since it was measured last."""
+    """Measure the nodes again if the node ledger has suspects among them."""
     usable = set(ctx.hosts).difference(ctx.place().left_out)
     spare = len(usable) > ctx.config.cluster.nodes
     suspects = node_ledger.suspects(node_ledger.read(ctx.ledger), ctx.clock.now_unix_s(), replaceable=spare) & usable
     if suspects:
-        ctx.message(f"nodes: {', '.join(sorted(suspects))} under suspicion; measuring again before the next attempt")
+        ctx.message(f"nodes: {', '.join(sorted(suspects))} failed before; measuring again before the next attempt")
         preflight(ctx)
 
 
 def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Handle:
     plan = ctx.launcher.render(job)
     handle = ctx.launcher.handle(plan)
-    # First the journal, then the job: a head that dies in between finds a handle that says "lost" and starts the next.
+    # The journal before the job: if the driver dies in between, the next one finds the job lost and starts another.
     ctx.event(
         "attempt_started",
         attempt=number,
@@ -157,7 +144,7 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
             if hang:
                 _end_hung(ctx, handle, hang)
                 continue
-            ctx.clock.wait_for_news(_POLL_S, handle.name)
+            ctx.clock.wait_for_event(_POLL_S, handle.name)
         except KeyboardInterrupt:
             ctx.signals.take()
             if stopping:
@@ -168,26 +155,26 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
 
 
 class _Silence:
-    """How long an attempt has shown no life, by this process's clock: others' may differ, or be set.
+    """Measures how long an attempt has shown no sign of life, by this process's clock: those of nodes may differ.
 
-    Events are life, and so is the heartbeat of their file: a full disk takes no events.
+    Signs of life are events, and the modification time of their file: a full disk takes no events.
     """
 
     def __init__(self, ctx: FlowContext) -> None:
         self._run, self._clock = ctx.run, ctx.clock
-        self._life, self._since_s = (-1, 0), 0.0
+        self._signs, self._since_s = (-1, 0), 0.0
 
     def length_s(self, attempt: AttemptState) -> float:
-        """Since the last sign of life of its processes was seen, or since this began."""
-        now_s, life = self._clock.monotonic_s(), (attempt.train_events, heartbeat(self._run, train_writer(0)))
-        if life != self._life:
-            self._life, self._since_s = life, now_s
+        """Return the seconds since the last sign of life, or since the first call."""
+        now_s, signs = self._clock.monotonic_s(), (attempt.train_events, heartbeat(self._run, train_writer(0)))
+        if signs != self._signs:
+            self._signs, self._since_s = signs, now_s
         return now_s - self._since_s
 
 
 def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
     stacks = ctx.launcher.dump_stacks(handle)
-    # Journalled before anything is ended: a head that dies now leaves the cause to the next one.
+    # Journalled before the attempt is ended, so that the next driver knows the cause if this one dies now.
     ctx.event("hang", evidence=hang, stacks=stacks)
     ctx.message(f"hang: {hang}; {stacks}")
     ctx.clock.sleep(_STACKS_S)
@@ -247,12 +234,12 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
 
 
 def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending, failed_host: str) -> tuple[str, ...]:
-    """Enter what the attempt showed of the nodes into the ledger; the hosts that it leaves out because of that."""
+    """Add the attempt's failure and slow nodes to the ledger; return the hosts that it newly leaves out."""
     attempt = ctx.state.attempts[-1]
     for straggler in attempt.stragglers:
         ctx.hold_against([straggler["host"]], "straggler", straggler["message"], attempt=attempt.number)
     used = [host for host in ctx.hosts if host not in job.excluded_hosts][: ctx.config.cluster.nodes]
-    # Of several hosts one is blamed only by name; none must answer for its neighbour.
+    # Of several hosts only the one that torchrun names is blamed.
     blamed = used if len(used) == 1 else [host for host in used if host == failed_host]
     if ending.cause in failure_causes.NODE_CAUSES and blamed:
         ctx.hold_against(blamed[:1], "failure", ending.signature, attempt=attempt.number)

@@ -1,4 +1,4 @@
-"""Validate: the configuration's rules, and whether the corpus and tokenizer that it names are there and readable."""
+"""Validate: check the configuration's rules, and that its corpus, tokenizer and suite are usable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMEOUT_S = 120
 
 
 def validate(ctx: FlowContext) -> None:
-    """Check the configuration and its inputs; tell what of this process's environment it overrides."""
+    """Check the configuration and its inputs; report variables of this process that it overrides."""
 
     def work() -> dict[str, Any]:
         for collision in environment.collisions(ctx.config, os.environ):
@@ -40,26 +40,26 @@ def validate(ctx: FlowContext) -> None:
 
 
 def check(config: Config, *, begun: bool = False) -> None:
-    """Check a configuration and the files that it names; of a rehearsal the configuration alone. Makes nothing.
+    """Check a configuration and the files that it names; of a dry run only the configuration.
 
     Args:
         config: of a run.
-        begun: the run has a checkpoint of its own, so that its initial weights are needed no more.
+        begun: the run has a checkpoint, so it doesn't need its initial weights.
 
     Raises:
         ConfigError: a rule is broken, the devices' memory is too small, the suite has no task of that name, or the
-            initial weights are another model's.
+            initial weights belong to another model.
         DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
-        DependencyError: a package of the suite or of its runner is missing, or the Neuron stack is another one.
+        DependencyError: a package of the suite or of its runner is missing, or the Neuron stack doesn't match.
         CheckpointError: the initial weights are incomplete.
     """
     conf.validate.validate(config)
     check_memory(config)
     problem = environment.software_problem(config, package_versions(environment.NEURON_PACKAGES))
     if problem:
-        raise DependencyError(problem, hint="an environment of its own for each stack: docs/neuron.md, version matrix")
+        raise DependencyError(problem, hint="use one environment per stack; see docs/neuron.md, version matrix")
     if is_mock(config):
-        return  # corpus, weights and the suite's packages are the cluster's, and CI has none of them
+        return  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
     if not begun:
         check_initial_weights(config, checksums=False)
     if config.data.inputs or config.tokenizer.path:
@@ -69,12 +69,12 @@ def check(config: Config, *, begun: bool = False) -> None:
 
 
 def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:
-    """Refuse what could only be simulated, where nobody has asked for a simulation.
+    """Refuse a configuration that can only be simulated, unless a dry run was asked for.
 
     Args:
-        config: as composed.
-        hint: what a person can do instead.
-        done: what would not be done to the model.
+        config: the composed configuration.
+        hint: what to do instead.
+        done: the work that would not be done.
 
     Raises:
         ConfigError: its jobs would be simulated.

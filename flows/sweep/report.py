@@ -17,7 +17,7 @@ from hlatctl.report.sweep import arms, best, distance
 from hlatctl.report.sweep_figures import Curve
 from hlatctl.report.sweep_page import Winner
 from hlatctl.run import files
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import cannot_write
 from hlatctl.run.fold import fold as fold_run
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import SweepPaths
@@ -46,7 +46,7 @@ def build(sweep: SweepPaths) -> Path:
         files.write_text(sweep.report / "summary.md", sweep_page.markdown(state, importances, winner))
         files.write_text(sweep.report / "index.html", sweep_page.render(state, drawn, winner))
     except OSError as error:
-        raise StorageError(f"{sweep.report}: can't be written ({error.strerror})") from None
+        raise cannot_write(sweep.report, error) from None
     return sweep.report / "index.html"
 
 

@@ -162,7 +162,7 @@ class Trial:
 
 def _player(ctx: FlowContext) -> _Player:
     assert ctx.world is not None
-    ctx.world.steps_are_news = True  # the pruner needs them
+    ctx.world.notifies_steps = True  # the pruner needs them
     return _Player(ctx.clock)
 
 

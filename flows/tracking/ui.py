@@ -23,7 +23,7 @@ from flows.tracking import local_server, prefect_api, ui_record
 from flows.tracking.local_server import HOST
 from flows.tracking.ui_record import UiRecord
 from hlatctl.run import files
-from hlatctl.run.errors import LaunchError, PortInUseError, StorageError
+from hlatctl.run.errors import LaunchError, PortInUseError, cannot_write
 
 #: On a busy machine, importing both servers takes minutes.
 _START_TIMEOUT_S = 600.0
@@ -131,7 +131,7 @@ def _make_folders(runs_dir: Path, prefect_home: Path) -> None:
         for folder in (ui_record.ui_dir(runs_dir), prefect_home):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"runs_dir={runs_dir}: can't be written ({error.strerror})") from None
+        raise cannot_write(f"runs_dir={runs_dir}", error) from None
 
 
 def _bound(name: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ from hlatctl.cache.manifest import Entry
 from hlatctl.cache.store import Folder
 from hlatctl.cache.transfer import sha256_of
 from hlatctl.cache.verify import verify
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 
 
 def export(folder: Path, to: Path) -> int:
@@ -44,7 +44,7 @@ def export(folder: Path, to: Path) -> int:
                     _add(archive, entry["path"], file)
         temporary.replace(to)
     except OSError as error:
-        raise StorageError(f"{to}: can't be written ({error.strerror})") from None
+        raise cannot_write(to, error) from None
     finally:
         temporary.unlink(missing_ok=True)
     return len(whole)

@@ -11,7 +11,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 
 _ROOT = 0
 _RULE = "compiled graphs are code, and are only taken from where no other user can put any"
@@ -29,10 +29,8 @@ def make_private(folder: Path) -> None:
         for missing in reversed([path for path in (folder, *folder.parents) if not os.path.lexists(path)]):
             missing.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"{folder}: can't be written ({error.strerror})",
-            hint="use another folder (cluster.worker_cache_dir, runs_dir, --to)",
-        ) from None
+        hint = "use another folder (cluster.worker_cache_dir, runs_dir, --to)"
+        raise cannot_write(folder, error, hint=hint) from None
     require_own(folder)
 
 

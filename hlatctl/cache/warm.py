@@ -24,7 +24,7 @@ from hlatctl.cache.store import Folder, Store
 from hlatctl.cache.transfer import BrokenError, copy_checked, sha256_of
 from hlatctl.cache.trust import make_private
 from hlatctl.cache.verify import move_aside
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.lease import Holder, hold
 
 #: Ours, within a cache: files on their way, and the lock of who fills it.
@@ -206,10 +206,8 @@ def _words_for_writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         shutil.rmtree(target / COPYING, ignore_errors=True)
-        raise StorageError(
-            f"{target}: can't be written ({error.strerror})",
-            hint="free space there, or set cluster.worker_cache_dir to another local folder; what is in place is kept",
-        ) from None
+        hint = "free space there, or set cluster.worker_cache_dir to another local folder; what is in place is kept"
+        raise cannot_write(target, error, hint=hint) from None
 
 
 def _wait(_: Holder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from hlatctl.cli.common import Json, Overrides, columns, print_json, say
 from hlatctl.run.errors import ConfigError, TrainingError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.suggest import suggest
 
 _EXPERIMENT = "experiment="
 
@@ -79,6 +79,4 @@ def show(run: RunPaths, *, as_json: bool) -> None:
 
 def _check(name: str, known: list[str]) -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"--fault={name}: no such fault", hint=f"{hint}known: {', '.join(known)}")
+        raise ConfigError(f"--fault={name}: no such fault", hint=suggest(name, known))

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from conf.schema import Config
+from conf.schema import Config, PrecisionName
 from conf.validate import validate
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.step_time import StepTime, missing, step_time
@@ -16,7 +16,7 @@ from hlatctl.run.errors import ConfigError
 
 _CHECKPOINTING = ("none", "selective", "full")
 #: Number formats whose training is known to be sound (HLAT, arXiv 2404.10630, section 3.3); plain BF16 diverged.
-_PRECISIONS = ("fp32", "mixed", "bf16_sr")
+_PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "mixed", "bf16_sr")
 _DATA_PARALLEL = {"torch_native": ("replicate", "fsdp"), "nxd": ("replicate", "zero1")}
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
@@ -70,7 +70,7 @@ def _rank(candidate: Candidate) -> tuple[float, int]:
     return candidate.time.total_s, candidate.memory.need_bytes
 
 
-def _fitting(config: Config, precision: str) -> list[Candidate]:
+def _fitting(config: Config, precision: PrecisionName) -> list[Candidate]:
     config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, name=precision))
     if missing(config):
         return []

@@ -12,7 +12,7 @@ from hlatctl.report import drill, figures, page, summary
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.report.numbers import numbers
 from hlatctl.run import files
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import cannot_write
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
@@ -41,7 +41,7 @@ def build(run: RunPaths) -> Path:
         files.write_text(run.report / "summary.md", summary.render(found, time))
         files.write_text(run.report / "index.html", html)
     except OSError as error:
-        raise StorageError(f"{run.report}: can't be written ({error.strerror})") from None
+        raise cannot_write(run.report, error) from None
     return run.report / "index.html"
 
 

@@ -21,7 +21,8 @@ Tree (exit code)::
     +-- DamagedFileError (25)   a file that can't be read as what was written
 
 Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
-An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps.
+An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps. Texts are
+for people: programs decide by an error's type and its ``code``.
 """
 
 from __future__ import annotations
@@ -29,10 +30,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+#: Codes of errors that the restart policy treats in a way of their own.
+DISK_FULL, NONFINITE = "disk_full", "nonfinite"
+#: The system's numbers for a disk or a quota without room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 #: Environment variable that tells a launched process where to leave its error for the process that launched it.
 ERROR_FILE_ENV = "HLATCTL_ERROR_FILE"
@@ -46,16 +54,16 @@ class HlatctlError(Exception):
     Args:
         message: what is wrong: the field, its value with unit, the rule, the other value.
         hint: the command or the edit that helps; shown on a line of its own.
+        code: what went wrong, for programs: a cause of ``flows.recovery.failure_causes``, or empty.
     """
 
     exit_code = 1
     #: What its text begins with where a person reads it.
     word = "error"
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint, self.code = message, hint, code
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
@@ -116,17 +124,9 @@ class RunBusyError(HlatctlError):
 
 
 class LaunchError(HlatctlError):
-    """A job that could not be started, or was lost.
-
-    Args:
-        cause: how a job ended that left no error of its own, by the names of ``flows.recovery``; empty if unknown.
-    """
+    """A job that could not be started, or was lost."""
 
     exit_code = 19
-
-    def __init__(self, message: str, *, hint: str = "", cause: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.cause = cause
 
 
 class TrainingError(HlatctlError):
@@ -167,7 +167,21 @@ class DamagedFileError(HlatctlError):
 
 
 #: Failures of a file system that a person can act on: full, over its quota, read-only, broken, closed to us.
-_OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
+_OF_STORAGE = (*FULL, errno.EROFS, errno.EIO, errno.EACCES)
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code of an exception that isn't ours: ``disk_full`` or empty.
+
+    Exceptions of libraries in other languages have the system's text but not its number.
+    """
+    is_full = getattr(error, "errno", None) in FULL or any(os.strerror(number) in str(error) for number in FULL)
+    return DISK_FULL if is_full else ""
+
+
+def cannot_write(place: object, error: OSError, *, hint: str = "") -> StorageError:
+    """Return the error of a place that can't be written."""
+    return StorageError(f"{place}: can't be written ({error.strerror or error})", hint=hint, code=code_of(error))
 
 
 @contextmanager
@@ -178,10 +192,8 @@ def storage_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _OF_STORAGE:
             raise
-        raise StorageError(
-            f"{error.filename or 'a file'}: can't be written ({error.strerror})",
-            hint="free space, or mend the storage, then try again",
-        ) from None
+        hint = "free space, or repair the storage, then try again"
+        raise cannot_write(error.filename or "a file", error, hint=hint) from None
 
 
 def error_types() -> dict[str, type[HlatctlError]]:
@@ -208,19 +220,43 @@ def run_main(main: Callable[[], int]) -> int:
         return error.exit_code
 
 
+def to_record(error: HlatctlError) -> dict[str, str]:
+    """Return an error as JSON values, for :func:`from_record`."""
+    return {"type": type(error).__name__, "message": error.message, "hint": error.hint, "code": error.code}
+
+
+def from_record(record: dict[str, Any]) -> HlatctlError:
+    """Return the error of a record.
+
+    Raises:
+        KeyError, TypeError: it isn't a record of an error.
+    """
+    name, message = record["type"], str(record["message"])
+    code = str(record["code"]) if "code" in record else _code_without_record(name, message)
+    return error_types()[name](message, hint=str(record["hint"]), code=code)
+
+
 def dump_error(error: HlatctlError, path: Path) -> None:
     """Write an error as JSON, for :func:`load_error`."""
-    record = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(record), encoding="utf-8")
+    temporary.write_text(json.dumps(to_record(error)), encoding="utf-8")
     temporary.replace(path)
 
 
 def load_error(path: Path) -> HlatctlError | None:
-    """The error that a launched process left behind, or None if it left none that can be read."""
+    """Return the error that a launched process left behind, or None if it left none that can be read."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        error_type = error_types()[record["type"]]
-        return error_type(str(record["message"]), hint=str(record["hint"]))
+        return from_record(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+#: How versions whose records had no code described a full disk.
+_FULL_IN_OLD_RECORDS = re.compile(r"No space left on device|Disk quota exceeded|needs \d+ bytes, \d+ are free")
+
+
+def _code_without_record(name: str, message: str) -> str:
+    """Return the code of an error whose record is of a version that wrote none."""
+    if name == "TrainingError":
+        return NONFINITE
+    return DISK_FULL if name == "StorageError" and _FULL_IN_OLD_RECORDS.search(message) else ""

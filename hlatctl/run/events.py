@@ -58,6 +58,7 @@ _TEXTS = (
     "message",
     "reason",
     "cause",
+    "code",
     "evidence",
     "decision",
     "signature",

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.errors import FULL, RunBusyError, StorageError, cannot_write
 from hlatctl.run.events import is_event
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import parse_json
@@ -39,7 +39,6 @@ TRAIN_WRITER = "train-"
 _VERSION = 1
 #: Ends each line, so that a line whose numbers have changed on the disk is no event.
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_UNWRITTEN_BYTES = 64 << 20
 
 
@@ -81,7 +80,7 @@ class JournalWriter:
             run.journal.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
         except OSError as error:
-            raise StorageError(f"{self.path}: can't be written ({error.strerror})") from None
+            raise cannot_write(self.path, error) from None
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             self._file.close()
             raise StorageError(f"{self.path}: can't be written (is not a regular file)", hint="move it away")
@@ -162,7 +161,7 @@ class JournalWriter:
                 self.unwritten = self.unwritten[self._file.write(self.unwritten) :]
             self._full = False
         except OSError as error:
-            self._full = error.errno in _FULL
+            self._full = error.errno in FULL
             if not self._full or len(self.unwritten) > _MAX_UNWRITTEN_BYTES:
                 raise self._not_written(error) from None
             if line:
@@ -170,7 +169,7 @@ class JournalWriter:
                     os.utime(self._file.fileno())
 
     def _not_written(self, error: OSError) -> StorageError:
-        return StorageError(f"{self.path}: can't be written ({error.strerror})", hint="free space, or mend the storage")
+        return cannot_write(self.path, error, hint="free space, or mend the storage")
 
     def _cut_torn_line(self) -> None:
         self._file.seek(0)

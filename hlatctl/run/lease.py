@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.errors import RunBusyError, cannot_write
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, open_regular, parse_json
 
@@ -113,7 +113,7 @@ def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[No
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab+", buffering=0)
     except OSError as error:
-        raise StorageError(f"{path}: can't be written ({error.strerror})") from None
+        raise cannot_write(path, error) from None
     with file:
         while True:
             try:

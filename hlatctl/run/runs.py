@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
 import shutil
@@ -12,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError
+from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError, cannot_write
 from hlatctl.run.paths import RunPaths, SweepPaths, cache_dir, is_reserved, trial_id
 from hlatctl.run.reading import DAMAGED
+from hlatctl.run.suggest import suggest
 
 LATEST = "latest"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -102,9 +102,7 @@ def _make(root: Path, option: str, mode: int) -> None:
             hint=f"`hlatctl resume {run_id}` goes on with it; or use another id",
         ) from None
     except OSError as error:
-        raise StorageError(
-            f"runs_dir={runs_dir}: can't be written ({error.strerror})", hint="choose another with runs_dir="
-        ) from None
+        raise cannot_write(f"runs_dir={runs_dir}", error, hint="choose another with runs_dir=") from None
 
 
 @contextmanager
@@ -146,8 +144,7 @@ def find_run(runs_dir: Path, name: str) -> RunPaths:
     ids = [run.run_id for run in matches or runs]
     if matches:
         raise RunNotFoundError(f"{name}: is the beginning of {len(ids)} runs", hint=f"one of: {', '.join(ids[:5])}")
-    near = difflib.get_close_matches(name, ids, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else "`hlatctl runs` lists them"
+    hint = suggest(name, ids, otherwise="`hlatctl runs` lists them")
     raise RunNotFoundError(f"{name}: no run of that name in {runs_dir}", hint=hint)
 
 

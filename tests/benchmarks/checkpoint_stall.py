@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from conf.compose import compose
 from conf.schema import Config
@@ -63,7 +64,8 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
     stalls_s: dict[str, list[float]] = {"sync": [], "async": []}
     steps_s = []
     managers = {}
-    for mode in stalls_s:
+    modes: tuple[Literal["sync", "async"], ...] = ("sync", "async")
+    for mode in modes:
         run = RunPaths(folder / mode)
         own = replace(config, checkpoint=replace(config.checkpoint, mode=mode, keep=1))
         managers[mode] = CheckpointManager(own, run, backend, JournalWriter(run, "train-rank00000"))

@@ -74,7 +74,7 @@ def test_only_other_values_collide_and_the_configuration_wins() -> None:
         ('backend.compiler_flags=["-O 1"]', "backend.compiler_flags[0]=-O 1: must be one word\nhint: write --name="),
         ("backend.compiler_flags=[--no_cache]", "backend.compiler_flags[0]=--no_cache: the cache is where cluster."),
         ("backend=torch_native backend.compiler_flags=[-O1]", "backend.compiler_flags=[-O1] and backend.name=torch_"),
-        ("preflight.reserved_ports=[70000]", "preflight.reserved_ports[0]=70000: must be 1 to 65535"),
+        ("preflight.reserved_ports=[70000]", "preflight.reserved_ports[0]=70000: must be at least 1 and at most 65535"),
     ],
 )
 def test_what_can_not_be_asked_for_is_told(override: str, message: str) -> None:

@@ -85,7 +85,7 @@ def test_what_is_kept_is_read_as_it_was_and_not_if_it_was_edited(tmp_path: Path)
         (["seed=1,2", "sweep.prunner=asha"], "sweep.prunner: unknown key", "did you mean sweep.pruner?"),
         (["seed=1,2", "sweep.pruner=best"], "sweep.pruner=best: not known", "median, asha"),
         (["seed=1,2", "sweep.parallel=1,2"], "sweep.parallel=1,2: is a setting of the sweep, and can't be an axis", ""),
-        (["seed=1,2", "sweep.parallel=0"], "sweep.parallel=0: must be at least 1", ""),
+        (["seed=1,2", "sweep.parallel=0"], "sweep.parallel=0: must be greater than 0", ""),
         (["seed=1,2", "sweep.trials=many"], "sweep.trials='many': is str, must be int", ""),
         (["runs_dir=a,b"], "runs_dir=a,b: is the same for all trials of a sweep", ""),
         (["sweep=nothing"], "sweep=nothing: no such sweep", "known: "),

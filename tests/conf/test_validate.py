@@ -52,35 +52,15 @@ def test_the_defaults_are_valid() -> None:
             {"model__num_kv_heads": 3},
             "model.num_heads=4: not divisible by model.num_kv_heads=3\nhint: use a multiple of 3",
         ),
-        ({"train__tokens": 0}, "train.tokens=0: must be greater than 0"),
-        ({"train__tokens": 2**63}, f"train.tokens={2**63}: must be at most {2**63 - 1} (2^63 - 1)"),
-        ({"eval__limit": 2**63}, f"eval.limit={2**63}: must be at most {2**63 - 1} (2^63 - 1)"),
         (
             {"experiment_name": "x" * 80},
             f"experiment_name={'x' * 20}…: has 80 characters, must have at most 79, for it names folders",
         ),
-        ({"optimizer__weight_decay": -0.1}, "optimizer.weight_decay=-0.1: must not be negative"),
-        (
-            {"recovery__hang_factor": 1.0},
-            "recovery.hang_factor=1: must be greater than 1; it multiplies a usual step's time",
-        ),
-        ({"recovery__hang_floor_s": 0.0}, "recovery.hang_floor_s=0.0: must be greater than 0"),
-        ({"eval__code__timeout_s": 0.0}, "eval.code.timeout_s=0.0: must be greater than 0"),
-        ({"eval__code__workers": 0}, "eval.code.workers=0: must be greater than 0"),
-        (
-            {"eval__code__memory_bytes": 1 << 20},
-            "eval.code.memory_bytes=1048576: too little for an interpreter and what programs import; "
-            "at least 268435456\nhint: set eval.code.memory_bytes=268435456 or more",
-        ),
-        ({"optimizer__lr": float("nan")}, "optimizer.lr=nan: must be a finite number"),
-        ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
-        ({"backend__name": "tpu"}, "backend.name=tpu: not known\nhint: use one of: "),
         (
             {"eval__tensor_parallel_size": 2},
             "eval.tensor_parallel_size=2 and eval.runner=hf: do not go together; transformers runs on one device; "
             "use vllm or neuron\nhint: leave one of them out",
         ),
-        ({"eval__runner": "tgi"}, "eval.runner=tgi: not known\nhint: use one of: hf, vllm, neuron"),
         (
             {"eval__suite": "mine"},
             "eval.suite=mine: is not built in and lists no eval.groups\n"
@@ -89,14 +69,6 @@ def test_the_defaults_are_valid() -> None:
         (
             {"eval__groups": {"math": {"tasks": []}}},
             "eval.groups.math.tasks=[]: must name a task\nhint: ~eval.groups.math leaves the group out",
-        ),
-        (
-            {"eval__groups": {"math": {"tasks": ["gsm8k"], "shots": -1}}},
-            "eval.groups.math.shots=-1: must be 0 or greater",
-        ),
-        (
-            {"eval__groups": {"math": {"tasks": ["gsm8k"], "judge": "me"}}},
-            "eval.groups.math.judge=me: must be one of harness, human_eval",
         ),
         (
             {"tokenizer__train_vocab_size": 9000},
@@ -122,15 +94,7 @@ def test_the_defaults_are_valid() -> None:
             {"checkpoint__fast_dir": "/nvme", "cluster__nodes": 2},
             "checkpoint.fast_dir=/nvme: with cluster.nodes=2 no node would have all files",
         ),
-        ({"checkpoint__mode": "later"}, "checkpoint.mode=later: not known\nhint: use one of: async, sync"),
-        ({"checkpoint__when_busy": "drop"}, "checkpoint.when_busy=drop: not known\nhint: use one of: wait, skip"),
         ({"experiment_name": "../x"}, "experiment_name='../x': must be letters"),
-        (
-            {"cluster__hardware__compute_efficiency": 1.5},
-            "cluster.hardware.compute_efficiency=1.5: must be above 0 and at most 1",
-        ),
-        ({"cluster__hardware__memory_bytes": 0}, "cluster.hardware.memory_bytes=0: must be greater than 0"),
-        ({"cluster__baseline__mfu_fraction": 0.0}, "cluster.baseline.mfu_fraction=0.0: must be above 0 and at most 1"),
         ({"cluster__nodes": 2}, "cluster.nodes=2: cluster.launcher=local runs on this machine alone"),
     ],
 )
@@ -221,7 +185,6 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             },
             "model.num_heads=2: not divisible by parallel.tensor_parallel_size=4",
         ),
-        ({"precision__name": "fp8"}, "precision.name=fp8: not known\nhint: use one of: fp32, mixed, bf16_sr, bf16"),
     ],
 )
 def test_layouts_that_can_not_be_are_refused_with_the_reason(changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The data stage: damage that was skipped is told of, and a corpus that has changed is refused until it is accepted."""
+"""The data stage: skipped damage is reported, and a changed corpus is refused until it is accepted."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def ctx(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     context.close()
 
 
-def test_damage_is_told_once_and_another_corpus_is_refused_until_accepted(ctx: FlowContext, corpus: Path) -> None:
+def test_damage_is_reported_once_and_another_corpus_is_refused_until_accepted(ctx: FlowContext, corpus: Path) -> None:
     prepare_data(ctx)
     repeated, damage = ctx.refresh().warnings
-    assert damage.startswith(f"data: 1 damaged rows or stretches of files are left out, the first: {corpus}:1: not a")
-    found = re.fullmatch(
+    assert damage.startswith(f"data: 1 damaged rows or parts of files are skipped, the first: {corpus}:1: not a")
+    numbers = re.fullmatch(
         rf"data: the run trains on {corpus} about (\d+) times: 2,502,656 tokens from a corpus of about (\d+); repeats "
         r"beyond 4 add little \(arXiv 2305.16264\)",
         repeated,
     )
-    assert found
-    assert int(found[1]) == round(2_502_656 / int(found[2])) > 100
+    assert numbers
+    assert int(numbers[1]) == round(2_502_656 / int(numbers[2])) > 100
     prepare_data(ctx)
     assert len(ctx.refresh().warnings) == 2
     before = files.read_json(ctx.run.dataset)["fingerprint"]

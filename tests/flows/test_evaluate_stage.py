@@ -1,4 +1,4 @@
-"""What share of the processors an evaluation gets, with real jobs on this machine."""
+"""The priority of an evaluation beside training, with real jobs on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flows.runtime.jobs import run_job
 from flows.stages.evaluate import _run_beside_training
 from tests.flows.conftest import Recorder
 
-#: Notes how it runs. Where it yields to training it goes on until it is ended.
+#: Writes its priority; at a low one it runs until it is ended.
 _JOB = """
 import os, sys, time
 group = "/proc/self/autogroup"
@@ -33,7 +33,7 @@ while weights[0] > int(sys.argv[2]):
 
 @pytest.fixture
 def ctx(tmp_path: Path, recorder: Recorder) -> Iterator[FlowContext]:
-    """A flow on this machine whose run trains, as its journal says."""
+    """A flow on this machine; by its journal, the run is training."""
     config = compose(["cluster=local", "tracking=none", f"runs_dir={tmp_path / 'runs'}", "train.tokens=1M"])
     context = open_context(pretrain.create(config, argv=[]), recorder)
     context.event("attempt_started", attempt=1, handle={})
@@ -44,7 +44,7 @@ def ctx(tmp_path: Path, recorder: Recorder) -> Iterator[FlowContext]:
 
 @pytest.fixture
 def evaluate(ctx: FlowContext, tmp_path: Path) -> Callable[[int], threading.Thread]:
-    """Starts the evaluation of a step's checkpoint, beside the thread that drives the flow."""
+    """Return a function that starts the evaluation of a step's checkpoint in a thread."""
     argv = ("-c", _JOB, os.fspath(tmp_path / "notes"), str(os.nice(0)))
 
     def begin(step: int) -> threading.Thread:
@@ -58,7 +58,7 @@ def evaluate(ctx: FlowContext, tmp_path: Path) -> Callable[[int], threading.Thre
 
 
 def _notes(folder: Path, count: int) -> list[list[int]]:
-    """The weights of the first jobs, as soon as there are so many."""
+    """Wait for so many jobs, and return their priorities."""
     deadline = time.monotonic() + 60
     while not (folder / "notes").exists() or (folder / "notes").read_text().count("\n") < count:
         assert time.monotonic() < deadline, "waited too long"
@@ -66,23 +66,22 @@ def _notes(folder: Path, count: int) -> list[list[int]]:
     return [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
 
 
-def test_an_evaluation_that_outlasts_training_starts_again_at_the_ordinary_weight(
+def test_an_evaluation_that_outlasts_training_is_restarted_at_normal_priority(
     ctx: FlowContext, recorder: Recorder, tmp_path: Path, evaluate: Callable[[int], threading.Thread]
 ) -> None:
-    """A process without rights can't raise its own weight again."""
     thread = evaluate(1)
     ((nice, group),) = _notes(tmp_path, 1)
     ctx.event("attempt_ended", attempt=1, cause="killed", decision="restart")
     ctx.event("attempt_started", attempt=2, handle={})
-    assert not any("starts again" in message for message in recorder.messages), "training goes on"
+    assert not any("restarted" in message for message in recorder.messages), "training continues"
     ctx.event("attempt_ended", attempt=2, cause="finished", decision="done")
     thread.join(60)
     assert not thread.is_alive()
     assert _notes(tmp_path, 2) == [[nice, group], [nice - 10, group - 10]]
-    assert recorder.messages == ["eval-1: starts again, for training has ended and leaves it all processors"]
+    assert recorder.messages == ["eval-1: restarted at normal priority, because training has ended"]
 
 
-def test_the_last_checkpoint_is_evaluated_at_the_ordinary_weight_from_the_beginning(
+def test_the_last_checkpoint_is_evaluated_at_normal_priority_from_the_start(
     ctx: FlowContext, tmp_path: Path, evaluate: Callable[[int], threading.Thread]
 ) -> None:
     evaluate(ctx.config.total_steps).join(60)
@@ -90,15 +89,15 @@ def test_the_last_checkpoint_is_evaluated_at_the_ordinary_weight_from_the_beginn
     assert nice == os.nice(0)
 
 
-def test_a_later_head_does_not_wait_for_an_evaluation_at_a_low_weight_after_training(
+def test_a_later_driver_does_not_wait_for_an_evaluation_at_low_priority_after_training(
     ctx: FlowContext, tmp_path: Path, evaluate: Callable[[int], threading.Thread]
 ) -> None:
-    """An evaluation that a head which has died left running goes on, unless it yields to training that has ended."""
+    """An evaluation that a dead driver left running continues, unless training has ended and its priority is low."""
     job = ctx.job_beside_training("eval-1", "-c", _JOB, os.fspath(tmp_path / "notes"), str(os.nice(0)))
     ctx.launcher.submit(ctx.launcher.render(job))
     first = _notes(tmp_path, 1)
     assert not run_job(ctx, job, reattach=True, until=lambda: True)
-    assert len(_notes(tmp_path, 1)) == 1, "the same job was waited for"
+    assert len(_notes(tmp_path, 1)) == 1, "it waited for the same job"
     ctx.launcher.submit(ctx.launcher.render(job))
     _notes(tmp_path, 2)
     ctx.event("attempt_ended", attempt=1, cause="finished", decision="done")

@@ -1,4 +1,4 @@
-"""Every launcher keeps the protocol; what is rendered can't be broken out of."""
+"""Every launcher implements the protocol; no value breaks out of a rendered script."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 def launched(
     request: pytest.FixtureRequest, tmp_path: Path, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Launcher, Job]:
-    """A launcher and a job that it can bring to a good end."""
+    """A launcher and a job that succeeds on it."""
     if request.param == "local":
         return LocalLauncher(), python_job(tmp_path, "print('hello')")
     run = pretrain.create(mock_config, argv=[])
@@ -54,10 +54,10 @@ def launched(
     return MockLauncher(mock_config, world), make_job(mock_config, run, "preflight", "-m", "trainer.preflight")
 
 
-def test_a_job_is_unknown_then_found_by_its_handle_then_ended(launched: tuple[Launcher, Job]) -> None:
+def test_a_job_is_lost_before_submission_then_found_by_its_handle_until_it_ends(launched: tuple[Launcher, Job]) -> None:
     launcher, job = launched
     plan = launcher.render(job)
-    assert not job.launch_dir.exists(), "rendering touches nothing"
+    assert not job.launch_dir.exists(), "rendering changes nothing"
     assert launcher.status(launcher.handle(plan)).state == "lost"
     handle = Handle.from_json(launcher.submit(plan).to_json())
     assert handle == launcher.handle(plan)
@@ -67,10 +67,10 @@ def test_a_job_is_unknown_then_found_by_its_handle_then_ended(launched: tuple[La
     assert plan.script_path.read_text() == plan.script
     assert job.log.is_file()
     launcher.cancel(handle, grace_s=1)
-    assert launcher.status(handle) == status, "cancelling what has ended changes nothing"
+    assert launcher.status(handle) == status, "cancelling an ended job changes nothing"
 
 
-def test_the_exit_code_is_kept_for_any_process_that_asks(tmp_path: Path) -> None:
+def test_any_process_can_read_the_exit_code(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(python_job(tmp_path, "raise SystemExit(75)")))
     wait_until(lambda: LocalLauncher().status(handle).ended)
@@ -78,7 +78,7 @@ def test_the_exit_code_is_kept_for_any_process_that_asks(tmp_path: Path) -> None
 
 
 def test_a_job_outlives_the_process_that_submitted_it_and_is_found_again(tmp_path: Path) -> None:
-    head = f"""
+    driver = f"""
 import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
@@ -88,7 +88,7 @@ launcher = LocalLauncher()
 launcher.submit(launcher.render(python_job(Path({os.fspath(tmp_path)!r}), "import time; time.sleep(60)")))
 os.kill(os.getpid(), 9)
 """
-    assert subprocess.run([sys.executable, "-c", head], check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", driver], check=False).returncode == -signal.SIGKILL
     launcher = LocalLauncher()
     handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
     assert launcher.status(handle).state == "running"
@@ -96,7 +96,7 @@ os.kill(os.getpid(), 9)
     assert launcher.status(handle).ended
 
 
-def test_cancelling_ends_children_that_do_not_listen(tmp_path: Path) -> None:
+def test_cancelling_ends_child_processes_that_ignore_sigterm(tmp_path: Path) -> None:
     code = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -113,7 +113,7 @@ time.sleep(60)
     wait_until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-def test_a_killed_script_is_lost_and_its_children_can_be_ended(tmp_path: Path) -> None:
+def test_a_killed_script_is_lost_and_its_child_processes_can_be_ended(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(python_job(tmp_path, "import time; time.sleep(60)")))
     token = files.read_json(tmp_path / "launch" / "try.pid")["token"]
@@ -128,12 +128,12 @@ def test_a_killed_script_is_lost_and_its_children_can_be_ended(tmp_path: Path) -
 
 
 def _sleeper() -> subprocess.Popen[bytes]:
-    """A process that is no job's, and leads a process group as the jobs of older versions do."""
+    """Start a process of no job that leads a process group, as the jobs of older versions do."""
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
 
 @pytest.mark.parametrize("style", ["number", "record"])
-def test_a_process_that_got_a_lost_jobs_id_is_not_signalled(tmp_path: Path, style: str) -> None:
+def test_a_process_with_the_id_of_a_lost_job_is_not_signalled(tmp_path: Path, style: str) -> None:
     launcher = LocalLauncher()
     handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
     with _sleeper() as innocent:
@@ -152,7 +152,7 @@ DAMAGED_RECORDS = ["1", "0", "-1", "true", "[]", '{"pid": 1}', "{", '{"pid": 1, 
 
 
 @pytest.mark.parametrize("text", DAMAGED_RECORDS)
-def test_a_damaged_process_file_signals_nothing(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_start_record_signals_nothing(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def harm(*_: object) -> None:
         raise AssertionError("a signal was sent")
 
@@ -169,7 +169,7 @@ def test_a_damaged_process_file_signals_nothing(tmp_path: Path, text: str, monke
 @pytest.mark.parametrize(
     "text", ["text", '{"pid": 1e999}', '{"pid": 1, "started": "1", "boot_id": "x", "token": ""}', ""]
 )
-def test_a_job_that_runs_is_found_and_stopped_without_its_record(tmp_path: Path, text: str) -> None:
+def test_a_running_job_is_found_and_stopped_without_its_start_record(tmp_path: Path, text: str) -> None:
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(python_job(tmp_path, "import time; time.sleep(600)")))
     record = tmp_path / "launch" / "try.pid"
@@ -182,7 +182,7 @@ def test_a_job_that_runs_is_found_and_stopped_without_its_record(tmp_path: Path,
     assert not [process for process in members if processes.alive(process)]
 
 
-def test_a_job_that_an_older_version_started_is_found_and_can_be_stopped(tmp_path: Path) -> None:
+def test_a_job_of_an_older_version_is_found_and_stopped(tmp_path: Path) -> None:
     script = tmp_path / "launch" / "try.sh"
     files.write_text(script, "trap : TERM INT\nsleep 600\necho 143 >" + os.fspath(script.with_suffix(".exit_code")))
     launcher = LocalLauncher()
@@ -194,7 +194,7 @@ def test_a_job_that_an_older_version_started_is_found_and_can_be_stopped(tmp_pat
         assert launcher.status(handle).exit_code == 143
 
 
-def test_a_job_of_another_user_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+def test_stopping_another_users_job_is_an_error_without_traceback(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     with _sleeper() as foreign:
@@ -220,7 +220,7 @@ except LaunchError as error:
         foreign.kill()
 
 
-def test_what_runs_beside_training_yields_as_a_process_and_as_a_session(tmp_path: Path) -> None:
+def test_a_job_beside_training_has_a_low_priority_as_a_process_and_as_a_session(tmp_path: Path) -> None:
     job = dataclasses.replace(
         python_job(
             tmp_path,
@@ -247,14 +247,14 @@ def test_values_never_become_shell_syntax(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_name_that_is_no_variable_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_name_of_a_variable_is_refused(tmp_path: Path) -> None:
     job = python_job(tmp_path, "")
     job = Job(**{**vars(job), "env": {"A;B": "1"}})
-    with pytest.raises(ConfigError, match=r"'A;B': is no name of an environment variable"):
+    with pytest.raises(ConfigError, match=r"'A;B': is not a name of an environment variable"):
         LocalLauncher().render(job)
 
 
-def test_the_training_script_is_as_in_the_golden_file(mock_config: Config) -> None:
+def test_the_training_script_equals_the_golden_file(mock_config: Config) -> None:
     from flows.stages.train import training_job
     from hlatctl.run.paths import RunPaths
 
@@ -265,7 +265,7 @@ def test_the_training_script_is_as_in_the_golden_file(mock_config: Config) -> No
     assert script.replace(cache, "CACHE_DIR") == golden.read_text()
 
 
-def test_processes_that_can_show_their_stacks_do_and_none_is_harmed(tmp_path: Path) -> None:
+def test_processes_that_catch_the_signal_print_their_stacks_and_none_is_ended(tmp_path: Path) -> None:
     code = """
 import faulthandler, signal, subprocess, sys, time
 faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -287,7 +287,7 @@ wait_here()
     assert launcher.dump_stacks(handle) == "no process is left that could show its stack"
 
 
-def test_this_kernel_tells_how_many_processes_it_has_killed_for_want_of_memory_or_nothing() -> None:
+def test_the_count_of_out_of_memory_kills_is_a_number_or_unknown() -> None:
     counted = LocalLauncher().oom_kills()
     assert counted is None or counted >= 0
     assert MockLauncher(Config()).oom_kills() is None

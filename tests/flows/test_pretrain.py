@@ -108,7 +108,7 @@ def test_restarts_without_progress_are_bounded(mock_config: Config, monkeypatch:
     codes = iter((137, 134, 139, 135, 137))
     monkeypatch.setitem(SCRIPTS, "train", lambda world, job: ends_with(next(codes)))
     run = pretrain.create(mock_config, argv=[])
-    with pytest.raises(TrainingError, match="3 restarts in a row gained no checkpoint"):
+    with pytest.raises(TrainingError, match="3 restarts in a row made no new checkpoint"):
         pretrain.drive(run)
     assert kinds(run, "attempt_started") == ["attempt_started"] * 4
 
@@ -190,7 +190,7 @@ def test_a_node_that_fails_again_and_again_is_left_out_where_another_can_take_it
     assert {worker["host"] for worker in files.read_json(run.preflight)["workers"]} == {"mock-1", "mock-2"}
     left_out = [event["left_out_hosts"] for event in read_events(run) if event["kind"] == "attempt_started"]
     assert left_out == [["mock-0"]] * 2
-    assert "nodes: left out for what the node ledger holds against it: mock-0" in recorder.messages
+    assert "nodes: left out because of the node ledger: mock-0" in recorder.messages
     passed = [entry.host for entry in node_ledger.read(ledger) if entry.kind == "preflight_passed"]
     assert passed == ["mock-1", "mock-2"]
 
@@ -208,7 +208,7 @@ def test_a_node_under_suspicion_is_measured_again_before_the_next_attempt(
     told = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
     order = [event["kind"].removesuffix("_started") for event in told if event["kind"].endswith("_started")]
     assert order == ["stage", "attempt", "attempt", "stage", "attempt"]
-    assert "nodes: mock-0 under suspicion; measuring again before the next attempt" in recorder.messages
+    assert "nodes: mock-0 failed before; measuring again before the next attempt" in recorder.messages
 
 
 def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(

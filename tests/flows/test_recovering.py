@@ -64,7 +64,7 @@ def test_training_whose_events_a_full_disk_does_not_take_is_not_taken_for_hung(
         for beat in range(1, 101):
             yield 100.0
             os.utime(journal.path, (beat, beat))
-            world.clock.news(job.name)
+            world.clock.notify(job.name)
         return (yield from honest(world, job))
 
     monkeypatch.setitem(SCRIPTS, "train", first(on_a_full_disk, "train"))
@@ -89,7 +89,7 @@ def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
 
     def free() -> None:
         full.clear()
-        clock.news("any")
+        clock.notify("any")
 
     clock.at(clock.now_unix_s() + 60.0, free)
     ctx.require_journal()
@@ -185,7 +185,7 @@ def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it
     def asked_meanwhile(world: World, job: Job) -> Script:
         if int(argument(job, "--milestone-tokens")) == last:
             world.clock.at(world.clock.now_unix_s() + 1.0, lambda: ask_to_stop(world))
-            world.clock.at(world.clock.now_unix_s() + 2.0, lambda: world.clock.news(job.name))
+            world.clock.at(world.clock.now_unix_s() + 2.0, lambda: world.clock.notify(job.name))
         return honest(world, job)
 
     run = pretrain.create(mock_config, argv=[])
@@ -229,12 +229,12 @@ def test_stages_share_the_budget_of_restarts_and_their_errors_are_not_tried_agai
 
 def test_a_preflight_that_takes_too_long_names_its_key(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(world: World, job: Job) -> Script:
-        world.clock.at(world.clock.now_unix_s() + 130.0, lambda: world.clock.news(job.name))
+        world.clock.at(world.clock.now_unix_s() + 130.0, lambda: world.clock.notify(job.name))
         yield 1000.0
         return 0
 
     monkeypatch.setitem(SCRIPTS, "preflight", slow)
     run = pretrain.create(mock_config, argv=[])
-    with pytest.raises(LaunchError, match=r"preflight\.timeout_s=120: job preflight has not") as caught:
+    with pytest.raises(LaunchError, match=r"preflight\.timeout_s=120: job preflight did not finish") as caught:
         pretrain.drive(run)
     assert f"set that key in {run.config}" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Which rooms the validate stage asks before anything is made."""
+"""The packages that the validate stage asks before anything is created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flows.stages import validate
         (["eval=hlat", "eval.enabled=false"], []),
     ],
 )
-def test_the_evaluator_is_asked_wherever_a_suite_may_lack_something(
+def test_the_evaluator_is_asked_if_the_suite_may_miss_something(
     overrides: list[str], asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

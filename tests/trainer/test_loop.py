@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from hlatctl.run import files
-from hlatctl.run.errors import DataError, TrainingError
+from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from trainer.backends.torch_native import TorchNative
@@ -28,6 +28,7 @@ def test_loss_that_is_not_finite_ends_the_run(
     with pytest.raises(TrainingError, match=r"step \d+: loss=.*: not finite") as caught:
         train_here(run, 1)
     assert "lower optimizer.lr" in caught.value.hint
+    assert caught.value.code == NONFINITE
     assert not events_of(run, "train_stopped")
 
 

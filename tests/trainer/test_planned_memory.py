@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from conf.schema import (
     ModelConfig,
     ParallelConfig,
     PrecisionConfig,
+    PrecisionName,
     TrainConfig,
 )
 from hlatctl.plan.memory import memory
@@ -28,7 +30,7 @@ _GROUPED = ModelConfig(
 )
 
 
-def configuration(model: ModelConfig, precision: str, checkpointing: str, batch: int, micro: int) -> Config:
+def configuration(model: ModelConfig, precision: PrecisionName, checkpointing: Any, batch: int, micro: int) -> Config:
     return Config(
         model=model,
         precision=PrecisionConfig(name=precision),
@@ -63,7 +65,7 @@ def peak_bytes(config: Config, trace: Path) -> int:
     [(_MODEL, "fp32", "none", 2, 2), (_MODEL, "mixed", "full", 2, 2), (_GROUPED, "bf16_sr", "selective", 4, 2)],
 )
 def test_what_is_planned_is_within_15_percent_of_what_is_taken(
-    tmp_path: Path, model: ModelConfig, precision: str, checkpointing: str, batch: int, micro: int
+    tmp_path: Path, model: ModelConfig, precision: PrecisionName, checkpointing: Any, batch: int, micro: int
 ) -> None:
     config = configuration(model, precision, checkpointing, batch, micro)
     measured, planned = peak_bytes(config, tmp_path / "trace.json"), memory(config).need_bytes

@@ -22,7 +22,7 @@ from torch import Tensor
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import HlatctlError, StorageError
+from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
@@ -30,7 +30,7 @@ from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, as_error, rank_file
+from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, rank_file
 
 #: What the names of the weights begin with, among all tensors of a checkpoint.
 WEIGHTS = "model."
@@ -164,7 +164,7 @@ class CheckpointManager:
                 failure = self._writer.failure_of(error)
         result, failure = self._backend.from_rank0([result, failure])
         if failure:
-            raise as_error(failure)
+            raise from_record(failure)
         return result
 
     def _may_begin(self, tensors: dict[str, Tensor], save: Save) -> bool:
@@ -182,7 +182,7 @@ class CheckpointManager:
                 message = f"{folder}: a checkpoint needs {needed} bytes, {free} are free"
                 if save.required:
                     hint = f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep"
-                    raise StorageError(message, hint=hint)
+                    raise StorageError(message, hint=hint, code=DISK_FULL)
                 self._writer.pause(save, message)
                 return False
         self._writer.go_on()

@@ -6,8 +6,6 @@ load is ``trainer.checkpoint.manager``'s business.
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from torch import Tensor
 from conf.initial_weights import MODEL
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import HlatctlError, error_types
+from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, code_of, from_record, to_record
 from hlatctl.run.manifest import write_manifest
 from trainer.backends.base import Backend
 from trainer.checkpoint.tiers import Tiers
@@ -30,8 +28,8 @@ STATE = "state.json"
 RANKS = "world_size"
 #: Saves that are never left out: training ends with them, or an evaluation waits for them.
 _REQUIRED = ("final", "stop", "milestone")
-#: How an error crosses from thread to thread and from rank to rank: name of its type, message, hint.
-Failure = list[str]
+#: An error on its way to another thread or rank, as ``hlatctl.run.errors.to_record`` writes it.
+Failure = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +102,7 @@ class Writer:
         """Raise, once, what failed beside training; rank 0 knows for all."""
         failure, self._failure = self._failure, None
         if failure:
-            raise as_error(failure)
+            raise from_record(failure)
 
     def leave_out(self, save: Save, reason: str) -> None:
         """Journal that a save is left out."""
@@ -143,7 +141,8 @@ class Writer:
         )
         if failure and self._backend.rank == 0:
             self._tiers.abandon(save.step)
-            self._failed(save, f"checkpoint of step {save.step} can't be written to {temporary} ({failure[1][:500]})")
+            message = f"checkpoint of step {save.step} can't be written to {temporary} ({failure['message'][:500]})"
+            self._failed(save, message, failure["code"])
         return failure is None
 
     def _beside(self, work: Callable[[], None], *, everywhere: bool) -> Failure | None:
@@ -183,29 +182,23 @@ class Writer:
                 self._records.verify(save.step, folder)
             self._records.delete_unwanted()
         except OSError as error:
-            self._failed(save, f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error})")
+            message = f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error})"
+            self._failed(save, message, code_of(error))
 
-    def _failed(self, save: Save, message: str) -> None:
-        """Journal a failure beside training; the next save raises it, unless a full disk made an unrequired one fail.
-
-        Errors of other ranks come as text, so that is where a full disk is recognised.
-        """
-        full = [code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in message]
-        if full and not save.required:
+    def _failed(self, save: Save, message: str, code: str) -> None:
+        """Journal a failure beside training; the next save raises it, unless the disk was full for an optional one."""
+        if code == DISK_FULL and not save.required:
             self.pause(save, message)
             return
-        self._records.note("alarm", durable=True, step=save.step, what="checkpoint_failed", message=message)
-        self._failure = ["StorageError", message, ""]
+        self._records.note("alarm", durable=True, step=save.step, what="checkpoint_failed", code=code, message=message)
+        self._failure = to_record(StorageError(message, code=code))
 
     def failure_of(self, error: Exception) -> Failure:
         """An error, as it crosses to the other ranks."""
-        if isinstance(error, HlatctlError):
-            return [type(error).__name__, error.message, error.hint]
-        return [
-            "StorageError",
-            f"{self._tiers.folders[0]}: rank {self._backend.rank}: {type(error).__name__}: {error}",
-            "",
-        ]
+        if not isinstance(error, HlatctlError):
+            where = f"{self._tiers.folders[0]}: rank {self._backend.rank}"
+            error = StorageError(f"{where}: {type(error).__name__}: {error}", code=code_of(error))
+        return to_record(error)
 
     def _start(self, work: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -217,12 +210,6 @@ class Writer:
         # A daemon: a process that is to end does not wait for a peer that is gone.
         self._thread = threading.Thread(target=guarded, name="checkpoint", daemon=True)
         self._thread.start()
-
-
-def as_error(failure: Failure) -> HlatctlError:
-    """The error that a failure stands for."""
-    name, message, hint = failure
-    return error_types()[name](message, hint=hint)
 
 
 def rank_file(rank: int) -> str:

@@ -18,7 +18,7 @@ from conf.fingerprint import digest
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import DataError, StorageError, run_main
+from hlatctl.run.errors import DataError, cannot_write, run_main
 from trainer.data import formats, tokenizer
 from trainer.data.corpus import Corpus, check, check_vocabulary, read
 from trainer.data.documents import Documents
@@ -51,9 +51,7 @@ def prepare(config: Config, target: Path) -> None:
             _write(config, corpora, partial, target)
             _publish(partial, target)
     except OSError as error:
-        raise StorageError(
-            f"{target}: can't be written ({error.strerror})", hint="free space, or choose another runs_dir"
-        ) from None
+        raise cannot_write(target, error, hint="free space, or choose another runs_dir") from None
 
 
 def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -> None:

@@ -5,7 +5,6 @@ A new set of published figures is a new YAML file; nothing here knows a run.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.suggest import suggest
 
 #: Units of a row: its scores are fractions and shown times 100, or shown as they are.
 PERCENT, PLAIN = "percent", "plain"
@@ -132,9 +132,7 @@ def load(name: str) -> Baselines:
         ConfigError: there is no such set.
     """
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names())}"
-        raise ConfigError(f"--baselines={name}: no such set of published figures", hint=hint)
+        raise ConfigError(f"--baselines={name}: no such set of published figures", hint=suggest(name, names()))
     data = _read(name)
     return Baselines(
         name=name,

@@ -1,4 +1,4 @@
-"""The cause of an attempt's end, from what it left behind."""
+"""The cause of an attempt's end, from its status, its error and its log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from flows.launch.base import Status
 from flows.recovery.failure_causes import Cause, Ending, classify, failed_host
-from hlatctl.run.errors import ConfigError, DataError, HlatctlError, StorageError, TrainingError
+from hlatctl.run.errors import DISK_FULL, NONFINITE, ConfigError, DataError, HlatctlError, StorageError, TrainingError
 from hlatctl.run.state import AttemptState
 
 SIGKILL_LOG = """[default0]:[rank0]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:555] Connection closed by peer
@@ -27,7 +27,6 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 Root Cause (first observed failure):
   exitcode  : 1 (pid: 5)
 """
-NO_SPACE = "/runs/r/checkpoints: a checkpoint needs 4096 bytes, 17 are free"
 
 
 def attempt(*, last_step: int = 7, hang: str = "", oom_kills: int | None = None) -> AttemptState:
@@ -75,9 +74,9 @@ def ending(
         ("IndexError: index out of range in self", "data_error"),
     ],
 )
-def test_an_exception_tells_the_cause_whatever_the_other_processes_say_of_it(line: str, cause: Cause) -> None:
-    found = ending(CRASH_LOG.format(line=line))
-    assert (found.cause, found.evidence) == (cause, line)
+def test_the_first_exception_gives_the_cause_whatever_other_processes_print(line: str, cause: Cause) -> None:
+    end = ending(CRASH_LOG.format(line=line))
+    assert (end.cause, end.evidence) == (cause, line)
 
 
 @pytest.mark.parametrize(
@@ -85,46 +84,49 @@ def test_an_exception_tells_the_cause_whatever_the_other_processes_say_of_it(lin
     [
         (DataError("data.path=x: gone"), 0, "error"),
         (DataError("part-0.arrow: damaged"), 7, "data_error"),
-        (StorageError(NO_SPACE), 7, "disk_full"),
+        (StorageError("any words", code=DISK_FULL), 7, "disk_full"),
+        (StorageError("/runs: needs 4096 bytes, 17 are free: No space left on device"), 7, "error"),
         (StorageError("/runs: can't be written (Read-only file system)"), 7, "error"),
-        (TrainingError("step 8: loss=nan: not finite"), 7, "nonfinite"),
+        (TrainingError("any words", code=NONFINITE), 7, "nonfinite"),
         (ConfigError("seed=x"), 7, "error"),
     ],
 )
-def test_an_error_for_a_person_tells_the_cause(error: HlatctlError, last_step: int, cause: Cause) -> None:
-    found = ending(SIGKILL_LOG, error=error, of=attempt(last_step=last_step))
-    assert (found.cause, found.evidence) == (cause, f"{type(error).__name__}: {error.message}")
+def test_an_error_of_ours_is_classified_by_type_and_code_whatever_its_words(
+    error: HlatctlError, last_step: int, cause: Cause
+) -> None:
+    end = ending(SIGKILL_LOG, error=error, of=attempt(last_step=last_step))
+    assert (end.cause, end.evidence) == (cause, f"{type(error).__name__}: {error.message}")
 
 
-def test_a_signal_is_that_of_the_process_which_failed_first() -> None:
+def test_the_signal_is_that_of_the_process_that_failed_first() -> None:
     assert ending(SIGKILL_LOG).evidence == "a trainer process died of signal 9"
     assert ending("", exit_code=137).evidence == "the job died of signal 9"
     assert (ending("", exit_code=137).cause, ending(exit_code=None).cause) == ("killed", "lost")
     assert failed_host(SIGKILL_LOG) == "node-b"
 
 
-def test_sigkill_is_want_of_memory_only_if_the_kernel_has_killed_for_it_meanwhile() -> None:
+def test_sigkill_means_out_of_memory_only_if_the_kernel_has_counted_a_kill_meanwhile() -> None:
     before = attempt(oom_kills=3)
     assert ending(SIGKILL_LOG, of=before, oom_kills=3).cause == "killed"
-    assert ending(SIGKILL_LOG, of=attempt(), oom_kills=4).cause == "killed", "nobody knows how many there were before"
-    found = ending(SIGKILL_LOG, of=before, oom_kills=4)
-    assert found.cause == "out_of_memory"
-    assert found.evidence.endswith("and the kernel has killed a process for want of memory")
+    assert ending(SIGKILL_LOG, of=attempt(), oom_kills=4).cause == "killed", "the count before is unknown"
+    end = ending(SIGKILL_LOG, of=before, oom_kills=4)
+    assert end.cause == "out_of_memory"
+    assert end.evidence.endswith("and the kernel killed a process because memory ran out")
 
 
-def test_sigterm_that_nobody_of_ours_sent_is_a_preemption() -> None:
+def test_a_stop_that_nobody_requested_is_a_preemption() -> None:
     assert ending(exit_code=75, train_stopped="stop").cause == "preempted"
     assert ending(exit_code=75, train_stopped="stop", stop_requested=True).cause == "stopped"
 
 
-def test_what_was_ended_for_a_hang_stays_one_however_it_died() -> None:
+def test_an_attempt_that_was_ended_as_hung_has_the_cause_hang_however_it_died() -> None:
     hung = attempt(hang="no step after step 7 for 60 s")
     assert ending(SIGKILL_LOG, of=hung).cause == "hang"
     assert ending(exit_code=None, of=hung).cause == "hang"
-    assert ending(train_stopped="finished", of=hung).cause == "finished", "it had done its last step after all"
+    assert ending(train_stopped="finished", of=hung).cause == "finished", "it had finished its last step"
 
 
-def test_two_failures_that_are_the_same_have_one_signature() -> None:
+def test_equal_failures_have_equal_signatures() -> None:
     one = "RuntimeError: rank 3: tensor at 0x7f3a10 (/tmp/a/b.py:17) is not of 512 rows"
     other = "RuntimeError: rank 0: tensor at 0x11ff (/home/x/b.py:19) is not of 640 rows"
     signatures = {ending(CRASH_LOG.format(line=line)).signature for line in (one, other)}
@@ -134,6 +136,6 @@ def test_two_failures_that_are_the_same_have_one_signature() -> None:
 
 
 @pytest.mark.parametrize("log", ["", "\n\n", "no exception at all"])
-def test_a_log_that_says_nothing_is_still_an_end(log: str) -> None:
+def test_an_empty_log_is_a_crash(log: str) -> None:
     assert ending(log).cause == "crashed"
     assert ending(log).evidence in ("no output", "no exception at all")

@@ -1,4 +1,4 @@
-"""The node ledger: evidence that fades, suspects that are measured again, offenders that are left out."""
+"""The node ledger: old entries count less, suspects are measured again, repeat offenders are left out."""
 
 from __future__ import annotations
 
@@ -31,41 +31,40 @@ def entry(host: str, kind: Kind = "failure", *, age_s: float = 0.0) -> Entry:
     return Entry(time_unix_s=NOW - age_s, host=host, kind=kind, run_id="r", attempt=1, detail="killed")
 
 
-def test_evidence_weighs_half_as_much_after_its_half_life() -> None:
+def test_an_entry_weighs_half_as_much_after_its_half_life() -> None:
     assert scores([entry("a"), entry("a", age_s=HALF_LIFE_S)], NOW) == {"a": 1.5}
     assert scores([entry("a", age_s=-3600)], NOW) == {"a": 1.0}, "a clock that is ahead adds nothing"
 
 
-def test_one_failure_is_no_suspicion_two_are_until_the_host_has_passed() -> None:
+def test_a_host_is_a_suspect_after_two_failures_until_it_passes() -> None:
     twice = [entry("a"), entry("a"), entry("b")]
     assert suspects(twice[:1], NOW) == set()
-    assert suspects(twice[:1], NOW, replaceable=True) == {"a"}, "measuring costs less than a start that fails"
+    assert suspects(twice[:1], NOW, replaceable=True) == {"a"}, "a measurement costs less than a failed start"
     assert suspects(twice, NOW) == {"a"}
     assert suspects([*twice, entry("a", "preflight_passed")], NOW) == set()
     assert suspects([*twice, entry("a", "preflight_passed"), entry("a"), entry("a")], NOW) == {"a"}
 
 
-def test_repeat_offenders_are_left_out_though_they_pass_and_come_back_with_time() -> None:
+def test_hosts_that_failed_repeatedly_are_excluded_even_if_they_pass_and_return_with_time() -> None:
     offender = [entry("a"), entry("a"), entry("a"), entry("a", "preflight_passed")]
     assert excluded(offender, NOW) == {"a"}
     assert excluded(offender, NOW + HALF_LIFE_S) == set()
 
 
-def test_the_worst_are_left_out_as_far_as_others_can_take_their_place() -> None:
+def test_the_worst_hosts_are_left_out_as_far_as_others_can_replace_them() -> None:
     entries = [*[entry("a")] * 3, *[entry("b")] * 4]
     assert place(("a", "b", "c", "d"), 2, entries, NOW).left_out == ("b", "a")
     one_spare = place(("a", "b", "c"), 2, entries, NOW)
     assert one_spare.left_out == ("b",)
     assert one_spare.message == (
-        "left out for what the node ledger holds against it: b; "
-        "a has failed repeatedly, but there is no other node to take its place"
+        "left out because of the node ledger: b; a has failed repeatedly, but no other node can replace it"
     )
 
 
-def test_a_host_that_is_alone_is_used_whatever_it_has_done_and_that_is_said() -> None:
+def test_the_only_host_is_used_with_a_message() -> None:
     placement = place(("here",), 1, [entry("here")] * 9, NOW)
     assert placement.left_out == ()
-    assert placement.message == "here has failed repeatedly, but there is no other node to take its place"
+    assert placement.message == "here has failed repeatedly, but no other node can replace it"
     assert place(("here",), 1, [entry("here")], NOW).message == ""
 
 
@@ -82,7 +81,7 @@ def test_enough_hosts_always_remain(seen: list[tuple[str, Kind]], there: int, ne
     assert all(scores(entries, NOW)[host] >= EXCLUDED_SCORE for host in left_out)
 
 
-def test_what_is_recorded_is_read_again_and_a_torn_line_hides_nothing(tmp_path: Path) -> None:
+def test_recorded_entries_are_read_without_damaged_lines(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "nodes.jsonl"
     assert read(path) == []
     record(path, [entry("a"), entry("b", "straggler")])
@@ -102,29 +101,29 @@ for _ in range(50):
 """
 
 
-def test_several_runs_write_at_once_and_no_line_is_torn(tmp_path: Path) -> None:
+def test_several_runs_write_at_once_without_damaging_lines(tmp_path: Path) -> None:
     path = tmp_path / "nodes.jsonl"
     writers = [subprocess.Popen([sys.executable, "-c", _RECORD_MANY, path, host]) for host in "ab"]
     assert [writer.wait() for writer in writers] == [0, 0]
-    hosts = [found.host for found in read(path)]
+    hosts = [entry.host for entry in read(path)]
     assert (hosts.count("a"), hosts.count("b")) == (100, 100)
 
 
-def test_a_ledger_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_written_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"file/nodes\.jsonl: can't be written"):
         record(tmp_path / "file" / "nodes.jsonl", [entry("a")])
 
 
-def test_a_rejected_host_rests_until_a_day_has_passed_or_newer_ones_need_its_place() -> None:
+def test_a_rejected_host_is_not_used_for_a_day_or_until_newer_rejections_need_the_room() -> None:
     def rejection(host: str, at_s: float) -> Entry:
         return Entry(time_unix_s=at_s, host=host, kind="preflight_failed", run_id="r", attempt=0)
 
     hosts = ("a", "b", "c", "d")
     entries = [rejection("a", 0.0), rejection("b", 10.0)]
     assert place(hosts, 2, entries, 20.0).left_out == ("b", "a")
-    assert place(hosts, 2, [*entries, rejection("c", 30.0)], 40.0).left_out == ("c", "b"), "a may be mended by now"
-    assert "a" in suspects(entries, 90_000.0), "and is measured again before it is used"
+    assert place(hosts, 2, [*entries, rejection("c", 30.0)], 40.0).left_out == ("c", "b"), "a may be repaired by now"
+    assert "a" in suspects(entries, 90_000.0), "it is measured again before it is used"
     assert place(hosts, 2, entries, 90_000.0).left_out == ()
     passed = Entry(time_unix_s=50.0, host="b", kind="preflight_passed", run_id="r", attempt=0)
     assert place(hosts, 2, [*entries, passed], 60.0).left_out == ("a",)

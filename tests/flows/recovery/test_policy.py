@@ -35,7 +35,7 @@ def attempt(number: int, *, start: int = 0, last_step: int = 0, checkpoint: int 
 
 
 def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
-    """What the journal says after an attempt has been judged."""
+    """Set what the journal says after an attempt has ended."""
     newest = state.attempts[-1]
     newest.cause, newest.signature, newest.decision = ending.cause, ending.signature, decision.action
     newest.next_max_checkpoint_step = decision.max_checkpoint_step
@@ -48,15 +48,15 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("stopped", True, 10, "stop", "stopped on request after writing a checkpoint"),
         ("preempted", False, 10, "restart", "restarting from step 5"),
         ("rollback", False, 10, "restart", "restarting from step 5"),
-        ("error", False, 10, "stop", "a restart can not mend this"),
+        ("error", False, 10, "stop", "a restart can't fix this"),
         (
             "nonfinite",
             False,
             10,
             "stop",
-            "a restart would meet the same numbers (train.on_nonfinite=rollback leaves such a batch out)",
+            "a restart would compute the same numbers (train.on_nonfinite=rollback excludes such a batch)",
         ),
-        ("disk_full", False, 10, "stop", "a restart would find the disk as full"),
+        ("disk_full", False, 10, "stop", "the disk would still be full after a restart"),
         ("crashed", False, 0, "stop", "it crashed before its first step: a fault of code or configuration"),
         ("crashed", False, 10, "restart", "restarting from step 5"),
         ("data_error", False, 10, "restart", "restarting from step 5"),
@@ -75,13 +75,13 @@ def test_what_follows_a_first_end(cause: Cause, stop_requested: bool, last_step:
     assert (decision.action, decision.why, decision.max_checkpoint_step) == (action, why, None)
 
 
-def test_every_cause_has_its_line_in_the_table_above() -> None:
+def test_the_table_above_has_every_cause() -> None:
     (mark,) = (m for m in test_what_follows_a_first_end.pytestmark if m.name == "parametrize")  # type: ignore[attr-defined]
     assert {row[0] for row in mark.args[1]} == set(CAUSES)
 
 
 def again(state: RunState, ending: Ending, **given: Any) -> Decision:
-    """The newest attempt ends; the next one begins where it is told to and fails at the same step."""
+    """End the newest attempt, and add one that starts where the decision says and fails at the same step."""
     decision = decide(state, ending, POLICY, **given)
     conclude(state, ending, decision)
     ceiling = decision.max_checkpoint_step
@@ -93,7 +93,7 @@ def again(state: RunState, ending: Ending, **given: Any) -> Decision:
     return decision
 
 
-def test_the_same_failure_at_the_same_step_walks_back_and_then_ends_with_the_evidence() -> None:
+def test_the_same_failure_at_the_same_step_walks_back_then_stops_with_the_evidence() -> None:
     state = RunState(checkpoints=[10, 20], attempts=[attempt(1, last_step=24, checkpoint=20)])
     crash = Ending(cause="crashed", evidence="ValueError: no")
     assert again(state, crash).why == "restarting from step 20"
@@ -102,10 +102,10 @@ def test_the_same_failure_at_the_same_step_walks_back_and_then_ends_with_the_evi
     assert back.why == "step 25 has failed twice in the same way: walking back from checkpoint 20 to 10"
     last = decide(state, crash, POLICY)
     assert (last.action, last.why) == ("stop", "step 25 has failed 3 times in the same way")
-    assert last.hint.endswith("leave the batch out with `hlatctl data skip RUN --steps 25`")
+    assert last.hint.endswith("exclude the batch with `hlatctl data skip RUN --steps 25`")
 
 
-def test_another_failure_or_another_step_is_no_repetition() -> None:
+def test_another_failure_or_another_step_is_not_a_repetition() -> None:
     for changed in (Ending(cause="crashed", evidence="KeyError: 'x'"), KILLED):
         state = RunState(checkpoints=[10, 20], attempts=[attempt(1, last_step=24, checkpoint=20)])
         again(state, Ending(cause="crashed", evidence="ValueError: no"))
@@ -116,13 +116,13 @@ def test_another_failure_or_another_step_is_no_repetition() -> None:
     assert decide(state, KILLED, POLICY).action == "restart"
 
 
-def test_there_is_no_walking_back_from_the_only_checkpoint() -> None:
+def test_the_only_checkpoint_is_not_walked_back_from() -> None:
     state = RunState(checkpoints=[20], attempts=[attempt(1, last_step=24, checkpoint=20)])
     again(state, KILLED)
     assert decide(state, KILLED, POLICY).why == "restarting from step 20"
 
 
-def test_what_was_walked_back_over_is_not_loaded_again_until_it_has_been_passed() -> None:
+def test_a_checkpoint_left_by_a_walk_back_is_not_loaded_until_an_attempt_passes_it() -> None:
     state = RunState(checkpoints=[10, 20], attempts=[attempt(1, last_step=24, checkpoint=20)])
     again(state, KILLED)
     assert again(state, KILLED).max_checkpoint_step == 10
@@ -133,12 +133,12 @@ def test_what_was_walked_back_over_is_not_loaded_again_until_it_has_been_passed(
     decision = decide(state, preempted, POLICY)
     assert (decision.max_checkpoint_step, decision.why) == (14, "restarting from step 14")
     walked.last_step, walked.newest_checkpoint, state.checkpoints = 21, 20, [10, 20]
-    assert decide(state, preempted, POLICY).max_checkpoint_step is None, "checkpoint 20 is its own now"
+    assert decide(state, preempted, POLICY).max_checkpoint_step is None, "it wrote checkpoint 20 itself"
     walked.last_step, walked.newest_checkpoint, state.checkpoints = 10, 0, [20]
     assert decide(state, preempted, POLICY).max_checkpoint_step is None, "checkpoint 10 was found to be damaged"
 
 
-def test_data_that_fails_twice_is_left_out() -> None:
+def test_a_batch_that_fails_twice_is_excluded() -> None:
     state = RunState(checkpoints=[10, 20], attempts=[attempt(1, last_step=24, checkpoint=20)])
     bad = Ending(cause="data_error", evidence="IndexError: index out of range in self")
     assert again(state, bad, batch=27).action == "restart"
@@ -148,10 +148,10 @@ def test_data_that_fails_twice_is_left_out() -> None:
     assert decide(state, bad, POLICY, batch=28).action == "stop"
     state = RunState(checkpoints=[10, 20], attempts=[attempt(1, last_step=24, checkpoint=20)])
     again(state, bad)
-    assert decide(state, bad, POLICY).action == "walk_back", "nobody knows which batch it was"
+    assert decide(state, bad, POLICY).action == "walk_back", "the batch is unknown"
 
 
-def test_want_of_memory_is_tried_once_more() -> None:
+def test_an_attempt_that_runs_out_of_memory_is_restarted_once() -> None:
     state = RunState(checkpoints=[5], attempts=[attempt(1, last_step=9, checkpoint=5)])
     empty = Ending(cause="out_of_memory", evidence="torch.OutOfMemoryError: CUDA out of memory")
     assert again(state, empty).action == "restart"
@@ -160,7 +160,7 @@ def test_want_of_memory_is_tried_once_more() -> None:
     assert (decision.action, decision.why) == ("stop", "out of memory again after a restart")
     assert decision.hint.startswith("lower train.micro_batch_size")
     state.attempts[-1].newest_checkpoint = 8
-    assert decide(state, empty, POLICY).action == "restart", "it has come further in between"
+    assert decide(state, empty, POLICY).action == "restart", "it made progress in between"
 
 
 def test_a_node_that_the_ledger_leaves_out_is_named() -> None:
@@ -169,7 +169,7 @@ def test_a_node_that_the_ledger_leaves_out_is_named() -> None:
     assert (decision.action, decision.why) == ("restart_without", "restarting from step 5 without node-7")
 
 
-def test_restarts_without_a_new_checkpoint_wait_longer_and_then_end() -> None:
+def test_restarts_without_a_new_checkpoint_wait_longer_then_stop() -> None:
     state = RunState(checkpoints=[5], attempts=[attempt(1, last_step=9, checkpoint=5)])
     waits = [decide(state, KILLED, POLICY).wait_s]
     for number in range(2, 5):
@@ -179,10 +179,10 @@ def test_restarts_without_a_new_checkpoint_wait_longer_and_then_end() -> None:
     state.attempts.append(attempt(5, start=5, last_step=12))
     decision = decide(state, KILLED, POLICY)
     assert decision.action == "stop"
-    assert decision.why == ("3 restarts in a row gained no checkpoint (recovery.max_restarts_without_progress=3)")
+    assert decision.why == ("3 restarts in a row made no new checkpoint (recovery.max_restarts_without_progress=3)")
 
 
-def test_a_person_who_resumes_gives_a_new_budget() -> None:
+def test_resuming_resets_the_restart_budget() -> None:
     state = RunState(checkpoints=[5], attempts=[attempt(1, last_step=9, checkpoint=5)])
     again(state, KILLED)
     again(state, KILLED)
@@ -194,7 +194,7 @@ def test_a_person_who_resumes_gives_a_new_budget() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 5))
-def test_a_run_restarts_exactly_while_it_gains_checkpoints_or_has_restarts_left(gains: list[bool], limit: int) -> None:
+def test_a_run_restarts_while_it_makes_checkpoints_or_has_restarts_left(gains: list[bool], limit: int) -> None:
     policy = replace(POLICY, max_restarts_without_progress=limit)
     state, checkpoint = RunState(), 0
     for number, gain in enumerate(gains, start=1):
@@ -209,7 +209,7 @@ def test_a_run_restarts_exactly_while_it_gains_checkpoints_or_has_restarts_left(
 
 
 class Simulation:
-    """A run of 60 steps with a checkpoint every 10, whose every attempt fails as it is told to, after so many steps."""
+    """A run of 60 steps with a checkpoint every 10; each attempt fails with a given ending after a number of steps."""
 
     STEPS, EVERY = 60, 10
 
@@ -248,7 +248,7 @@ failures = st.tuples(
 
 
 @given(st.lists(failures, min_size=40, max_size=40))
-def test_no_sequence_of_failures_goes_on_for_ever(story: list[tuple[int, Cause, int, int | None]]) -> None:
+def test_every_sequence_of_failures_ends(story: list[tuple[int, Cause, int, int | None]]) -> None:
     run = Simulation()
     most = (POLICY.max_restarts_without_progress + 1) * (run.STEPS // run.EVERY + 1)
     for number, (steps, cause, kind, batch) in enumerate(story, start=1):
@@ -296,7 +296,7 @@ events = st.fixed_dictionaries(
 
 
 @given(st.lists(events, max_size=30), st.sampled_from(CAUSES))
-def test_any_journal_and_any_beginning_of_it_gives_a_decision(journal: list[Event], cause: Cause) -> None:
+def test_every_prefix_of_a_journal_gives_a_decision(journal: list[Event], cause: Cause) -> None:
     whole = [
         {
             "v": 1,
@@ -329,7 +329,7 @@ def training(*step_s: float) -> RunState:
     return state
 
 
-def test_silence_is_a_hang_by_the_recent_median_and_never_below_the_floor() -> None:
+def test_a_silence_of_many_median_steps_is_a_hang_but_never_below_the_floor() -> None:
     policy = RecoveryConfig(hang_factor=10.0, hang_floor_s=30.0, start_timeout_s=600.0)
     slow = training(*[100.0] * 5, *[7.0] * 20)
     assert not hanging(slow, 70.0, policy)
@@ -342,11 +342,11 @@ def test_silence_is_a_hang_by_the_recent_median_and_never_below_the_floor() -> N
     assert hanging(quick, 31.0, policy).startswith("no step after step 30 for 30 s")
 
 
-def test_before_the_first_step_there_is_time_to_load_and_compile() -> None:
+def test_before_the_first_step_the_limit_is_the_start_timeout() -> None:
     policy = RecoveryConfig(hang_factor=10.0, hang_floor_s=30.0, start_timeout_s=600.0)
     state = training()
     assert not hanging(state, 599.0, policy)
     assert hanging(state, 601.0, policy) == "no first step after 600 s (recovery.start_timeout_s)"
     resumed = training(*[1.0] * 20)
     resumed.attempts.append(attempt(2, start=20))
-    assert not hanging(resumed, 599.0, policy), "the steps are an earlier attempt's"
+    assert not hanging(resumed, 599.0, policy), "the steps are of an earlier attempt"

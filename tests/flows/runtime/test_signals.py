@@ -1,4 +1,4 @@
-"""A request to end is not lost, wherever the exception that it raises may get lost."""
+"""A request to end is kept even if its exception is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _own(number: signal.Signals) -> None:
 
 
 class _Swallows:
-    """Signals this process in its destructor, where no exception gets out."""
+    """Signals this process in its destructor, which lets no exception out."""
 
     def __init__(self, number: signal.Signals) -> None:
         self._number = number
@@ -43,14 +43,14 @@ def test_a_request_whose_exception_was_swallowed_is_raised_by_the_next_check(
 ) -> None:
     signals = Signals()
     with signals.kept():
-        found = _Swallows(number)
-        del found
+        swallows = _Swallows(number)
+        del swallows
         with pytest.raises(raised):
             signals.check()
-        signals.check()  # it has been answered
+        signals.check()  # it was handled
 
 
-def test_a_request_raises_at_once_and_is_answered_by_taking_it() -> None:
+def test_a_request_raises_at_once_and_is_handled_by_taking_it() -> None:
     signals = Signals()
     with signals.kept():
         with pytest.raises(KeyboardInterrupt):
@@ -59,7 +59,7 @@ def test_a_request_raises_at_once_and_is_answered_by_taking_it() -> None:
         signals.check()
 
 
-def test_only_the_main_thread_is_told() -> None:
+def test_only_the_main_thread_raises() -> None:
     signals = Signals()
     with signals.kept(), pytest.raises(KeyboardInterrupt):
         _own(signal.SIGINT)
@@ -75,7 +75,7 @@ def handlers() -> Callable[[], list[object]]:
     return lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-def test_handlers_are_put_back(handlers: Callable[[], list[object]]) -> None:
+def test_handlers_are_restored(handlers: Callable[[], list[object]]) -> None:
     before = handlers()
     with Signals().kept():
         assert handlers() != before

@@ -195,12 +195,12 @@ def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, mo
         (
             ["base_1", "--baselines", "hlta"],
             10,
-            "error: --baselines=hlta: no such set of published figures\nhint: did you mean hlat?\n",
+            "error: --baselines=hlta: no such set of published figures\nhint: did you mean hlat? known: hlat\n",
         ),
         (
             ["base_1", "--baselines", "rows"],
             10,
-            "error: --baselines=rows: no such set of published figures\nhint: there are: hlat\n",
+            "error: --baselines=rows: no such set of published figures\nhint: known: hlat\n",
         ),
         (
             ["base_1", "--at", "300B"],

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
 import pytest
 
 from hlatctl.run import errors
-from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError, DataError, HlatctlError, dump_error, load_error, run_main
+from hlatctl.run.errors import (
+    DISK_FULL,
+    ERROR_FILE_ENV,
+    NONFINITE,
+    ConfigError,
+    DataError,
+    HlatctlError,
+    StorageError,
+    cannot_write,
+    code_of,
+    dump_error,
+    from_record,
+    load_error,
+    run_main,
+    storage_errors,
+)
 
 
 def test_every_error_has_its_own_exit_code_and_the_docstring_tells_it() -> None:
@@ -19,10 +35,47 @@ def test_every_error_has_its_own_exit_code_and_the_docstring_tells_it() -> None:
 
 @pytest.mark.parametrize("error_type", errors.error_types().values())
 def test_an_error_crosses_processes_unchanged(tmp_path: Path, error_type: type[HlatctlError]) -> None:
-    dump_error(error_type("data.path=/x: é\nnot there", hint="mend it"), tmp_path / "e.json")
+    dump_error(error_type("data.path=/x: é\nnot there", hint="mend it", code=DISK_FULL), tmp_path / "e.json")
     loaded = load_error(tmp_path / "e.json")
     assert type(loaded) is error_type
-    assert (loaded.message, loaded.hint) == ("data.path=/x: é\nnot there", "mend it")
+    assert (loaded.message, loaded.hint, loaded.code) == ("data.path=/x: é\nnot there", "mend it", DISK_FULL)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "code"),
+    [
+        ("StorageError", "/runs/r: a checkpoint needs 4096 bytes, 17 are free", DISK_FULL),
+        ("StorageError", "/runs/r: can't be written (No space left on device)", DISK_FULL),
+        ("StorageError", "/runs/r: can't be written (Disk quota exceeded)", DISK_FULL),
+        ("StorageError", "/runs/r: can't be written (Read-only file system)", ""),
+        ("DataError", "part-0: No space left on device", ""),
+        ("TrainingError", "step 8: loss=nan: not finite", NONFINITE),
+    ],
+)
+def test_a_record_of_a_version_without_codes_gets_one_and_a_newer_record_keeps_its_own(
+    name: str, message: str, code: str
+) -> None:
+    record = {"type": name, "message": message, "hint": ""}
+    assert from_record(record).code == code
+    assert from_record({**record, "code": ""}).code == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "worded otherwise"), DISK_FULL),
+        (OSError(errno.EDQUOT, "worded otherwise"), DISK_FULL),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), DISK_FULL),
+        (OSError(errno.EROFS, "Read-only file system"), ""),
+    ],
+)
+def test_a_full_disk_is_recognized_by_its_number_or_by_the_text_of_the_system(error: Exception, code: str) -> None:
+    assert code_of(error) == code
+    if isinstance(error, OSError):
+        assert cannot_write("/runs", error).code == code
+        with pytest.raises(StorageError) as caught, storage_errors():
+            raise error
+        assert caught.value.code == code
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"type": "SystemExit", "message": "x", "hint": ""}'])

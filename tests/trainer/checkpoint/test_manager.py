@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.load import load
-from hlatctl.run.errors import CheckpointError, StorageError
+from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
@@ -135,6 +135,7 @@ def test_full_disk_stops_the_run_and_leaves_earlier_checkpoints_alone(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StorageError, match=r"a checkpoint needs \d+ bytes, 1000 are free") as caught:
         train_here(trained, 2)
+    assert caught.value.code == DISK_FULL
     needed = int(re.findall(r"needs (\d+)", caught.value.message)[0])
     assert needed > sum(path.stat().st_size for path in trained.checkpoint(16).glob("*.safetensors"))
     assert checkpoint_steps(trained) == [8, 16, 24]
@@ -264,9 +265,11 @@ def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
         # Others fill the disk after we have looked.
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(StorageError, match=r"checkpoint of step 24 can't be written .*No space left on device"):
+        with pytest.raises(StorageError, match=r"step 24 can't be written .*No space left on device") as caught:
             train_here(run, 1)
-        assert [alarm["what"] for alarm in events_of(run, "alarm")] == ["disk_full", "checkpoint_failed"]
+        assert caught.value.code == DISK_FULL
+        alarms = [(alarm["what"], alarm.get("code")) for alarm in events_of(run, "alarm")]
+        assert alarms == [("disk_full", None), ("checkpoint_failed", DISK_FULL)]
         assert events_of(run, "checkpoint_skipped")[0]["step"] == 16
         assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000008"]
         assert why_invalid(run.checkpoint(8)) is None

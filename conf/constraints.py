@@ -1,0 +1,102 @@
+"""What a field's type says about its value: bounds (``Range``) and choices (``Literal``), and the check of both.
+
+The schema writes them beside the field. Rules that compare several fields are in ``conf.validate``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, Literal
+
+from hlatctl.run.errors import ConfigError
+
+#: The largest signed 64-bit number; torch, NumPy, Arrow and SQLite hold no larger one.
+_MAX_INT = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Bounds of a number, for ``Annotated``: greater than, at least, less than, at most."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.gt is None or value > self.gt)
+            and (self.ge is None or value >= self.ge)
+            and (self.lt is None or value < self.lt)
+            and (self.le is None or value <= self.le)
+        )
+
+    def __str__(self) -> str:
+        bounds = {"greater than": self.gt, "at least": self.ge, "below": self.lt, "at most": self.le}
+        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
+
+
+PositiveInt = Annotated[int, Range(gt=0)]
+PositiveFloat = Annotated[float, Range(gt=0)]
+NonNegativeInt = Annotated[int, Range(ge=0)]
+NonNegativeFloat = Annotated[float, Range(ge=0)]
+#: A share that is never all.
+Fraction = Annotated[float, Range(ge=0, lt=1)]
+#: A share of a peak: all of it is possible in principle, none of it is not.
+Efficiency = Annotated[float, Range(gt=0, le=1)]
+Port = Annotated[int, Range(ge=1, le=65535)]
+
+#: The types of a dataclass's fields by name, with their ``Range``.
+field_types: Callable[[Any], dict[str, Any]] = functools.cache(
+    functools.partial(typing.get_type_hints, include_extras=True)
+)
+
+
+def violations(settings: Any, prefix: str = "") -> Iterator[ConfigError]:
+    """Yield an error for every value that is outside of its field's bounds or choices, at any depth.
+
+    Args:
+        settings: an instance of a dataclass of ``conf.schema``.
+        prefix: what its keys begin with in errors, such as ``"sweep."``.
+    """
+    for name, expected in field_types(type(settings)).items():
+        yield from _check(f"{prefix}{name}", getattr(settings, name), expected)
+
+
+def _check(key: str, value: Any, expected: Any) -> Iterator[ConfigError]:
+    if is_dataclass(value):
+        yield from violations(value, f"{key}.")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _check(f"{key}[{index}]", item, typing.get_args(expected)[0])
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _check(f"{key}.{name}", item, typing.get_args(expected)[1])
+    elif value is not None:
+        yield from _check_scalar(key, value, *_rules(expected))
+
+
+def _check_scalar(key: str, value: Any, bounds: Range | None, choices: tuple[str, ...]) -> Iterator[ConfigError]:
+    if choices and value not in choices:
+        yield ConfigError(f"{key}={value}: not known", hint=f"use one of: {', '.join(choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        yield ConfigError(f"{key}={value}: must be a finite number")
+    elif bounds and value not in bounds:
+        yield ConfigError(f"{key}={value}: must be {bounds}")
+    elif type(value) is int and value > _MAX_INT and not (bounds and bounds.le):
+        yield ConfigError(f"{key}={value}: must be at most {_MAX_INT} (2^63 - 1)")
+
+
+@functools.cache
+def _rules(expected: Any) -> tuple[Range | None, tuple[str, ...]]:
+    """The bounds and the choices of a type; of a union, those of its first member."""
+    if typing.get_origin(expected) is Literal:
+        return None, typing.get_args(expected)
+    if typing.get_origin(expected) is Annotated:
+        return expected.__metadata__[0], ()
+    members = typing.get_args(expected)
+    return _rules(members[0]) if members else (None, ())
