@@ -32,7 +32,7 @@ _SURELY_SHALLOW = 5000
 _MAX_INT = 2**64 - 1
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
-_TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def load(path: Path) -> Config:
@@ -167,12 +167,12 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
 
 
 def token_count(text: str, key: str) -> int:
-    """A token count as people write it: ``200B``, ``1.8T``, ``2.5M``.
+    """Return a token count as people write it: ``200B``, ``1.8T``, ``2.5M``, ``1000``.
 
     Raises:
         ConfigError: names the key.
     """
-    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([KMBT])", text.strip())
+    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([KMBT]?)", text.strip())
     count = Decimal(match.group(1)) * _TOKEN_UNITS[match.group(2)] if match else None
     if count is None or count != int(count):
         raise ConfigError(f"{key}={text!r}: is no token count", hint="write a whole number, or 500K, 2.5M, 200B, 1.8T")

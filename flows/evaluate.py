@@ -27,10 +27,11 @@ from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
-from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, RunBusyError, StoppedError
+from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, RunBusyError, StoppedError
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import Holder, driver_pid, hold, hold_driver
 from hlatctl.run.manifest import MANIFEST
+from hlatctl.run.milestones import find_milestone
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
@@ -39,7 +40,6 @@ from hlatctl.units import count
 
 #: Context length of an external model whose configuration doesn't have one.
 _CONTEXT_TOKENS = 2048
-_NEAREST = 3
 #: The contract of simulated evaluations.
 SIMULATED = "simulated"
 
@@ -281,21 +281,16 @@ def _refuse(run: RunPaths, holder: Holder) -> None:
 
 
 def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:
-    """Return the milestone at a number of tokens, which may be rounded as printed: 2.51M for 2,506,752."""
-    alike = [at] if at in known else [tokens for tokens in known if count(tokens) == count(at)]
-    if len(alike) != 1:
-        nearest = sorted(sorted(known, key=lambda tokens: abs(tokens - at))[:_NEAREST])
-        raise ConfigError(
-            f"--at={count(at)}: {run.run_id} has no milestone at {at:,} tokens",
-            hint=f"nearest: {', '.join(f'{count(tokens)} ({tokens})' for tokens in nearest)}",
-        )
-    step = known[alike[0]]
-    if not (run.checkpoint(step) / MANIFEST).is_file() and not run.eval(alike[0]).is_dir():
+    """Return the tokens of the milestone that ``--at`` names, which must have a checkpoint or an evaluation."""
+    error = f"--at={count(at)}: {run.run_id} has no milestone of {at:,} tokens"
+    tokens = find_milestone(at, known, error)
+    step = known[tokens]
+    if not (run.checkpoint(step) / MANIFEST).is_file() and not run.eval(tokens).is_dir():
         raise CheckpointError(
             f"--at={count(at)}: {run.run_id} has no checkpoint of step {step}, the milestone's step",
             hint=f"`hlatctl checkpoint ls {run.run_id}` lists the existing ones",
         )
-    return alike[0]
+    return tokens
 
 
 def _context_tokens(folder: Path) -> int:

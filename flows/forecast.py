@@ -15,7 +15,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.runtime.clock import Clock
 from hlatctl.report import timeline
-from hlatctl.report.forecast import Course
+from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
@@ -46,7 +46,7 @@ def variants(config: Config) -> dict[str, Config]:
     return by_name
 
 
-def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str, list[Course]]:
+def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str, list[Simulation]]:
     """Simulate every variant once per seed, on all cores.
 
     Args:
@@ -59,9 +59,9 @@ def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str
     """
     numbers = range(config.rehearsal.seed, config.rehearsal.seed + seeds)
     workers = min(seeds, os.cpu_count() or 1)
-    played: dict[str, list[Course]] = {}
+    played: dict[str, list[Simulation]] = {}
     with ExitStack() as stack:
-        spread: Callable[..., Iterable[Course]] = map
+        spread: Callable[..., Iterable[Simulation]] = map
         if workers > 1:
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_end_with_parent)
@@ -84,7 +84,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def play(config: Config, seed: int) -> Course:
+def play(config: Config, seed: int) -> Simulation:
     """Simulate a run once, in a folder that is deleted afterwards."""
     with private_folder("forecast", within=_IN_MEMORY) as own:
         played = _bare(config, seed, os.fspath(own.path))
@@ -95,7 +95,7 @@ def play(config: Config, seed: int) -> Course:
         except HlatctlError as error:
             message = error.message
         goodput = measure_goodput(read_events(run), played)
-    return Course(
+    return Simulation(
         seed=seed,
         message=message,
         wall_s=goodput.wall_s,

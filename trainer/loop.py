@@ -17,6 +17,7 @@ import torch
 from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_same_corpus
 from conf.schedule import learning_rate
 from conf.schema import Config
+from conf.sizes import parameters
 from hlatctl.run import files
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
@@ -24,7 +25,6 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
 from trainer.data.loader import Loader
-from trainer.model import count_parameters
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, RankTimes, Sign, drift_alarm
 
 _FINISHED, _STOP, _ROLLBACK = "finished", "stop", "rollback"
@@ -246,7 +246,7 @@ class Training:
             tokens=self._tokens(self.step),
             world=self.backend.world_size,
             device=str(self.backend.device),
-            parameters=count_parameters(self.config.model),
+            parameters=parameters(self.config.model).total,
             peak_flops_per_s=self.backend.peak_flops_per_s(),
             amended_skips=self.amended_skips,
         )
@@ -330,7 +330,7 @@ def _loader(
     if last:
         check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
         state = [row for rank in last.ranks for row in rank["loader"]]
-    loader = Loader.of(
+    loader = Loader(
         config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
     )
     return loader, amended_skips(events)

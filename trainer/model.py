@@ -303,12 +303,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     exact = x.float()
     first, second = exact.chunk(2, dim=-1)
     return (exact * cos[:seq] + torch.cat((-second, first), dim=-1) * sin[:seq]).to(x.dtype)
-
-
-def count_parameters(config: ModelConfig) -> int:
-    """Parameters of a model, by arithmetic alone."""
-    attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    layer = attention + mlp + 2 * config.hidden_size
-    ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-    return ends + config.num_layers * layer + config.hidden_size

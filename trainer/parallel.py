@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from conf.schema import Config
+from conf.sizes import stage_layers
 from trainer.collectives import TensorParallel
 from trainer.loss import cross_entropy
 from trainer.model import Llama, cut_dim
@@ -55,11 +56,8 @@ class Layout:
 
     @property
     def stage_layers(self) -> range:
-        """The layers of this pipeline stage: as even as can be, earlier stages have the larger shares."""
-        stages, layers = self.config.parallel.pipeline_parallel_size, self.config.model.num_layers
-        share, extra = divmod(layers, stages)
-        start = self.pp_rank * share + min(self.pp_rank, extra)
-        return range(start, start + share + (self.pp_rank < extra))
+        """The layers of this pipeline stage."""
+        return stage_layers(self.config, self.pp_rank)
 
 
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:

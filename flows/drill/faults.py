@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.journal import Event, heartbeat, train_writer
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import MANIFEST, steps_in
+from hlatctl.run.pace import median_step_s
 from hlatctl.run.processes import Identity, send
 
 #: A slowed process alternately runs and pauses for these times.
@@ -208,7 +208,7 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
 
 def _outlives(arena: Arena, ballast: Path, injected_s: float) -> Callable[[], bool]:
     """Return a function: whether training has run on a full disk for longer than a hang may last, and past a save."""
-    median_s = statistics.median(float(event["step_s"]) for event in arena.state.steps.values())
+    median_s = median_step_s(arena.state.steps.values()) or 0.0
     recovery, beats = arena.config.recovery, set[int]()
     limit_s = max(recovery.hang_floor_s, recovery.hang_factor * median_s)
 

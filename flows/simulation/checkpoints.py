@@ -1,4 +1,4 @@
-"""Simulated checkpoints: folders with a true manifest and nothing in them, kept and deleted like real ones."""
+"""Simulated checkpoints: folders with a valid manifest and no tensors, kept and deleted like real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hlatctl.run.paths import RunPaths, step_name
 
 
 def write(run: RunPaths, config: Config, step: int) -> tuple[Path, Manifest]:
-    """Make one; its folder and manifest. Not made to survive a power cut: there are hundreds and nothing is in them."""
+    """Write a checkpoint, without fsync; return its folder and manifest."""
     folder, temporary = run.checkpoint(step), run.checkpoints / f".tmp-{step_name(step)}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -6,7 +6,6 @@ The time of a step is that of an earlier run with the same shapes and number of 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from hlatctl.plan.cost import cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.fold import fold
-from hlatctl.run.journal import number, read_events
+from hlatctl.run.journal import read_events
+from hlatctl.run.pace import median_step_s
 from hlatctl.run.runs import list_runs
 from hlatctl.units import duration
 
@@ -116,7 +116,7 @@ class _Pace:
         key = _shape(config)
         if key not in self._known:
             alike = (self._runs[index] for index, other in self._read() if _shape(other) == key)
-            paces = (_median_step_s(read_events(run)) for run in alike)
+            paces = (median_step_s(fold(read_events(run)).steps.values(), least=_LEAST_STEPS) for run in alike)
             self._known[key] = next((pace for pace in paces if pace), None)
         return self._known[key]
 
@@ -135,9 +135,3 @@ class _Pace:
 
 def _shape(config: Config) -> tuple[str, int, int]:
     return graph_key(config), config.train.global_batch_size, config.world_size
-
-
-def _median_step_s(events: list[dict[str, object]]) -> float | None:
-    steps = fold(events).steps
-    times = [number(steps[step], "step_s") for step in steps]
-    return statistics.median(times) if len(times) >= _LEAST_STEPS else None

@@ -70,7 +70,7 @@ def objective(settings: SweepConfig, config: Config) -> Objective:
             hint="loss, validation_loss, eval.TASK, each with @tokens=N for the value there",
         )
     kind, task, at = match.groups()
-    at_tokens = None if at is None else _tokens(at)
+    at_tokens = None if at is None else token_count(at, "sweep.objective@tokens")
     aim = Objective(
         name=name,
         score="" if kind == LOSS else task or _VALIDATION,
@@ -104,10 +104,6 @@ def check(aim: Objective, config: Config) -> None:
             f"sweep.objective={aim.name}: no trial reports it, there is no milestone of {at:,} tokens",
             hint=f"milestones: {', '.join(map(str, config.milestones.values()))}; eval.every_tokens sets them",
         )
-
-
-def _tokens(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else token_count(text, "sweep.objective@tokens")
 
 
 def _losses(state: RunState, rungs: list[int]) -> dict[int, float]:

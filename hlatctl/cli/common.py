@@ -79,17 +79,6 @@ def runs_folder(runs_dir: Path | None) -> Path:
     return runs_dir.expanduser().absolute() if runs_dir else default_runs_dir()
 
 
-def tokens_of(text: str, option: str) -> int:
-    """A number of tokens as people write it, ``200B`` or ``1000``, of an option.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    from conf.load import token_count
-
-    return int(text) if text.isascii() and text.isdigit() else token_count(text, option)
-
-
 def prepared_folder(config: Config) -> Path:
     """Where the corpus itself is prepared, whatever launcher the configuration names; a simulation prepares none."""
     from conf.fingerprint import data_fingerprint

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, say, tokens_of
+from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, say
 from hlatctl.run import contract as contracts
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.run.milestones import find_milestone
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.units import count
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from hlatctl.run.state import MilestoneState
 
 _EVALUATED = "evaluated"
-#: Milestones that an error names.
-_NEAREST = 3
 
 
 class Format(StrEnum):
@@ -59,11 +58,12 @@ def compare(
     they have the same contract, and published scores only if shots and items are the same. `--baselines hlat` adds
     HLAT, LLaMA-1 and -2, OpenLLaMA-1 and -2.
     """
+    from conf.load import token_count
     from hlatctl.report import baselines as published
     from hlatctl.report.compare import compare as compared
 
     known = published.load(baselines) if baselines is not None else None
-    tokens = tokens_of(at, "--at") if at is not None else None
+    tokens = token_count(at, "--at") if at is not None else None
     _print(compared([_scores(run, tokens) for run in _find(runs, runs_dir)], known), output)
 
 
@@ -122,16 +122,9 @@ def _milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int
         )
     if tokens is None:
         return evaluated[max(evaluated)]
-    # A milestone may be named as it is printed: 2.51M is the one of 2,506,752 tokens.
-    alike = [tokens] if tokens in evaluated else [at for at in evaluated if count(at) == count(tokens)]
-    if len(alike) == 1:
-        return evaluated[alike[0]]
-    nearest = sorted(sorted(evaluated, key=lambda at: abs(at - tokens))[:_NEAREST])
     status = f" (its status is {milestones[tokens].status})" if tokens in milestones else ""
-    raise ConfigError(
-        f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}",
-        hint=f"nearest: {', '.join(f'{count(at)} ({at})' for at in nearest)}",
-    )
+    error = f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}"
+    return evaluated[find_milestone(tokens, evaluated, error)]
 
 
 def _contract(run: RunPaths, milestone: MilestoneState) -> str | None:

@@ -15,18 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlatctl.cli.common import (
-    Json,
-    Overrides,
-    RunsDir,
-    announce,
-    columns,
-    print_json,
-    read_state,
-    runs_folder,
-    say,
-    tokens_of,
-)
+from hlatctl.cli.common import Json, Overrides, RunsDir, announce, columns, print_json, read_state, runs_folder, say
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import size
 
@@ -79,9 +68,10 @@ def evaluate(
     A run uses its own configuration. OVERRIDES can change only its eval.* keys, such as eval=hlat_core
     eval.data_dir=DIR. The first evaluation freezes the run's contract. Other settings need --new-contract.
     """
+    from conf.load import token_count
     from flows import targets
 
-    tokens = tokens_of(at, "--at") if at is not None else None
+    tokens = token_count(at, "--at") if at is not None else None
     found = targets.find(target, runs_folder(runs_dir))
     targets.refuse_at(found, tokens)
     if isinstance(found, targets.FolderTarget):

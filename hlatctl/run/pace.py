@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Iterable, Iterator
 
 from hlatctl.run.journal import Event, number
 from hlatctl.run.state import EvaluationProgress, RunState
 
-#: Steps whose median time stands for that of the steps to come.
+#: The recent step time is the median of this many steps.
 _NEWEST_STEPS = 20
 #: Steps that an attempt begins with and that say nothing of the others: they compile, allocate and fill caches.
 _FIRST_STEPS = 2
@@ -18,12 +19,20 @@ _LEAST = 2
 
 
 def seconds_per_step(state: RunState) -> float | None:
-    """Median time of the newest steps, without those that an attempt began with; looks at the newest steps only."""
+    """Return the median time of the newest steps, without the first steps of each attempt."""
     began = {attempt.number: attempt.resumed_from_step or 0 for attempt in state.attempts}
-    newest = itertools.islice(reversed(state.steps.values()), _NEWEST_STEPS)
-    times_s = [number(event, "step_s") for event in newest if not _is_first(event, began)]
-    known_s = [time_s for time_s in times_s if math.isfinite(time_s) and time_s > 0]
-    return statistics.median(known_s) if len(known_s) >= _LEAST else None
+    return median_step_s((event for event in newest_steps(state) if not _is_first(event, began)), least=_LEAST)
+
+
+def newest_steps(state: RunState) -> Iterator[Event]:
+    """Yield the newest 20 step events, newest first; the cost does not grow with the run."""
+    return itertools.islice(reversed(state.steps.values()), _NEWEST_STEPS)
+
+
+def median_step_s(steps: Iterable[Event], *, least: int = 1) -> float | None:
+    """Return the median ``step_s`` of the events that have a finite, positive one; None if fewer than ``least`` do."""
+    times_s = [time_s for event in steps if math.isfinite(time_s := number(event, "step_s")) and time_s > 0]
+    return statistics.median(times_s) if len(times_s) >= least else None
 
 
 def training_left_s(state: RunState, total_steps: int) -> float | None:

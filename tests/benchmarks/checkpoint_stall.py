@@ -15,7 +15,7 @@ from typing import Literal
 
 from conf.compose import compose
 from conf.schema import Config
-from hlatctl.plan.arithmetic import checkpoint_bytes
+from conf.sizes import checkpoint_bytes
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 

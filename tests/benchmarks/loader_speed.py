@@ -78,9 +78,11 @@ def _prepare(folder: Path, corpus: Path, model: Path) -> dict[str, Any]:
 
 def _loader(dataset: dict[str, Any]) -> Work:
     """Return the loader's work. Its cache of words starts empty, so filling it is part of the time."""
+    from conf.schema import Config, DataConfig, TrainConfig
     from trainer.data.loader import Loader
 
-    loader = Loader(dataset, global_batch_size=8, seq_len=_SEQ_LEN, seed=1, rank=0, size=1, prefetch_batches=1)
+    config = Config(seed=1, train=TrainConfig(seq_len=_SEQ_LEN), data=DataConfig(prefetch_batches=1))
+    loader = Loader(config, dataset, rank=0, size=1)
 
     def work() -> int:
         batches = -(-_TOKENS // (8 * _SEQ_LEN))

@@ -69,7 +69,7 @@ def test_a_run_recovers_from_every_fault_with_the_losses_of_an_undisturbed_one(d
 def test_the_report_has_the_table_and_the_hung_attempt_the_stacks(drilled: dict[str, Any]) -> None:
     run = Path(drilled["run"])
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
-    assert "<h2>Fire drill</h2>" in page
+    assert "<h2>Drill</h2>" in page
     assert all(escape(fault.title) in page for fault in FAULTS.values())
     assert any("(most recent call first)" in log.read_text() for log in run.glob("logs/attempt-*/train.log"))
 

@@ -75,7 +75,7 @@ def test_one_milestone_or_one_checkpoint_may_be_chosen(unevaluated: RunPaths, mo
     checkpoints.write(unevaluated, mock_config, 50)
     assert _drive(unevaluated, mock_config, step=50) == [unevaluated.eval(own)]
     with pytest.raises(
-        ConfigError, match=r"--at=5: .* has no milestone at 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
+        ConfigError, match=r"--at=5: .* has no milestone of 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
     ):
         _drive(unevaluated, mock_config, at=5)
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from conf.load import load
+from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
+from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
 
 #: Processes, and keys of ``parallel``.
@@ -81,6 +84,14 @@ def trained(
     runs = {name: make_layout(root, name) for name in LAYOUTS}
     train_all([(run, 1) for run in runs.values()])
     return runs
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_checkpoint_has_the_computed_size_in_every_layout(trained: dict[str, RunPaths], name: str) -> None:
+    """Within the 32 KiB per process that random states, loaders and headers are given."""
+    config = load(trained[name].config)
+    estimated = config.world_size * CHECKPOINT_BYTES_PER_PROCESS
+    assert 0 <= checkpoint_bytes(config) - read_manifest(trained[name].checkpoint(_STEPS)).size_bytes < estimated
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS)[1:])

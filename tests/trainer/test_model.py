@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from conf.compose import compose
 from conf.schema import ModelConfig, OptimizerConfig
+from conf.sizes import parameters
 from trainer import model as llama
 from trainer.init import build, initialize
 from trainer.loss import cross_entropy
@@ -65,14 +66,14 @@ def test_without_scaled_initialization_they_start_as_all_others_do() -> None:
 def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None:
     with torch.device("meta"):
         model = llama.Llama(config, 8)
-    assert llama.count_parameters(config) == sum(p.numel() for p in model.parameters())
+    assert parameters(config).total == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)]
+    ("name", "published"), [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)]
 )
-def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, parameters: int) -> None:
-    assert llama.count_parameters(compose([f"model={name}"]).model) == parameters
+def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, published: int) -> None:
+    assert parameters(compose([f"model={name}"]).model).total == published
 
 
 @pytest.mark.parametrize("rows", [1, 511, 512, 1300])
@@ -160,7 +161,7 @@ def test_tied_embedding_is_the_output_projection() -> None:
     tied = replace(_SMALL, tie_embeddings=True)
     model = build(tied, seq_len=8, seed=0)
     assert model.output_weight is model.embedding.weight  # type: ignore[union-attr]
-    assert sum(parameter.numel() for parameter in model.parameters()) == llama.count_parameters(tied)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters(tied).total
 
 
 @pytest.mark.parametrize("layers", [range(2), range(2, 3)])

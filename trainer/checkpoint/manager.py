@@ -21,6 +21,7 @@ from torch import Tensor
 
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from conf.sizes import checkpoint_bytes
 from hlatctl.run import files
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
 from hlatctl.run.journal import JournalWriter
@@ -34,7 +35,7 @@ from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, rank_file
 
 #: What the names of the weights begin with, among all tensors of a checkpoint.
 WEIGHTS = "model."
-#: Free space is asked for with this much to spare, for the small files and the journal.
+#: A save also leaves this much free, for the journal.
 _SPARE_BYTES = 1 << 20
 
 
@@ -94,7 +95,7 @@ class CheckpointManager:
         """
         started_s = time.monotonic()
         save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
-        if not self._on_rank0(lambda: self._may_begin(tensors, save)):
+        if not self._on_rank0(lambda: self._may_begin(save)):
             return
         self._writer.join()
         if self._config.checkpoint.mode == "sync":
@@ -167,14 +168,14 @@ class CheckpointManager:
             raise from_record(failure)
         return result
 
-    def _may_begin(self, tensors: dict[str, Tensor], save: Save) -> bool:
+    def _may_begin(self, save: Save) -> bool:
         """Whether a save goes ahead now: the one before is written, and there is room."""
         if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
             self._writer.leave_out(save, "the checkpoint before is still being written")
             return False
         self._writer.join()
         self._writer.raise_failure()
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _SPARE_BYTES
+        needed = checkpoint_bytes(self._config) + _SPARE_BYTES
         for folder in self._tiers.folders:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free

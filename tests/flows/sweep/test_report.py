@@ -86,7 +86,7 @@ def test_the_same_journals_give_the_same_report(swept: SweepPaths) -> None:
 
 def test_a_sweep_without_results_has_a_report(tmp_path: Path) -> None:
     sweep = make(tmp_path, "seed=1,2")
-    assert "No trial has been asked for yet." in build(sweep).read_text(encoding="utf-8")
+    assert "No trials yet." in build(sweep).read_text(encoding="utf-8")
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append("trial_asked", trial=0, run_id="s-t0000", arm=0, point={"seed": "1"}, overrides=[], seed=None)
         journal.append("trial_rung", trial=0, tokens=10, value=float("nan"))

@@ -118,7 +118,7 @@ def test_every_format_shows_how_a_run_was_measured_and_marks_what_was_published_
     assert re.search(rf"{row}.*20\.00 .* 6\.00.* 9\.40 .*\(shots 8, n 1319\).* {mark} \(shots 8, n 1319\)", text)
     assert "40 items" in text
     name = "base_1" if output == "text" else r"base\_1"
-    assert f"{name} is under another contract: limit is null, elsewhere 40" in text
+    assert f"{name} has another contract: limit is null, elsewhere 40" in text
 
 
 def test_a_damaged_record_of_contracts_leaves_unknown_what_it_said(
@@ -155,7 +155,7 @@ def test_a_run_of_the_smoke_suite_is_shown_too(
     assert main(["compare", "latest", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^smoke_mmlu +\? +40 +acc +32\.50 ± 6\.84", text, re.MULTILINE)
-    assert "nobody knows under which contract it was measured" in text
+    assert "its contract is unknown" in text
 
 
 def test_the_contract_is_the_journal_s_before_that_of_the_results_file(runs_dir: Path, compare: Compare) -> None:
@@ -195,12 +195,12 @@ def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, mo
         (
             ["base_1", "--baselines", "hlta"],
             10,
-            "error: --baselines=hlta: no such set of published figures\nhint: did you mean hlat? known: hlat\n",
+            "error: --baselines=hlta: no set of published scores has this name\nhint: did you mean hlat? known: hlat\n",
         ),
         (
             ["base_1", "--baselines", "rows"],
             10,
-            "error: --baselines=rows: no such set of published figures\nhint: known: hlat\n",
+            "error: --baselines=rows: no set of published scores has this name\nhint: known: hlat\n",
         ),
         (
             ["base_1", "--at", "300B"],

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.load import load
+from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events
@@ -26,7 +27,7 @@ from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.storage import read_tensors, why_not_loadable
+from trainer.storage import describe_tensors, read_tensors, why_not_loadable
 
 MakeRun = Callable[..., RunPaths]
 TrainHere = Callable[[RunPaths, int], int]
@@ -39,6 +40,20 @@ def trained(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> RunPath
     run = make_run(tmp_path / "trained")
     assert train_here(run, 1) == 0
     return run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16_sr"])
+def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, precision: str
+) -> None:
+    """The tensors to the byte; the other files are estimated, so their 32 KiB may be more than they take."""
+    run = make_run(tmp_path / precision, precision={"name": precision}, train={"max_steps": 1})
+    assert train_here(run, 1) == 0
+    config, folder = load(run.config), run.checkpoint(1)
+    tensors = describe_tensors(folder).values()
+    written = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert written == checkpoint_bytes(config) - CHECKPOINT_BYTES_PER_PROCESS
+    assert written < read_manifest(folder).size_bytes <= checkpoint_bytes(config)
 
 
 def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float]:
