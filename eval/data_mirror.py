@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval.model import missing_package
-from hlatctl.run import files
+from hlatctl.run.atomic import fsync, new_file
 from hlatctl.run.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -81,12 +81,6 @@ def _fetch(split: Split, target: Path, cache: Path) -> None:
             hint="repeat the command: present files are kept",
         ) from error
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with new_file(target) as temporary:
         rows.to_json(str(temporary), force_ascii=False)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        files.fsync_dir(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    fsync(target.parent)

@@ -16,10 +16,11 @@ from flows.drill.arena import Arena, NotRecovered, NotTried
 from flows.drill.faults import FAULTS, Seen, no_tracking
 from flows.drill.tracking import Servers
 from flows.runtime.signals import Signals
-from hlatctl.report import build
+from hlatctl.report.build import build
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.run.journal import DRILL_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.suggest import suggest
 
 #: Names of the runs in a drill's folder.
 DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
@@ -46,6 +47,17 @@ class _Trial:
 def new_folder(runs_dir: Path) -> Path:
     """Return a new runs folder for a drill, separate from all other runs, caches and databases."""
     return runs_dir / f"drill-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def check_names(faults: list[str]) -> None:
+    """Check that faults of these names exist.
+
+    Raises:
+        ConfigError: one doesn't.
+    """
+    for name in faults:
+        if name not in FAULTS:
+            raise ConfigError(f"--fault={name}: no such fault", hint=suggest(name, list(FAULTS)))
 
 
 def exercise(

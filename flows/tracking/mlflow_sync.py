@@ -56,7 +56,9 @@ def _copy_new(run: RunPaths, config: Config) -> int:
 @contextmanager
 def _only_copier(run: RunPaths) -> Iterator[None]:
     def refuse(holder: Holder) -> None:
-        raise RunBusyError(f"run {run.run_id}: {holder} is copying it to MLflow", hint="wait until that process ends")
+        raise RunBusyError(
+            f"run {run.run_id}: {holder} is copying it to MLflow", hint="it copies all entries; nothing to do"
+        )
 
     with hold(run.mirror.with_suffix(".lock"), refuse):
         yield

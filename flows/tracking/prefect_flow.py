@@ -163,7 +163,7 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> 
     from prefect import flow, get_run_logger
     from prefect.artifacts import create_markdown_artifact
 
-    from hlatctl.report import summary_markdown
+    from hlatctl.report.summary import summary_markdown
 
     @flow(
         name=name,

@@ -13,6 +13,7 @@ from hlatctl.cache.manifest import Entry
 from hlatctl.cache.store import Folder
 from hlatctl.cache.transfer import sha256_of
 from hlatctl.cache.verify import verify
+from hlatctl.run.atomic import new_file
 from hlatctl.run.errors import StorageError, cannot_write
 
 
@@ -35,18 +36,14 @@ def export(folder: Path, to: Path) -> int:
     if not whole:
         raise StorageError(f"{folder}: contains no complete module")
     entries = _entries(folder, [file.path for module in whole for file in module.files])
-    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
-        with tarfile.open(temporary, "w") as archive:
+        with new_file(to) as temporary, tarfile.open(temporary, "w") as archive:
             _add(archive, MANIFEST, io.BytesIO(manifest.text(entries, boot="").encode()))
             for entry in entries:
                 with (folder / entry["path"]).open("rb") as file:
                     _add(archive, entry["path"], file)
-        temporary.replace(to)
     except OSError as error:
         raise cannot_write(to, error) from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return len(whole)
 
 

@@ -6,12 +6,12 @@ lock but the file stays. If the file's existence is the lock, later processes wo
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from hlatctl.cache.layout import File, is_lock
+from hlatctl.run.locks import try_lock
 
 #: A lock that no process holds here may be held on another machine, if the storage does not share locks. No compilation
 #: this long has been seen; if one is, its graph is compiled twice, which does no harm.
@@ -38,9 +38,9 @@ def _free(path: Path, *, remove: bool) -> bool:
     """Return whether no process holds a lock file; it is held here while it is removed."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if remove:
+            free = try_lock(file)
+            if free and remove:
                 path.unlink()
-    except OSError:  # held, gone, or not ours to open
+            return free
+    except OSError:  # missing, or this user may not open it
         return False
-    return True

@@ -1,7 +1,6 @@
-"""The journal as lines for people: what `hlatctl logs` shows of stages, steps, checkpoints and evaluations.
+"""The lines that `hlatctl logs` shows of a run's journal: stages, every tenth step, checkpoints, evaluations.
 
-Nothing is written for it: the lines come from the journal that is there anyway, one step in ten, the newest part first
-read. A run of 2 M steps would give 200,000 step lines, of which a reader who comes late gets those of the last MiB.
+A run of 2 M steps has 200,000 step lines. The first read starts in the last MiB of each journal file.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from hlatctl.run.reading import DAMAGED
 from hlatctl.run.scores import in_words
 from hlatctl.units import count, duration, utc
 
-#: Steps from one line to the next, as torchtitan's `log_freq`.
+#: Steps between two lines, as torchtitan's `log_freq`.
 EVERY_STEPS = 10
-#: Lines of an evaluation's task.
+#: Lines of one task of an evaluation.
 _PARTS_OF_A_TASK = 10
-#: What is read of each journal file at first.
+#: Bytes at the end of each journal file that the first read covers.
 _RECENT_BYTES = 1 << 20
 
 
 class JournalLines:
-    """What is new in a run's journal, as lines.
+    """Reads new events of a run's journal as lines of text.
 
     Args:
         run: the run directory.
-        rank: only what this training process has journalled; none: everything.
+        rank: read only the events of this training process; None: all events.
     """
 
     def __init__(self, run: RunPaths, rank: int | None = None) -> None:
@@ -37,7 +36,7 @@ class JournalLines:
         self._shown_part: tuple[str, int] = ("", 0)
 
     def read_new(self) -> Iterator[str]:
-        """Lines of what has come since the last call, in order of time."""
+        """Yield the lines of the events since the last call, in order of time."""
         for event in self._tail.read_new():
             if self._writer not in (None, event["writer"]):
                 continue
@@ -45,7 +44,7 @@ class JournalLines:
                 text = self._text(event)
                 line = f"{utc(event['time_unix_s'])}  {text}"
             except DAMAGED:
-                continue  # an event without its fields; `hlatctl status` tells of it
+                continue  # `hlatctl status` reports events without their fields
             if text:
                 yield line
 
@@ -60,7 +59,7 @@ class JournalLines:
         return TEXTS[kind](event) if kind in TEXTS else ""
 
     def _is_time(self, step: int) -> bool:
-        """The first step that is seen of an attempt, and then one in so many."""
+        """Return whether a step gets a line: an attempt's first one does, then every tenth."""
         last = self._shown_step
         if last is not None and step // EVERY_STEPS <= last // EVERY_STEPS:
             return False
@@ -74,7 +73,7 @@ class JournalLines:
 
 
 def _recent(run: RunPaths) -> dict[str, int]:
-    """Where to begin in each journal file, so that a long one is not read whole."""
+    """Return the offset in each journal file at which reading begins."""
     offsets = {}
     for path in run.journal.glob("*.jsonl"):
         begin = path.stat().st_size - _RECENT_BYTES

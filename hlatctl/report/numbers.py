@@ -12,7 +12,7 @@ from typing import Any
 from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
 from hlatctl.run.journal import Event
-from hlatctl.run.state import Judgement, RunState
+from hlatctl.run.state import ContractScores, RunState
 
 #: Steps over which the newest loss is averaged, because the loss of one batch is noisy.
 LOSS_WINDOW_STEPS = 20
@@ -219,7 +219,7 @@ def _milestones(state: RunState) -> list[Milestone]:
             scores=[_score(task, score, shown.contract) for task, score in sorted(shown.scores.items())],
         )
         for _, milestone in sorted(state.milestones.items())
-        for shown in (Judgement(milestone.contract, milestone.scores, milestone.skipped), *milestone.others)
+        for shown in (ContractScores(milestone.contract, milestone.scores, milestone.skipped), *milestone.others)
     ]
 
 

@@ -1,4 +1,4 @@
-"""How fast a run or an evaluation goes on now, from what was measured lately; None while too little is known."""
+"""Pace of a run or an evaluation, from recent measurements."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hlatctl.run.state import EvaluationProgress, RunState
 
 #: The recent step time is the median of this many steps.
 _NEWEST_STEPS = 20
-#: Steps that an attempt begins with and that say nothing of the others: they compile, allocate and fill caches.
+#: First steps of an attempt, which are not counted: they compile, allocate and fill caches.
 _FIRST_STEPS = 2
-#: Fewer measurements are no pace.
+#: Least number of measurements for a pace.
 _LEAST = 2
 
 
@@ -36,15 +36,15 @@ def median_step_s(steps: Iterable[Event], *, least: int = 1) -> float | None:
 
 
 def training_left_s(state: RunState, total_steps: int) -> float | None:
-    """Time that the steps to come take at the present pace; None if that is not known or none is left."""
+    """Return the time that the remaining steps take at the current pace. None if unknown or no step is left."""
     pace_s = seconds_per_step(state)
     return pace_s * (total_steps - state.step) if pace_s and total_steps > state.step else None
 
 
 def task_left_s(progress: EvaluationProgress) -> float | None:
-    """Time that an evaluation's task takes to answer its other requests.
+    """Return the time that an evaluation's task takes for its remaining requests. None if unknown.
 
-    Counted from the first answer of this evaluator: what came before it is the model's start, or an earlier try's.
+    The pace counts from this evaluator's first answer. The time before includes loading the model.
     """
     if not progress.total or len(progress.counted) < _LEAST:
         return None

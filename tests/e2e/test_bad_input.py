@@ -17,7 +17,7 @@ CASES = [
     (["train.tokenz=5"], 10, "train.tokenz: unknown key\nhint: did you mean train.tokens?"),
     (["experiment=quickstrat"], 10, "did you mean experiment=quickstart?"),
     (["train.global_batch_size=7"], 10, "train.global_batch_size=7: not divisible by the data-parallel size=2"),
-    (["train.tokens=many"], 10, "train.tokens='many': is no token count"),
+    (["train.tokens=many"], 10, "train.tokens='many': is not a token count"),
     (["data.path=nowhere"], 11, "nowhere"),
     (["data.path=empty"], 11, "empty"),
     (["data.path=good.parquet", "data.text_column=body"], 11, "body"),

@@ -55,7 +55,7 @@ def test_packages_are_hashed_by_their_python_files(tmp_path: Path, monkeypatch: 
         (tmp_path / name / "api").mkdir(parents=True)
         (tmp_path / name / "__init__.py").write_text("", encoding="utf-8")
         (tmp_path / name / "api" / "metrics.py").write_text("def mean(): ...\n", encoding="utf-8")
-    monkeypatch.setattr(source, "_folder", lambda name, distribution: tmp_path / name)
+    monkeypatch.setattr(source, "package_folder", lambda name, distribution: tmp_path / name)
     before = source.packages()
     (tmp_path / "lm_eval" / "notes.md").write_text("no code", encoding="utf-8")
     assert source.packages() == before

@@ -235,7 +235,7 @@ def test_after_a_driver_died_while_a_job_ran_the_next_one_re_attaches(mock_confi
 
 def test_a_run_has_at_most_one_driver(mock_config: Config) -> None:
     run = pretrain.create(mock_config, argv=[])
-    with hold_driver(run), pytest.raises(RunBusyError, match="drives it already"):
+    with hold_driver(run), pytest.raises(RunBusyError, match="is already driving it"):
         pretrain.drive(run)
 
 

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.schema import Config
-from hlatctl.run import files
+from hlatctl.run.atomic import REPLACED, fsync, replace_folder
 from hlatctl.run.manifest import MANIFEST, steps_in
 from hlatctl.run.paths import RunPaths, step_name
 
 _TEMPORARY = ".tmp-"
-_REPLACED = ".old-"
 
 
 class Tiers:
@@ -64,7 +63,7 @@ class Tiers:
 
     def commit(self, step: int) -> Path:
         """Rename the temporary folder, durably; its new name."""
-        return _place(self.temporary(step), self.folders[0] / step_name(step))
+        return replace_folder(self.temporary(step), self.folders[0] / step_name(step))
 
     def copy_to_shared(self, step: int) -> Path:
         """Copy a checkpoint from the fast folder into the run directory, durably; where it lies there.
@@ -79,7 +78,7 @@ class Tiers:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(self.fast / step_name(step), partial, copy_function=_copy_durably)
-            return _place(partial, target)
+            return replace_folder(partial, target)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -100,19 +99,8 @@ class Tiers:
         """Remove what interrupted writes have left behind."""
         for folder in self.folders:
             for left_over in folder.iterdir() if folder.is_dir() else ():
-                if left_over.name.startswith((_TEMPORARY, _REPLACED)):
+                if left_over.name.startswith((_TEMPORARY, REPLACED)):
                     shutil.rmtree(left_over, ignore_errors=True)
-
-
-def _place(temporary: Path, target: Path) -> Path:
-    replaced = target.with_name(f"{_REPLACED}{target.name}")
-    if target.exists():  # one that was rejected, or that an earlier attempt left behind
-        shutil.rmtree(replaced, ignore_errors=True)
-        target.rename(replaced)
-    temporary.rename(target)
-    files.fsync_dir(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return target
 
 
 def _delete(checkpoint: Path) -> None:
@@ -122,6 +110,5 @@ def _delete(checkpoint: Path) -> None:
 
 def _copy_durably(source: str, target: str) -> str:
     shutil.copyfile(source, target)
-    with open(target, "rb") as file:
-        os.fsync(file.fileno())
+    fsync(Path(target))
     return target

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
+from hlatctl.run.atomic import new_folder
 from hlatctl.run.errors import CheckpointError, DataError, run_main
 from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, why
 from trainer.convert.hugging_face import hugging_face_config, to_hugging_face
-from trainer.new_folder import new_folder
 from trainer.storage import describe_tensors, read_tensors
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from conf.initial_weights import MODEL
 from hlatctl.run import files
+from hlatctl.run.atomic import new_folder
 from hlatctl.run.errors import CheckpointError, run_main
 from hlatctl.run.manifest import write_manifest
 from trainer.convert.hugging_face import from_hugging_face, model_config, to_hugging_face
-from trainer.new_folder import new_folder
 from trainer.storage import save_tensors
 
 if TYPE_CHECKING:

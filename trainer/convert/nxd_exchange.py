@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from conf.initial_weights import MODEL
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import CheckpointError, ConfigError, StorageError, run_main
+from hlatctl.run.atomic import new_folder
+from hlatctl.run.errors import CheckpointError, ConfigError, run_main
 from hlatctl.run.manifest import read_manifest, write_manifest
 from hlatctl.run.paths import RunPaths, step_name
 from hlatctl.run.reading import parse_json, reading
@@ -91,28 +93,19 @@ def from_library(backend: Nxd, config: Config, source: Path, target: Path) -> di
     if isinstance(content, str):
         with reading(source):
             described = parse_json(content)
-    partial = target.with_name(f".{target.name}.partial")
-    if backend.rank == 0:
-        _begin(partial, target)
-    backend.gather(None)
-    backend.save(optimizer.tensors(), partial)
-    if backend.rank == 0:
-        for name, value in {MODEL: asdict(config.model), **described["files"]}.items():
-            files.write_json(partial / name, value)
-        write_manifest(partial, step=described["step"], tokens=described["tokens"], world=described["world"])
-        partial.rename(target)
+    with new_folder(target) if backend.rank == 0 else nullcontext() as filled:
+        partial = Path(backend.from_rank0(os.fspath(filled) if filled else None))
+        backend.save(optimizer.tensors(), partial)
+        if backend.rank == 0:
+            for name, value in {MODEL: asdict(config.model), **described["files"]}.items():
+                files.write_json(partial / name, value)
+            write_manifest(partial, step=described["step"], tokens=described["tokens"], world=described["world"])
     backend.gather(None)
     return {"step": described["step"], "tokens": described["tokens"], "to": os.fspath(target)}
 
 
 def _build(backend: Nxd) -> Any:
     return backend.optimizer(backend.build_model(document_end_id=None))
-
-
-def _begin(partial: Path, target: Path) -> None:
-    if target.exists():
-        raise StorageError(f"--to={target}: exists", hint="choose another folder, or remove this one")
-    partial.mkdir(parents=True)
 
 
 def main(argv: list[str] | None = None) -> int:

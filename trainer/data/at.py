@@ -92,9 +92,8 @@ def _checkpoint_before(run: RunPaths, step: int) -> tuple[int, list[list[int]] |
     for earlier in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
         folder = run.checkpoint(earlier)
         try:
-            ranks = [
-                files.read_json(folder / f"rank-{r:05d}.json") for r in range(read_manifest(folder).world["world_size"])
-            ]
+            count = int(read_manifest(folder).world["world_size"])
+            ranks = [files.read_json(folder / f"rank-{rank:05d}.json") for rank in range(count)]
             return earlier, [row for rank in ranks for row in rank["loader"]]
         except (OSError, HlatctlError, *DAMAGED) as error:
             print(f"checkpoint of step {earlier}: not readable ({why(error)})", file=sys.stderr)

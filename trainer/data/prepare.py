@@ -18,13 +18,13 @@ from conf.fingerprint import digest
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
+from hlatctl.run.atomic import partial_folder
 from hlatctl.run.errors import DataError, cannot_write, run_main
 from trainer.data import formats, tokenizer
 from trainer.data.corpus import Corpus, check, check_vocabulary, read
 from trainer.data.documents import Documents
 from trainer.data.encoder import make_encoder
 from trainer.data.split import COLUMN, Document, Split
-from trainer.new_folder import partial_folder
 
 DATASET = "dataset.json"
 #: ``dataset.json`` keeps this many messages about skipped damage, and counts all of it.

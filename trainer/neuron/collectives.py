@@ -75,4 +75,4 @@ def check(cores_per_node: int, nodes: int, least_gib_per_s: float, *, key: str) 
             return Check(name=name, status="fail", shows=str(error), command=shown)
     text = f"all-reduce of {_SIZE}: {measured:.1f} GiB/s"
     problem = f"{text}, below {key}={least_gib_per_s:g}" if measured < least_gib_per_s else ""
-    return Check.judged(name, problem, text, command=shown, values={"nccom_gib_per_s": measured})
+    return Check.of(name, problem, text, command=shown, values={"nccom_gib_per_s": measured})

@@ -70,6 +70,6 @@ def check_devices(devices: list[Device], cores_needed: int) -> Check:
     elif busy:
         problem = f"in use by process {busy[0]}" + (f" and {len(busy) - 1} more" if len(busy) > 1 else "")
     values = {"devices": len(devices), "cores": cores, "memory_bytes": sum(device.memory_bytes for device in devices)}
-    return Check.judged(
+    return Check.of(
         _NAME, problem, f"{len(devices)} devices, {cores} NeuronCores, not in use", command=_COMMAND, values=values
     )

@@ -41,7 +41,7 @@ def reserved_ports(needed: list[int], file: Path = _PORTS) -> Check:
         if missing
         else ""
     )
-    return Check.judged(name, problem, wanted or "none required", command=command)
+    return Check.of(name, problem, wanted or "none required", command=command)
 
 
 def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
@@ -52,14 +52,14 @@ def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
     except (OSError, ValueError):
         return Check(name=name, status="skip", shows=f"{file}: not readable", command=command)
     problem = f"net.core.somaxconn={length}: below preflight.min_somaxconn={least}" if length < least else ""
-    return Check.judged(name, problem, str(length), command=command, values={"somaxconn": length})
+    return Check.of(name, problem, str(length), command=command, values={"somaxconn": length})
 
 
 def open_files(least: int) -> Check:
     """Check the soft limit of open files and sockets per process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     problem = f"open files={limit}: below preflight.min_open_files={least}" if limit < least else ""
-    return Check.judged("open files", problem, str(limit), command="ulimit -n", values={"open_files": limit})
+    return Check.of("open files", problem, str(limit), command="ulimit -n", values={"open_files": limit})
 
 
 def efa(least: int, folder: Path = _RDMA) -> Check:
@@ -68,7 +68,7 @@ def efa(least: int, folder: Path = _RDMA) -> Check:
     names = [a.name for a in adapters if (a / "device" / "driver").resolve().name == _EFA_DRIVER]
     problem = f"{len(names)} EFA adapters: below preflight.min_efa_devices={least}" if len(names) < least else ""
     shows = f"{len(names)}: {', '.join(names)}" if names else "none, none required"
-    return Check.judged("EFA adapters", problem, shows, command="fi_info -p efa", values={"efa_devices": len(names)})
+    return Check.of("EFA adapters", problem, shows, command="fi_info -p efa", values={"efa_devices": len(names)})
 
 
 def fork_safety(variables: dict[str, str], release: str = platform.release()) -> Check:
@@ -80,4 +80,4 @@ def fork_safety(variables: dict[str, str], release: str = platform.release()) ->
         if needed and variables.get("FI_EFA_FORK_SAFE") != "1"
         else ""
     )
-    return Check.judged("kernel and EFA", problem, f"Linux {release}", command="uname -r")
+    return Check.of("kernel and EFA", problem, f"Linux {release}", command="uname -r")

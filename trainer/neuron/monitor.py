@@ -44,7 +44,7 @@ def check_report(line: str) -> Check:
         problems = ["it reports no device"]
     corrected = sum(sum(counts[name].values()) for name in _HARMLESS)
     values = {name: sum(by_device.values()) for name, by_device in counts.items()}
-    return Check.judged(
+    return Check.of(
         _NAME,
         "; ".join(problems),
         f"{len(devices)} devices, {corrected} corrected ECC events, none uncorrected",

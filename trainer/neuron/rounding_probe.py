@@ -35,7 +35,7 @@ def check_rounding(mean_excess: float, *, stochastic: bool) -> Check:
     problem = (
         f"{measured}, not 1 + {expected:.6f}: not rounded {how}" if abs(mean_excess - expected) > _TOLERANCE else ""
     )
-    return Check.judged(_NAME, problem, f"{how}: {measured}", values={"mean_excess": mean_excess})
+    return Check.of(_NAME, problem, f"{how}: {measured}", values={"mean_excess": mean_excess})
 
 
 def measure(config: Config) -> float:

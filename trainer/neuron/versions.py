@@ -53,7 +53,7 @@ def check(config: Config, versions: dict[str, str]) -> Check:
     if not problem and "driver" not in versions:
         problem = "the driver is not loaded (install aws-neuronx-dkms; lsmod | grep neuron)"
     shows = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    return Check.judged(NAME, problem, shows, command="pip list | grep -i neuron", values=versions)
+    return Check.of(NAME, problem, shows, command="pip list | grep -i neuron", values=versions)
 
 
 def disagreement(by_host: dict[str, dict[str, str]]) -> dict[str, str]:

@@ -173,12 +173,12 @@ def test_more_values_extend_a_sweep_and_other_changes_are_refused(tmp_path: Path
     assert [trial.point["optimizer.lr"] for trial in state.trials.values()] == ["0.001", "0.003", "0.005"]
     assert [sweep.trial(number).config.stat().st_mtime_ns for number in range(2)] == before
     for arguments, message in (
-        (["optimizer.lr=1e-3,5e-3"], "it has tried 0.003 too, which is left out"),
+        (["optimizer.lr=1e-3,5e-3"], "it has tried 0.003 too, which is missing here"),
         (["optimizer.beta2=0.9,0.99"], "its axes are optimizer.lr"),
         (["optimizer.lr=1e-3"], "it has tried 0.001, 0.003, 0.005"),
-        (["sweep.objective=loss@tokens=1000"], "it was made with None"),
+        (["sweep.objective=loss@tokens=1000"], "it was created with None"),
     ):
-        with pytest.raises(ConfigError, match=r"is another space than the sweep's") as caught:
+        with pytest.raises(ConfigError, match=r"changes the sweep's search space") as caught:
             create.prepare_more(sweep, arguments)
         assert message in caught.value.message
 

@@ -69,12 +69,12 @@ def test_inspect_prepares_and_shows_a_corpus(run: RunPaths, corpus: Path, capsys
     overrides = [f"data.path={corpus}", "data.on_corrupt=skip", *_KEYS]
     assert main(["data", "inspect", *overrides, "--json"]) == 0
     captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert (found["corrupt_count"], found["sources"][0]["rows"]) == (1, 120)
-    assert found["documents"] + found["validation_documents"] == 120
+    survey = json.loads(captured.out)
+    assert (survey["corrupt_count"], survey["sources"][0]["rows"]) == (1, 120)
+    assert survey["documents"] + survey["validation_documents"] == 120
     assert main(["data", "inspect", *overrides, "--documents", "10"]) == 0
     text = capsys.readouterr().out
-    assert f"{found['documents']:,} documents for training" in text
+    assert f"{survey['documents']:,} documents for training" in text
     assert "(estimated from 10 documents)" in text
     assert "1 damaged rows or stretches" in text
     assert f"{corpus}:61: not a JSON value" in text
@@ -184,9 +184,7 @@ def test_a_corpus_is_inspected_for_a_cluster_that_can_only_be_simulated(
     assert not pretended.exists()
 
 
-def test_a_checkpoint_that_does_not_say_what_it_drew_is_named(
-    run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_without_loader_state_is_named(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run.checkpoint(20)
     folder.mkdir(parents=True)
     (folder / "rank-00000.json").write_text("{}")

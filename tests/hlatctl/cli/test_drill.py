@@ -26,7 +26,7 @@ from hlatctl.run.paths import RunPaths
         (["train.tokenz=3"], "train.tokenz: unknown key"),
     ],
 )
-def test_what_can_not_be_drilled_is_refused_before_anything_is_made(
+def test_a_drill_that_can_not_run_is_refused_before_anything_is_created(
     argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["drill", f"runs_dir={tmp_path / 'runs'}", *argv]) == 10

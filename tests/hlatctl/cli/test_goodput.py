@@ -12,7 +12,7 @@ from hlatctl.cli.main import main
 from tests.hlatctl.conftest import MakeRun
 
 
-def test_goodput_tells_where_the_time_went(
+def test_goodput_shows_how_the_time_was_spent(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run()
@@ -47,7 +47,7 @@ def test_a_run_under_way_has_a_ledger(
     assert ("goodput (ETTR)" in capsys.readouterr().out) == (until == "killed")
 
 
-def test_a_run_whose_configuration_is_damaged_is_told_of(
+def test_a_damaged_configuration_is_an_error(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()

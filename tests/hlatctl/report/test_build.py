@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import conf.load
-from hlatctl.report import build, summary_markdown
 from hlatctl.report import page as report_page
+from hlatctl.report.build import build
 from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Numbers, numbers
+from hlatctl.report.summary import summary_markdown
 from hlatctl.run import files
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, read_events
