@@ -56,7 +56,7 @@ class JournalLines:
             kind == "eval_progress" and not self._is_new_part(event)
         ):
             return ""
-        return _TEXTS[kind](event) if kind in _TEXTS else ""
+        return TEXTS[kind](event) if kind in TEXTS else ""
 
     def _is_time(self, step: int) -> bool:
         """Return whether a step gets a line: an attempt's first one does, then every tenth."""
@@ -122,7 +122,14 @@ def _run_finished(event: Event) -> str:
     return f"run {event['outcome']} at step {event['step']}{why}"
 
 
-_TEXTS: dict[str, Callable[[Event], str]] = {
+def _drill_outcome(event: Event) -> str:
+    outcome = event["failure"] or (f"skipped, {event['skipped']}" if event["skipped"] else "recovered")
+    return f"drill: {event['title']}: {outcome}"
+
+
+#: Kinds without a line: a checkpoint has one line when it is committed, and ``rank_times`` come every 20 steps.
+WITHOUT_LINE = ("checkpoint_written", "checkpoint_verified", "checkpoint_survived", "rank_times")
+TEXTS: dict[str, Callable[[Event], str]] = {
     "run_created": lambda e: f"run {e['run_id']}: created",
     "head_started": lambda e: f"driver started: process {e['pid']} on {e['host']}",
     "stage_started": lambda e: f"stage {e['stage']}: started",
@@ -133,21 +140,33 @@ _TEXTS: dict[str, Callable[[Event], str]] = {
     "attempt_attached": lambda e: f"attempt {e['attempt']}: still running, re-attached",
     "attempt_ended": _attempt_ended,
     "train_started": lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
+    "initial_weights": lambda e: f"initial weights: {e['path']}",
+    "compile_cache": lambda e: f"compile cache: {e['hits']} hits, {e['misses']} misses",
     "step": _step,
     "nonfinite": _nonfinite,
     "gradient_spike": _spike,
+    "gradient_spike_ended": lambda e: f"step {e['step']}: gradient spike ended after {e['length_steps']} steps",
     "checkpoint_committed": lambda e: f"checkpoint of step {e['step']}: written",
     "checkpoint_skipped": lambda e: f"checkpoint of step {e['step']}: skipped, {e['reason']}",
     "checkpoint_rejected": lambda e: f"checkpoint of step {e['step']}: rejected, {e['reason']}",
+    "checkpoint_deleted": lambda e: f"checkpoint of step {e['step']}: deleted",
     "train_stopped": lambda e: f"attempt {e['attempt']}: training ended at step {e['step']} ({e['reason']})",
+    "milestone": lambda e: f"{_at(e)}: pending, checkpoint of step {e['step']}",
     "eval_started": lambda e: f"{_at(e)}: started",
     "eval_task_started": lambda e: f"{_at(e)}: {e['task']}",
     "eval_progress": lambda e: f"{_at(e)}: {e['task']}, {e['done']:,} of {e['total']:,} requests",
     "eval_task_finished": lambda e: f"{_at(e)}: {e['task']} finished: {in_words(e['scores'])}",
     "eval_finished": lambda e: f"{_at(e)}: finished: {in_words(e['scores'])}",
     "eval_failed": lambda e: f"{_at(e)}: failed, {e['message']}",
+    "eval_stopped": lambda e: f"{_at(e)}: interrupted, pending again",
     "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
     "stop_requested": lambda e: f"stop requested by {e['by']}",
+    "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",
+    "failure_simulated": lambda e: f"simulated failure: {e['failure']} on {e['host']}",
+    "tracking_back": lambda e: f"{e['what']} answers again, {e['events']} missing events copied",
+    "fault_injected": lambda e: f"drill: {e['fault']} injected into run {e['run_id']}",
+    "drill_outcome": _drill_outcome,
+    "drill_baseline": lambda e: f"drill: {e['steps']} steps without faults, to compare with",
     "run_finished": _run_finished,
     **dict.fromkeys(
         ("warning", "alarm", "straggler", "environment_collision", "tracking_lost", "eval_rejected"), _message

@@ -31,10 +31,10 @@ def recorder() -> Recorder:
     return Recorder()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the stages without Prefect; test_prefect_flow.py runs them with it."""
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
+    """With `tracking=none`, a run reports to Prefect only if the environment names a server."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
 @pytest.fixture

@@ -33,9 +33,6 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "neuron"
 UPDATE = "HLATCTL_UPDATE_GOLDEN"
 
 
-pytestmark = pytest.mark.usefixtures("without_prefect")
-
-
 def nxd(config: Config, **backend: Any) -> Config:
     composed = compose(["backend=nxd", "cluster=mock"]).backend
     return dataclasses.replace(config, backend=dataclasses.replace(composed, **backend))

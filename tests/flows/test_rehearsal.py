@@ -25,8 +25,7 @@ NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(Fa
 
 
 @pytest.fixture(autouse=True)
-def without_tracking(without_prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
 
 

@@ -72,7 +72,7 @@ def test_unknown_or_great_cost_needs_a_yes(
     ]
     assert main([*priced, *HARDWARE, "cluster.price_usd_per_node_hour=1e9"]) == 10
     message = capsys.readouterr().err
-    assert re.search(r"2 trials .*; at most .* of training, .* process-hours, as predicted, [\d,.]+ USD\n", message)
+    assert re.search(r"2 trials .*; at most .* of training, .* process-hours, predicted, [\d,.]+ USD\n", message)
     assert re.search(r"error: sweep.confirm_above_usd=100: a sweep that costs [\d,.]+ USD must be confirmed", message)
     assert not (tmp_path / "runs").exists(), "nothing has been made"
 
@@ -82,7 +82,7 @@ def test_unknown_or_great_cost_needs_a_yes(
     [
         (["seed=1"], "nothing is swept"),
         (["cluster=local,mock"], "cluster.launcher=mock: simulates jobs and starts none, so nothing would be trained"),
-        (["seed=1,2", "sweep.objective=validation_loss"], "no trial reports it, for eval.enabled=false"),
+        (["seed=1,2", "sweep.objective=validation_loss"], "no trial reports it, because eval.enabled=false"),
         (["optimizer.lr=1e-3,-1"], "optimizer.lr=-1.0: must be greater than 0 (in the arm optimizer.lr=-1)"),
         (["seed=1,2", "sweep.parallel=5000"], "sweep.parallel=5000: with 1 processes or threads each"),
     ],
