@@ -1,14 +1,13 @@
-"""What ``amended`` events change about the data of a run that goes on. Pure: events in, values out.
+"""Changes to the data of a continued run, from the ``amended`` events of its journal.
 
-Such an event is ``{"key", "value", "by", "why"}``. Keys: ``data.skip_steps`` (value: a list of batches to leave out, as
-in the configuration) and ``data.fingerprint`` (value: that of the corpus to go on with).
+Such an event is ``{"key", "value", "by", "why"}``. Its key is ``data.skip_steps`` (value: a list of batches to skip, as
+in the configuration) or ``data.fingerprint`` (value: the fingerprint of the corpus to continue with).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import count
 from typing import Any
 
 from conf.schema import Config
@@ -19,15 +18,15 @@ AMENDED = "amended"
 TRAIN_STARTED = "train_started"
 SKIP_STEPS = "data.skip_steps"
 FINGERPRINT = "data.fingerprint"
-#: More than this is no batch left out but another run.
+#: The largest range of batches to skip.
 _MAX_RANGE = 1_000_000
 
 
 def batch_numbers(entries: Iterable[int | str]) -> frozenset[int]:
-    """The numbers that entries such as ``7``, ``"9"`` and ``"120-125"`` name.
+    """Return the numbers in entries such as ``7``, ``"9"`` and ``"120-125"``.
 
     Raises:
-        ConfigError: an entry is neither a number from 1 on nor a range of such.
+        ConfigError: an entry is neither a number from 1 nor a range of such numbers.
     """
     numbers: set[int] = set()
     for entry in entries:
@@ -35,7 +34,7 @@ def batch_numbers(entries: Iterable[int | str]) -> frozenset[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last < first + _MAX_RANGE:
             raise ConfigError(
-                f"data.skip_steps={entry!r}: is neither a number from 1 on nor a range of them",
+                f"data.skip_steps={entry!r}: must be a number from 1, or a range of such numbers",
                 hint='write data.skip_steps=[7,"120-125"]',
             )
         numbers.update(range(first, last + 1))
@@ -43,19 +42,19 @@ def batch_numbers(entries: Iterable[int | str]) -> frozenset[int]:
 
 
 def skipped_batches(config: Config, events: Iterable[Event]) -> frozenset[int]:
-    """The batches that a run leaves out: 1-based numbers in the order without omissions.
+    """Return the batches that a run skips: 1-based numbers in the order without skips.
 
     Args:
         config: of the run.
-        events: of its journal; those that count, for a look at the past.
+        events: of its journal; for an earlier state, those up to it.
     """
     return batch_numbers([*config.data.skip_steps, *amended_skips(events)])
 
 
 def amended_skips(events: Iterable[Event]) -> list[int | str]:
-    """What ``amended`` events leave out, as it stands there, or in the ``train_started`` of an attempt that did so.
+    """Return the entries of ``amended`` events and of the ``train_started`` events that repeat them.
 
-    The latter lies in another file: damage to one of the two brings nothing back that was left out.
+    The two kinds are in different files, so skipped batches stay skipped if one of the files is damaged.
     """
     lists = (
         event.get("amended_skips", []) if event["kind"] == TRAIN_STARTED else event["value"]
@@ -71,26 +70,30 @@ def _amends(event: Event, key: str) -> bool:
 
 
 def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
-    """The number of the batch that is trained on ``steps`` steps after one, those left out not counted."""
-    kept = (number for number in count(batch + 1) if number not in skipped)
-    return batch if steps == 0 else next(number for nth, number in enumerate(kept, start=1) if nth == steps)
+    """Return the number of the batch that is trained on ``steps`` steps after another; skipped ones don't count."""
+    if steps == 0:
+        return batch
+    number = batch + steps
+    for skip in sorted(skipped):
+        number += batch < skip <= number
+    return number
 
 
 def check_same_corpus(stored: str | None, dataset: Mapping[str, Any], events: Iterable[Event]) -> None:
-    """Refuse to go on with another corpus than a run was trained on, unless that was amended.
+    """Refuse to continue a run with a changed corpus that no amendment accepts.
 
     Args:
-        stored: the fingerprint that the run has so far; None if it has none yet.
-        dataset: ``dataset.json`` that it would go on with.
-        events: of its journal.
+        stored: the run's fingerprint; None if it has none yet.
+        dataset: ``dataset.json`` to continue with.
+        events: of the run's journal.
 
     Raises:
-        DataError: the corpus is another, and the newest amendment does not name it.
+        DataError: the corpus has changed, and the newest amendment does not name it.
     """
     accepted = [event["value"] for event in events if _amends(event, FINGERPRINT)]
     if stored in (None, dataset["fingerprint"]) or accepted[-1:] == [dataset["fingerprint"]]:
         return
     raise DataError(
-        f"data: the corpus has changed since the run began (fingerprint {dataset['fingerprint']}, was {stored})",
-        hint="bring the files back as they were, or go on with the new ones: `hlatctl data accept RUN`",
+        f"data: the corpus has changed since the run started (fingerprint {dataset['fingerprint']}, was {stored})",
+        hint="restore the files, or continue with the new ones: `hlatctl data accept RUN`",
     )

@@ -1,4 +1,4 @@
-"""What an override sweeps over, in Hydra's grammar: ``a,b``, ``choice()``, ``range()``, ``glob()``, ``interval()``."""
+"""Axes of a sweep, in Hydra's grammar: ``a,b``, ``choice()``, ``range()``, ``glob()``, ``interval()``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hlatctl.run.errors import ConfigError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-#: What all trials of a sweep have in common by its nature.
+#: Keys that can't differ between the trials of a sweep.
 _COMMON = ("runs_dir", "experiment_name")
-#: Its value holds a "=", which Hydra wants quoted.
+#: Its value may contain a "=", which Hydra requires in quotes.
 _OBJECTIVE = re.compile(r"(sweep\.objective)=([^'\"].*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One key, or one group, with what it is tried with.
+    """One key or group, with the values to try.
 
     Args:
-        key: as an override spells it.
-        values: texts of overrides; empty where an interval is given instead.
-        low, high: of the interval, both within it.
-        log: drawn evenly in its logarithm.
-        integer: whole numbers only.
+        key: as written in an override.
+        values: as written in overrides; empty for an interval.
+        low, high: bounds of the interval, both included.
+        log: draw uniformly in the logarithm.
+        integer: draw whole numbers.
     """
 
     key: str
@@ -40,12 +40,12 @@ class Axis:
 
     @property
     def is_interval(self) -> bool:
-        """It has no list of values."""
+        """Whether it is an interval instead of a list of values."""
         return self.low is not None
 
     @property
     def example(self) -> str:
-        """One of its values: the first, or the middle of the interval."""
+        """The first value, or the middle of the interval."""
         if self.values:
             return self.values[0]
         low, high = self.low or 0.0, self.high or 0.0
@@ -54,10 +54,10 @@ class Axis:
 
 
 def parse_override(text: str) -> Override:
-    """One override as Hydra understands it.
+    """Parse one override in Hydra's grammar.
 
     Raises:
-        ConfigError: bad grammar, or a choice of nothing.
+        ConfigError: bad grammar, or an empty choice.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -73,14 +73,14 @@ def parse_override(text: str) -> Override:
 
 
 def make_axis(override: Override, least: int = 2) -> Axis:
-    """The axis that an override makes.
+    """Return the axis of an override with several values.
 
     Args:
         override: a sweep in Hydra's sense.
-        least: values that it must have.
+        least: minimum number of values.
 
     Raises:
-        ConfigError: it is empty, or has fewer values, or one twice, or its key is common to all trials.
+        ConfigError: it is empty, has too few values or one twice, or its key must be the same for all trials.
     """
     from hydra.core.override_parser.types import Glob, IntervalSweep
 
@@ -99,7 +99,7 @@ def make_axis(override: Override, least: int = 2) -> Axis:
     if not values:
         raise _empty(text)
     if twice := next((value for value in values if values.count(value) > 1), None):
-        raise ConfigError(f"{text}: names {twice} twice")
+        raise ConfigError(f"{text}: lists {twice} twice")
     if len(values) < least:
         raise ConfigError(f"{text}: has one value, so it is not swept", hint=f"write {key}={values[0]}, or more values")
     return Axis(key=key, values=values)
@@ -108,10 +108,10 @@ def make_axis(override: Override, least: int = 2) -> Axis:
 def _interval(key: str, text: str, value: Any) -> Axis:
     integer = isinstance(value.start, int) and isinstance(value.end, int)
     if not value.start < value.end:
-        raise ConfigError(f"{text}: the interval is empty, its end must be above its beginning")
+        raise ConfigError(f"{text}: the interval is empty, its end must be above its start")
     log = "log" in value.tags
     if log and value.start <= 0:
-        raise ConfigError(f"{text}: a logarithmic interval must begin above 0")
+        raise ConfigError(f"{text}: a logarithmic interval must start above 0")
     return Axis(key=key, values=[], low=float(value.start), high=float(value.end), log=log, integer=integer)
 
 

@@ -1,7 +1,7 @@
 """Composition of a configuration from YAML groups and overrides, in Hydra's grammar.
 
-Hydra's structured configs reject frozen nested dataclasses, so the schema's defaults go into its ConfigStore as plain
-values (Hydra still refuses unknown keys and mistyped overrides), and ``conf.load.decode`` builds the typed result.
+The schema's defaults are stored in Hydra's ConfigStore as plain values, because OmegaConf makes frozen dataclasses
+read-only and rejects ``Literal``. Hydra refuses unknown keys, and ``conf.load.decode`` checks types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hlatctl.run.suggest import nearest, suggest
 
 RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
 CONF_DIR = Path(__file__).parent
-#: More local processes than this gain nothing on one machine's memory bandwidth.
+#: More processes don't speed up training, because they share the machine's memory bandwidth.
 _MAX_LOCAL_PROCESSES = 16
 
 
@@ -31,7 +31,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
 
     Args:
         overrides: Hydra overrides, such as ``["experiment=quickstart", "train.tokens=100000"]``.
-        folder: that relative paths begin in; none: the working directory.
+        folder: base of relative paths; none: the working directory.
 
     Raises:
         ConfigError: unknown key or group (with the nearest match), bad grammar, wrong type, or a broken rule.
@@ -40,12 +40,12 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config
 
 
 def finish(plain: dict[str, Any], folder: Path | None = None) -> Config:
-    """The typed, validated configuration of composed plain values.
+    """Return the typed, validated configuration of composed plain values.
 
     Raises:
-        ConfigError: a secret, wrong type, or a broken rule.
+        ConfigError: a secret, a wrong type, or a broken rule.
     """
-    check_values(plain)  # before anything else: other errors repeat the value that they are about
+    check_values(plain)  # first, because other errors repeat the value
     return _typed(plain, folder)
 
 
@@ -56,21 +56,21 @@ def _typed(plain: dict[str, Any], folder: Path | None = None) -> Config:
 
 
 def override_eval(config: Config, overrides: Sequence[str]) -> Config:
-    """A run's configuration with another evaluation.
+    """Return a run's configuration with other settings of its evaluation.
 
     Args:
         config: the run's.
-        overrides: of ``eval`` and what is below it. ``eval=SUITE`` takes the place of the run's own suite; what
-            else the run says of its evaluations (where the data lie, batches, limits) stays.
+        overrides: of ``eval`` and its keys. ``eval=SUITE`` replaces the run's suite; the run's other settings of
+            evaluations (data folder, batch size, limits) stay.
 
     Raises:
-        ConfigError: as :func:`compose`; or another key than those.
+        ConfigError: as :func:`compose`, or an override of another key.
     """
     keys = [override.lstrip("+~").split("=")[0] for override in overrides]
     for key in keys:
         if key != "eval" and not key.startswith("eval."):
             raise ConfigError(
-                f"{key}: is settled by the run, whose evaluation may change eval.* only",
+                f"{key}: is fixed by the run; its evaluation can change eval.* only",
                 hint="such as eval=hlat_core, eval.limit=100, eval.tasks=[piqa]",
             )
     if "eval" in keys:
@@ -83,18 +83,18 @@ def override_eval(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def groups() -> dict[str, list[str]]:
-    """The configuration groups and their options."""
+    """Return the configuration groups and their options."""
     folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and p.name != "sweep" and any(p.glob("*.yaml")))
     return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in folders}
 
 
 def default_runs_dir() -> Path:
-    """The runs folder where no configuration says another: ``$HLATCTL_RUNS_DIR`` or ``./runs``."""
+    """Return the default runs folder: ``$HLATCTL_RUNS_DIR`` or ``./runs``."""
     return Path(os.environ.get(RUNS_DIR_ENV) or "runs").expanduser().absolute()
 
 
 def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[str, Any]:
-    """Plain values, not checked: of the YAML files, or of a run's configuration, which then takes their place.
+    """Compose plain values, not checked, from the YAML files or, if given, from a run's configuration.
 
     Raises:
         ConfigError: unknown key or group, bad grammar, or a secret.
@@ -123,21 +123,21 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
 
 
 def local_cores() -> int:
-    """Cores of this machine that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def local_processes(runs: int = 1) -> int:
-    """Training processes of each of so many runs on this machine at once.
+    """Return the number of training processes per run if this machine trains so many runs at once.
 
-    The largest power of two that its share of the usable cores holds, at least 1 and at most 16.
+    It is the largest power of two within the run's share of the usable cores, from 1 to 16.
     """
     share = max(1, local_cores() // runs)
     return min(1 << (share.bit_length() - 1), _MAX_LOCAL_PROCESSES)
 
 
 def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
-    """Make paths absolute: a run is resumed from another working directory."""
+    """Make paths absolute, because a run may be resumed from another working directory."""
 
     def absolute(path: str | None) -> str | None:
         return os.fspath((folder or Path.cwd()) / Path(path).expanduser()) if path else None
@@ -158,7 +158,7 @@ def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Hydra's error in our words: the key or option, and the nearest one that exists."""
+    """Return our error for Hydra's, with the key or option and the nearest existing one."""
     text = str(error).strip()
     key = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if key:

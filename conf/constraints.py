@@ -1,6 +1,6 @@
-"""What a field's type says about its value: bounds (``Range``) and choices (``Literal``), and the check of both.
+"""Bounds (``Range``) and choices (``Literal``) of single fields, as parts of their types, and their check.
 
-The schema writes them beside the field. Rules that compare several fields are in ``conf.validate``.
+Rules across fields are in ``conf.validate``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ PositiveInt = Annotated[int, Range(gt=0)]
 PositiveFloat = Annotated[float, Range(gt=0)]
 NonNegativeInt = Annotated[int, Range(ge=0)]
 NonNegativeFloat = Annotated[float, Range(ge=0)]
-#: A share that is never all.
+#: A share below 1.
 Fraction = Annotated[float, Range(ge=0, lt=1)]
-#: A share of a peak: all of it is possible in principle, none of it is not.
+#: A positive share of a peak.
 Efficiency = Annotated[float, Range(gt=0, le=1)]
 Port = Annotated[int, Range(ge=1, le=65535)]
 

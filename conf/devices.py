@@ -1,17 +1,17 @@
-"""What differs between the devices that a model trains on, one row each: the only place that knows them by name.
+"""Facts about the devices that a model trains on, one row per device.
 
-Plain facts: trainer, evaluator and flows read them, and nobody asks for a device's name. Two things need no row. There
-is no autocast: number formats are spelled out where they are used (``trainer.precision``). Waiting, counting and
-choosing devices is done through the module that PyTorch has for each (``torch.get_device_module``).
+No other module compares a device's name: trainer, evaluator and flows read these facts. Two things need no row. There
+is no autocast, because ``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting
+devices use PyTorch's module for the device (``torch.get_device_module``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Logits at once where large products count and not the cache: 1 GiB in FP32.
+#: Logits per block on devices where large products are faster: 1 GiB in FP32.
 LARGE_LOSS_BLOCK_ENTRIES = 1 << 28
-#: 1 Mi FP32 entries are 4 MiB, which stay in a CPU's cache beside those of its neighbours.
+#: 1 Mi FP32 entries are 4 MiB, which fit into a CPU's cache together with those of other processes.
 _CACHED_LOSS_BLOCK_ENTRIES = 1 << 20
 
 
@@ -20,20 +20,20 @@ class Device:
     """One kind of device.
 
     Args:
-        process_group: PyTorch's name of the backend that its processes talk through.
-        compile_backend: torch.compile's.
-        cache_variable: environment variable that names the folder of the compiler's cache.
-        package: imported first, so that PyTorch knows the device; none: PyTorch brings it.
-        own_for_each_process: every process of a node has one of its own; else they share what there is.
+        process_group: PyTorch's name of the communication backend.
+        compile_backend: backend of torch.compile.
+        cache_variable: environment variable with the folder of the compiler's cache.
+        package: to import first, so that PyTorch knows the device; none: PyTorch includes it.
+        own_for_each_process: each process of a node has its own device; otherwise all share one.
         compiles_with_cpp: its compiler needs a C++ compiler.
-        counts_graphs: Inductor counts the graphs that came from the cache; other compilers have no such public count.
-        pins_host_memory: copies to the host go faster through pinned memory.
-        fused_adamw: it has PyTorch's fused AdamW.
-        draws_noise: it has a random generator of its own; else noise is drawn on the CPU.
-        loss_block_entries: logits that the loss makes at once: on a CPU they shall stay in the cache, elsewhere fewer
-            and larger products are faster.
-        peak_flops_per_s: dense peak of matrix products by the beginning of the device's name and the number format;
-            vendor's data sheets, no sparsity.
+        counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
+        pins_host_memory: copies to the host are faster through pinned memory.
+        fused_adamw: it supports PyTorch's fused AdamW.
+        draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
+        loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
+            devices, where large products are faster.
+        peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
+            vendor's data sheets, without sparsity.
     """
 
     process_group: str
@@ -50,7 +50,7 @@ class Device:
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-#: Talks between hosts, for what must not wait for the device: checkpoints are written beside training.
+#: Between hosts, for communication that must not wait for the device, such as writing checkpoints while training.
 HOST_PROCESS_GROUP = "gloo"
 
 #: By ``backend.device``.
@@ -73,9 +73,9 @@ DEVICES = {
             ("NVIDIA H200", "float32"): 67e12,
         },
     ),
-    # TorchNeuron (Neuron SDK 2.33, torch-neuronx 2.14); names of process group, compiler and variable are from its
-    # documentation (awsdocs-neuron, "torch/"). What that does not promise is taken not to be there; what it calls its
-    # cores has not been seen, so no peak is known.
+    # TorchNeuron (Neuron SDK 2.33, torch-neuronx 2.14). The names of process group, compiler and variable are from its
+    # documentation (awsdocs-neuron, "torch/"). Undocumented features are assumed to be missing. We have not seen the
+    # name that it gives to its cores, so the peak is unknown.
     "neuron": Device(
         process_group="neuron",
         compile_backend="neuron",

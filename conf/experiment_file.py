@@ -1,4 +1,4 @@
-"""A configuration as a file for ``conf/experiment``: what it differs in from one without an experiment."""
+"""A configuration as a file for ``conf/experiment``: its differences from the defaults."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conf.compose import compose
 
 
 def as_experiment(overrides: Sequence[str], folder: Path, remark: str) -> str:
-    """YAML that composes, as ``experiment=``, to what the overrides compose to; the runs folder is left open.
+    """Return YAML that composes, as ``experiment=``, to the same configuration as the overrides, except ``runs_dir``.
 
     Args:
         overrides: of the configuration.
-        folder: that relative paths begin in.
-        remark: a line at the top.
+        folder: base of relative paths.
+        remark: comment at the top of the file.
 
     Raises:
         ConfigError: as ``conf.compose.compose``.
@@ -32,7 +32,7 @@ def as_experiment(overrides: Sequence[str], folder: Path, remark: str) -> str:
 
 
 def _difference(value: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """What is another, and what the other lacks."""
+    """Return the items that differ from the other mapping or are missing there."""
     differs: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict) and isinstance(other.get(key), dict):

@@ -1,6 +1,6 @@
-"""What each stage truly depends on, as a short hash: the key under which its result is kept.
+"""Fingerprints: short hashes of exactly the values that a stage's result depends on.
 
-A changed learning rate must not recompile a graph, and a changed seed must not rebuild a corpus.
+So a changed learning rate does not recompile a graph, and a changed seed does not rebuild a corpus.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GRAPH_KEYS = (
     "train.seq_len",
     "cluster.threads_per_process",
 )
-#: PyTorch/XLA traces the optimizer's step too, and which processes talk to each other.
+#: PyTorch/XLA also traces the optimizer's step and the communication between processes.
 _WHOLE_STEP_KEYS = (
     "optimizer.beta1",
     "optimizer.beta2",
@@ -43,16 +43,16 @@ _NO_GRAPH_VARIABLES = ("NEURON_RT_", "FI_", "CCOM_", "MALLOC_", "TORCH_DIST_")
 
 
 def digest(value: Any) -> str:
-    """A hash of a JSON value, 16 hexadecimal digits."""
+    """Return a hash of a JSON value, 16 hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def data_fingerprint(config: Config) -> str:
-    """Corpus and tokenizer: the keys that shape them, and the name, size and time of every file they come from."""
+    """Return the fingerprint of corpus and tokenizer: their keys, and name, size and time of every source file."""
     values = flatten(config)
     parts: dict[str, Any] = {key: values[key] for key in _DATA_KEYS}
-    # A source's weight says how much of it is read, not what it holds.
+    # A source's weight does not change its contents.
     parts["inputs"] = [[source.path, source.text_column] for source in config.data.inputs]
     parts["hlatctl"] = __version__
     if config.tokenizer.path is None:
@@ -65,7 +65,7 @@ def data_fingerprint(config: Config) -> str:
 
 
 def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
-    """Compiled graphs: shapes, precision, layout, the software's versions and the processor they are made for.
+    """Return the fingerprint of compiled graphs: shapes, precision, layout, software versions and processor.
 
     Args:
         versions: package versions that a graph depends on, such as ``{"torch": "2.13.0"}``.
@@ -73,7 +73,7 @@ def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
     values = flatten(config)
     parts: dict[str, Any] = {key: values[key] for key in _GRAPH_KEYS}
     parts.update({key: value for key, value in values.items() if key.startswith(("model.", "parallel."))})
-    # Names and initial values do not enter a graph.
+    # Names and initial values are not part of a graph.
     for key in ("model.name", "model.initializer_range", "model.scaled_initialization"):
         del parts[key]
     parts["micro_batch_size"] = config.micro_batch_size
@@ -83,13 +83,13 @@ def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
         parts["world_size"], parts["grad_accum_steps"] = config.world_size, config.grad_accum_steps
     parts["versions"] = versions
     parts["python"] = platform.python_version()
-    # Neuron's graphs run on the device, whatever processor compiled them.
+    # Neuron's graphs don't depend on the processor that compiled them.
     parts["machine"] = [platform.machine(), "" if config.backend.device == "neuron" else _cpu_flags()]
     return digest(parts)
 
 
 def hardware_fingerprint(config: Config) -> str:
-    """What a preflight depends on; for showing, for a worker that was fit may no longer be."""
+    """Return the fingerprint of a preflight's settings; for display only, because a worker's fitness can change."""
     values = flatten(config)
     return digest(
         {key: value for key, value in values.items() if key.startswith(("cluster.", "preflight.", "backend."))}
@@ -97,7 +97,7 @@ def hardware_fingerprint(config: Config) -> str:
 
 
 def config_fingerprint(config: Config) -> str:
-    """The whole configuration."""
+    """Return the fingerprint of the whole configuration."""
     return digest(flatten(config))
 
 
@@ -108,7 +108,7 @@ def _stat_tree(path: str) -> list[tuple[str, int, int]]:
 
 
 def _cpu_flags() -> str:
-    """The instruction sets of this processor: Inductor's C++ is made for them."""
+    """Return this processor's instruction sets, which Inductor's C++ is compiled for."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Are the weights that a run begins with (``train.init_from``) whole, and are they this model's? Reads no tensor."""
+"""Check that the initial weights (``train.init_from``) are complete and fit the model. Reads no tensor."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.manifest import why_invalid
 from hlatctl.run.reading import DAMAGED
 
-#: In the folder of every checkpoint: the keys of ``model`` that it was written with.
+#: File in every checkpoint with the ``model`` keys of its configuration.
 MODEL = "model.json"
-#: These say nothing of the weights: a label, and how random ones are drawn.
+#: Keys that don't describe the weights: a label, and how random weights are drawn.
 _FREE_KEYS = ("name", "initializer_range", "scaled_initialization")
 
 
 def check_initial_weights(config: Config, *, checksums: bool) -> None:
-    """Check that the folder is there, complete, and of a model with the configuration's keys.
+    """Check that the folder exists, is complete, and contains the configuration's model.
 
     Args:
         config: a configuration; one without ``train.init_from`` passes.
-        checksums: read every file of the folder, instead of comparing sizes alone.
+        checksums: read every file, instead of comparing sizes only.
 
     Raises:
-        ConfigError: there is no such folder, or the weights are another model's; every differing key is named.
-        CheckpointError: a file of the folder is missing or not as it was written.
+        ConfigError: there is no such folder, or the weights belong to a different model; names every differing key.
+        CheckpointError: a file is missing or has changed.
     """
     if config.train.init_from is None:
         return
@@ -44,15 +44,15 @@ def check_initial_weights(config: Config, *, checksums: bool) -> None:
     ours = {key: value for key, value in asdict(config.model).items() if key not in _FREE_KEYS}
     differing = [key for key, value in ours.items() if theirs.get(key) != value]
     if differing:
-        told = ", ".join(f"model.{key}={ours[key]} (the weights: {theirs.get(key)})" for key in differing)
+        differences = ", ".join(f"model.{key}={ours[key]} (the weights: {theirs.get(key)})" for key in differing)
         raise ConfigError(
-            f"train.init_from={folder}: its weights are another model's: {told}",
+            f"train.init_from={folder}: its weights belong to a different model: {differences}",
             hint=" ".join(model_overrides({key: theirs.get(key) for key in differing})),
         )
 
 
 def model_overrides(model: dict[str, Any]) -> list[str]:
-    """The overrides that ask for a model, as a person types them; a label and random values are left out."""
+    """Return a model as overrides, without its label and the settings of random weights."""
     shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in model.items()}
     return [f"model.{key}={value}" for key, value in shown.items() if key not in _FREE_KEYS]
 
@@ -62,6 +62,6 @@ def _model_of(folder: Path) -> dict[str, Any]:
         return dict(files.read_json(folder / MODEL))
     except (OSError, *DAMAGED):
         raise CheckpointError(
-            f"train.init_from={folder}: no readable {MODEL}, which says what model its weights are of",
-            hint="a checkpoint of a simulated run holds no weights; import the model, or name another checkpoint",
+            f"train.init_from={folder}: no readable {MODEL}, which describes the model of its weights",
+            hint="a checkpoint of a simulated run contains no weights; import the model, or name another checkpoint",
         ) from None

@@ -18,8 +18,8 @@ def _model(config: Config) -> Iterator[ConfigError]:
         yield _indivisible("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
     elif model.head_dim % 2:
         yield ConfigError(
-            f"model.hidden_size={model.hidden_size}: gives a head of {model.head_dim} with "
-            f"model.num_heads={model.num_heads}; rotary embeddings need an even one"
+            f"model.hidden_size={model.hidden_size}: gives heads of width {model.head_dim} with "
+            f"model.num_heads={model.num_heads}; rotary embeddings need an even width"
         )
     if model.num_heads % model.num_kv_heads:
         yield _indivisible("model.num_heads", model.num_heads, "model.num_kv_heads", model.num_kv_heads)
@@ -45,13 +45,13 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             hint=f"use a multiple of {tensor * stages} processes",
         )
     for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
-        # NxD gives several processes a copy of the same key/value head where there are too few of them.
+        # If there are fewer key/value heads than processes, NxD copies each head to several processes.
         copied = key == "num_kv_heads" and config.backend.name == "nxd" and tensor % model.num_kv_heads == 0
         if getattr(model, key) % tensor and not copied:
             yield _indivisible(f"model.{key}", getattr(model, key), "parallel.tensor_parallel_size", tensor)
     if parallel.sequence_parallel and tensor == 1:
         yield ConfigError(
-            "parallel.sequence_parallel=true: cuts the sequence over tensor-parallel processes, and "
+            "parallel.sequence_parallel=true: splits the sequence over tensor-parallel processes, but "
             "parallel.tensor_parallel_size=1",
             hint="set parallel.tensor_parallel_size, or parallel.sequence_parallel=false",
         )
@@ -61,7 +61,7 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
         yield not_together(
             "model.tie_embeddings=true",
             f"parallel.tensor_parallel_size={tensor}",
-            "the embedding would have to be cut in two ways at once",
+            "the embedding would have to be split in two ways at once",
         )
 
 
@@ -69,17 +69,17 @@ def _backend(config: Config) -> Iterator[ConfigError]:
     name, device, layout = config.backend.name, config.backend.device, config.parallel.data_parallel
     if name == "nxd" and device not in ("neuron", "cpu"):
         yield ConfigError(
-            f"backend.device={device}: backend.name=nxd trains on NeuronCores (and, to try it, on a CPU)",
+            f"backend.device={device}: backend.name=nxd trains on NeuronCores (or, for tests, on a CPU)",
             hint="set backend.device=neuron, or backend=torch_native",
         )
     if layout == "zero1" and name != "nxd":
         yield ConfigError(
-            f"parallel.data_parallel=zero1: backend.name={name} does not have it, nxd does",
+            f"parallel.data_parallel=zero1: backend.name={name} doesn't support it, nxd does",
             hint="set parallel.data_parallel=fsdp, which shards gradients and weights too",
         )
     if layout == "fsdp" and name == "nxd":
         yield ConfigError(
-            "parallel.data_parallel=fsdp: backend.name=nxd does not have it", hint="set parallel.data_parallel=zero1"
+            "parallel.data_parallel=fsdp: backend.name=nxd doesn't support it", hint="set parallel.data_parallel=zero1"
         )
 
 
@@ -91,14 +91,14 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
     if stages > config.model.num_layers:
         yield ConfigError(f"{here}: more stages than model.num_layers={config.model.num_layers}")
     if config.parallel.data_parallel == "fsdp":
-        yield not_together(here, "parallel.data_parallel=fsdp", "every micro-batch would gather the weights anew")
+        yield not_together(here, "parallel.data_parallel=fsdp", "every micro-batch would gather the weights again")
     if config.data.mask_across_documents:
-        yield not_together(here, "data.mask_across_documents=true", "later stages do not see the tokens")
+        yield not_together(here, "data.mask_across_documents=true", "later stages don't see the tokens")
     if config.model.tie_embeddings:
-        yield not_together(here, "model.tie_embeddings=true", "the first and the last stage would share a weight")
+        yield not_together(here, "model.tie_embeddings=true", "the first and last stage would share a weight")
     if config.grad_accum_steps < stages:
         yield ConfigError(
-            f"{here}: needs at least {stages} micro-batches a step, and there are {config.grad_accum_steps} "
+            f"{here}: needs at least {stages} micro-batches per step, but there are {config.grad_accum_steps} "
             f"(train.global_batch_size={config.train.global_batch_size} / data-parallel size "
             f"{config.data_parallel_size} / micro batch {config.micro_batch_size})",
             hint="set a smaller train.micro_batch_size",
@@ -106,31 +106,32 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
 
 
 def _nxd(config: Config) -> Iterator[ConfigError]:
-    """What NeuronX Distributed does not do."""
+    """Settings that NeuronX Distributed does not support."""
     if config.backend.name != "nxd":
         return
     here = "backend.name=nxd"
     if config.precision.name == "mixed" and config.parallel.data_parallel != "zero1":
         yield ConfigError(
-            f"precision.name=mixed: with {here} the FP32 master weights are those of parallel.data_parallel=zero1, and "
+            f"precision.name=mixed: with {here}, FP32 master weights need parallel.data_parallel=zero1, but "
             f"parallel.data_parallel={config.parallel.data_parallel}",
             hint="set parallel.data_parallel=zero1",
         )
     if config.model.tie_embeddings:
-        yield not_together(here, "model.tie_embeddings=true", "embedding and head are layers of their own")
+        yield not_together(here, "model.tie_embeddings=true", "embedding and head are separate layers")
     if config.train.z_loss:
         yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
     if config.train.on_nonfinite == "skip":
         yield ConfigError(
-            f"train.on_nonfinite=skip: with {here} the update is made before its sums are known",
+            f"train.on_nonfinite=skip: with {here}, the update happens before the loss is known",
             hint="set train.on_nonfinite=rollback",
         )
     for name in CASTING:
         value = config.backend.env.get(name)
         if value is not None and str(value) != "0":
             yield ConfigError(
-                f"backend.env.{name}={value}: would cast behind precision.name={config.precision.name}",
-                hint=f"backend.env.{name}=null, and precision.name says the number formats",
+                f"backend.env.{name}={value}: would change number formats independently of precision.name="
+                f"{config.precision.name}",
+                hint=f"backend.env.{name}=null selects number formats by precision.name alone",
             )
 
 
@@ -154,7 +155,7 @@ def _batches(config: Config) -> Iterator[ConfigError]:
 
 def not_together(one: str, other: str, why: str) -> ConfigError:
     """Return the error for two settings that can't be combined, with the reason."""
-    return ConfigError(f"{one} and {other}: do not go together; {why}", hint="leave one of them out")
+    return ConfigError(f"{one} and {other}: can't be combined; {why}", hint="change one of them")
 
 
 def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str = "") -> ConfigError:

@@ -1,6 +1,6 @@
-"""From YAML text to the typed configuration and back; strict, without Hydra.
+"""Conversion between YAML text and the typed configuration; strict, without Hydra.
 
-This is all the trainer and the evaluator need to read a run's ``config.yaml``.
+The trainer and the evaluator need only this to read a run's ``config.yaml``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.reading import read_text, why
 
-#: As safe as each other; libyaml's is ten times as fast.
+#: Equally safe; libyaml's is ten times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _T = TypeVar("_T")
-#: No text of fewer brackets and columns than this is nested deeper.
+#: A text with fewer brackets and columns is not nested deeper than this.
 _SURELY_SHALLOW = 5000
-#: Beyond this, torch takes no seed, and no count is meant.
+#: The largest seed that torch accepts.
 _MAX_INT = 2**64 - 1
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
-_TOKEN_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def load(path: Path) -> Config:
@@ -54,7 +54,7 @@ def load(path: Path) -> Config:
     except ValueError as error:
         raise ConfigError(f"{path}: not readable as YAML ({error})") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds {type(value).__name__}, expected a mapping")
+        raise ConfigError(f"{path}: contains {type(value).__name__}, expected a mapping")
     try:
         config = decode(value)
     except ConfigError as error:
@@ -65,23 +65,23 @@ def load(path: Path) -> Config:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text.
+    """Return the value of a YAML text.
 
     Raises:
-        ValueError: it is no YAML, holds a value that can't be one, or is nested too deep.
+        ValueError: it is not YAML, contains an invalid value, or is nested too deep.
     """
-    # libyaml's loader crashes the process on what is nested deeper than about 20,000; Python's raises.
+    # libyaml's loader crashes the process at a depth of about 20,000; Python's raises.
     deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
     try:
         return yaml.load(text, Loader=_SafeLoader if deepest < _SURELY_SHALLOW else yaml.SafeLoader)
     except RecursionError:
         raise ValueError("is nested too deep") from None
-    except (yaml.YAMLError, AttributeError) as error:  # AttributeError: `!!timestamp` of what is none
+    except (yaml.YAMLError, AttributeError) as error:  # AttributeError: an invalid `!!timestamp`
         raise ValueError(str(error)) from None
 
 
 def _check_whole(path: Path, text: str, value: dict[str, Any]) -> None:
-    """Refuse a file that was cut off. Only a sealed one may lack keys: those that are newer than it."""
+    """Refuse a truncated file. Only a sealed file may lack keys, namely those that are newer than the file."""
     missing = sorted(set(flatten(Config())) - set(dotted_keys(value)))
     if missing:
         raise ConfigError(f"{path}: lacks {len(missing)} keys, the first: {missing[0]}")
@@ -90,7 +90,7 @@ def _check_whole(path: Path, text: str, value: dict[str, Any]) -> None:
 
 
 def dump(config: Config) -> str:
-    """The configuration as YAML, complete, keys in the order of the schema."""
+    """Return the complete configuration as YAML, with keys in the order of the schema."""
     text: str = yaml.dump(dataclasses.asdict(config), Dumper=_SafeDumper, sort_keys=False, allow_unicode=True)
     return text
 
@@ -105,7 +105,7 @@ def decode(value: dict[str, Any]) -> Config:
 
 
 def dotted_keys(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as one level: ``{"model.vocab_size": 8192, ...}``."""
+    """Flatten a nested mapping: ``{"model.vocab_size": 8192, ...}``."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict):
@@ -116,12 +116,12 @@ def dotted_keys(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """The configuration by dotted key."""
+    """Return the configuration's values by dotted key."""
     return dotted_keys(dataclasses.asdict(config))
 
 
 def decode_dataclass(cls: type[_T], value: dict[str, Any], prefix: str) -> _T:
-    """Build any dataclass of such values; ``prefix`` is what the keys' names begin with in errors.
+    """Build any dataclass from plain values; errors put ``prefix`` before its keys.
 
     Raises:
         ConfigError: as :func:`decode`.
@@ -167,15 +167,17 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
 
 
 def token_count(text: str, key: str) -> int:
-    """A token count as people write it: ``200B``, ``1.8T``, ``2.5M``.
+    """Return a token count such as ``200B``, ``1.8T``, ``2.5M`` or ``1000`` as a number.
 
     Raises:
         ConfigError: names the key.
     """
-    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([KMBT])", text.strip())
+    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)([KMBT]?)", text.strip())
     count = Decimal(match.group(1)) * _TOKEN_UNITS[match.group(2)] if match else None
     if count is None or count != int(count):
-        raise ConfigError(f"{key}={text!r}: is no token count", hint="write a whole number, or 500K, 2.5M, 200B, 1.8T")
+        raise ConfigError(
+            f"{key}={text!r}: is not a token count", hint="write a whole number, or 500K, 2.5M, 200B, 1.8T"
+        )
     return int(_decode_value(int, int(count), key))
 
 

@@ -8,7 +8,7 @@ from conf.schema import Config
 
 
 def learning_rate(step: int, config: Config) -> float:
-    """The rate of optimizer step ``step`` (1-based): linear warm-up to ``lr``, then down to ``min_lr_fraction`` of it.
+    """Return the rate of optimizer step ``step`` (1-based): linear warm-up to ``lr``, then decay to the final rate.
 
     The last step has exactly the final rate (cosine: HLAT, arXiv 2404.10630, section 4.1; WSD: MiniCPM, arXiv
     2404.06395, section 4).

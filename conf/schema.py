@@ -292,6 +292,7 @@ class TrackingConfig:
     """Where the journal is mirrored to."""
 
     enabled: bool = True
+    """Copy to MLflow, and start Prefect's API for a run. `false` reports to Prefect only if its server is running."""
     mlflow_uri: str | None = None
     """MLflow tracking server or `sqlite:///file`; none: `<runs_dir>/mlflow.db`."""
     experiment: str = "hlatctl"

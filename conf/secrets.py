@@ -1,6 +1,6 @@
-"""Secrets are refused before anything is created: a configuration is written down, resolved and complete.
+"""Refuse secrets in a configuration before anything is created, because config.yaml stores every value.
 
-Errors name the key and never repeat the value. What a secret looks like is ``hlatctl.run.redact``'s.
+Errors name the key and never repeat the value. ``hlatctl.run.redact`` defines what looks like a secret.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.redact import is_secret_name, secret_in
 
-#: Variables that a configuration may hold the value of: no secrets, and read by conf/config.yaml.
+#: Variables that a configuration may read: conf/config.yaml does, and they are not secrets.
 _HARMLESS_VARIABLES = ("HLATCTL_RUNS_DIR",)
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\s*\.\s*env\s*:\s*([^,}\s]*)")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse overrides that hold a secret, even those that a later override replaces: the command line is kept too.
+    """Refuse overrides that contain a secret, even if a later override replaces them: the command line is stored.
 
     Raises:
         ConfigError: names the override's key.
@@ -34,11 +34,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def check_interpolations(values: Any, key: str = "") -> None:
-    """Refuse values that are to be read from this process's environment, which would be written down resolved.
+    """Refuse values that read this process's environment, because they would be stored resolved.
 
     Args:
-        values: composed and not resolved.
-        key: of these values.
+        values: composed, not resolved.
+        key: their common prefix.
 
     Raises:
         ConfigError: names the key and the variable.
@@ -49,13 +49,13 @@ def check_interpolations(values: Any, key: str = "") -> None:
                 raise ConfigError(
                     f"{name}: reads the environment variable {variable}, whose value would be written into config.yaml "
                     "and the journal",
-                    hint=f'if it is no secret, let the shell fill it in: {name}="${variable}"; otherwise leave it out '
+                    hint=f'if it is not a secret, let the shell insert it: {name}="${variable}"; otherwise remove it '
                     "and set the variable where the run is started",
                 )
 
 
 def check_values(plain: dict[str, Any]) -> None:
-    """Refuse composed values that hold a secret.
+    """Refuse composed values that contain a secret.
 
     Raises:
         ConfigError: names the key.
@@ -72,25 +72,25 @@ def _problem(key: str, value: str) -> Iterator[ConfigError]:
     kind = secret_in(value)
     if kind and key == "tracking.mlflow_uri":
         yield ConfigError(
-            f"{key}: holds {kind}, which would be written into config.yaml and the journal",
-            hint="leave it out and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            f"{key}: contains {kind}, which would be written into config.yaml and the journal",
+            hint="remove it and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
         )
     elif kind:
         yield ConfigError(
-            f"{key}: holds {kind}, which would be written into config.yaml and the journal",
-            hint="leave it out and set it in the shell that starts the run",
+            f"{key}: contains {kind}, which would be written into config.yaml and the journal",
+            hint="remove it and set it in the shell that starts the run",
         )
 
 
 def _named(key: str) -> ConfigError:
     return ConfigError(
-        f"{key}: holds a secret by its name, which would be written into config.yaml and the journal",
-        hint="leave it out and set it in the shell that starts the run",
+        f"{key}: has the name of a secret, and its value would be written into config.yaml and the journal",
+        hint="remove it and set it in the shell that starts the run",
     )
 
 
 def _strings(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text in plain values by its dotted key."""
+    """Yield every text in plain values with its dotted key."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _strings(item, f"{key}.{name}".lstrip("."))

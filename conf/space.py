@@ -1,6 +1,6 @@
-"""A sweep as it was asked for: its axes, its settings, what all trials share; how it is kept and how it grows.
+"""The search space of a sweep: its axes, settings and common overrides; reading, writing and extending it.
 
-Which arm is tried when is the sampler's business (``flows.sweep``).
+The order of the arms is decided by the sampler (``flows.sweep``).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 SWEEP_FILES = CONF_DIR / "sweep"
-#: What an extended sweep may change besides its axes: it changes no trial and no comparison.
+#: Settings that an extended sweep may change, because they affect no trial and no comparison.
 _MAY_CHANGE = ("trials", "parallel", "confirm_above_usd")
-#: Arms that are drawn if nobody says how many.
+#: Arms to draw if `sweep.trials` is not set.
 _DEFAULT_TRIALS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """A sweep as it was asked for.
+    """The search space of a sweep.
 
     Args:
-        overrides: what every trial has.
-        axes: what differs, in the order given.
+        overrides: common to all trials.
+        axes: in the order given.
         settings: of the sweep.
-        folder: where it was typed; relative paths begin there.
+        folder: base of relative paths.
     """
 
     overrides: list[str]
@@ -52,46 +52,45 @@ class Space:
 
     @property
     def is_finite(self) -> bool:
-        """It has no interval."""
+        """Whether no axis is an interval."""
         return not any(axis.is_interval for axis in self.axes)
 
     @property
     def sampler(self) -> str:
-        """The one that was named, or the one that fits."""
+        """The configured sampler, or `grid` for a finite space and `tpe` otherwise."""
         return self.settings.sampler or ("grid" if self.is_finite else "tpe")
 
     @property
     def arms(self) -> int:
-        """How many arms are tried."""
+        """Number of arms."""
         if self.sampler == "grid":
             return math.prod(len(axis.values) for axis in self.axes)
         return self.settings.trials or _DEFAULT_TRIALS
 
     @property
     def trials(self) -> int:
-        """Runs in all."""
+        """Number of runs."""
         return self.arms * self.settings.seeds
 
     def grid(self) -> Iterator[dict[str, str]]:
-        """Every arm of finite axes, the last axis changing fastest."""
+        """Yield every arm of finite axes; the last axis changes fastest."""
         for values in itertools.product(*(axis.values for axis in self.axes)):
             yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
 
     def example(self) -> dict[str, str]:
-        """One arm, for what has to be known before any is: the first value of each axis, the middle of an interval."""
+        """Return one arm, for checks before the sweep: the first value of each axis, the middle of an interval."""
         return {axis.key: axis.example for axis in self.axes}
 
 
 def parse(arguments: Sequence[str], folder: Path) -> Space:
-    """What was typed as a space to sweep.
+    """Parse the arguments of a sweep.
 
     Args:
-        arguments: ``sweep=NAME`` stands for those in ``conf/sweep/NAME.yaml``; of a key that is given again, the last
-            counts.
-        folder: that relative paths begin in.
+        arguments: ``sweep=NAME`` stands for those in ``conf/sweep/NAME.yaml``; the last argument of a key counts.
+        folder: base of relative paths.
 
     Raises:
-        ConfigError: bad grammar, an empty axis, an axis of one value, nothing swept, or a setting that can't be.
+        ConfigError: bad grammar, an empty axis, an axis with one value, no axis, or an invalid setting.
     """
     parsed: dict[str, Override] = {}
     for text in expand(arguments):
@@ -107,7 +106,7 @@ def parse(arguments: Sequence[str], folder: Path) -> Space:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """The arguments with ``sweep=NAME`` replaced by what the file of that name lists.
+    """Return the arguments with ``sweep=NAME`` replaced by the arguments in that file.
 
     Raises:
         ConfigError: there is no such file.
@@ -125,19 +124,19 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 def sweep_files() -> list[str]:
-    """Names of the sweeps that are ready to run."""
+    """Return the names of the predefined sweeps."""
     return sorted(path.stem for path in SWEEP_FILES.glob("*.yaml"))
 
 
 def extend(space: Space, arguments: Sequence[str]) -> Space:
-    """A sweep's space with more values.
+    """Return a sweep's space with more values.
 
     Args:
         space: of the sweep.
-        arguments: each axis named has all its values, the old ones and the new ones; ``sweep.trials`` may be more.
+        arguments: axes with all of their values, old and new, and settings that may change.
 
     Raises:
-        ConfigError: anything else has changed.
+        ConfigError: another setting has changed, or an old value is missing.
     """
     old_axes = {axis.key: axis for axis in space.axes}
     typed = [parse_override(text) for text in arguments]
@@ -155,26 +154,26 @@ def extend(space: Space, arguments: Sequence[str]) -> Space:
     given = _values(own)
     for name in given:
         if name not in _MAY_CHANGE:
-            raise _changed(f"sweep.{name}={given[name]}", f"it was made with {getattr(space.settings, name)}")
+            raise _changed(f"sweep.{name}={given[name]}", f"it was created with {getattr(space.settings, name)}")
     settings = decode_dataclass(SweepConfig, {**asdict(space.settings), **given}, "sweep.")
     extended = Space(overrides=space.overrides, axes=list(axes.values()), settings=settings, folder=space.folder)
     _check(extended)
     if extended.arms < space.arms:
-        raise _changed(f"sweep.trials={settings.trials}", f"it has {space.arms} arms, and may only have more")
+        raise _changed(f"sweep.trials={settings.trials}", f"it has {space.arms} arms, and can't have fewer")
     return extended
 
 
 def dump(space: Space) -> str:
-    """A space as YAML, sealed."""
+    """Return a space as sealed YAML."""
     text = yaml.safe_dump(asdict(space), sort_keys=False, allow_unicode=True)
     return files.seal_lines(text)
 
 
 def load(path: Path) -> Space:
-    """Read what :func:`dump` has written.
+    """Read a space from a file with the text of :func:`dump`.
 
     Raises:
-        ConfigError: it is missing, or is not as it was written.
+        ConfigError: the file is missing or has changed.
     """
     try:
         text, _ = files.unseal_lines(read_text(path))
@@ -184,10 +183,12 @@ def load(path: Path) -> Space:
 
 
 def _more(old: Axis, new: Axis) -> Axis:
-    """The new axis, if it only adds to the old one."""
+    """Return the old axis with the new one's added values; refuse missing ones."""
     missing = [value for value in old.values if value not in new.values]
     if missing:
-        raise _changed(f"{new.key}={','.join(new.values)}", f"it has tried {', '.join(missing)} too, which is left out")
+        raise _changed(
+            f"{new.key}={','.join(new.values)}", f"it has tried {', '.join(missing)} too, which is missing here"
+        )
     if old.is_interval and old != new:
         raise _changed(new.key, f"its interval is {old.low:g} to {old.high:g}")
     added = [value for value in new.values if value not in old.values]
@@ -195,12 +196,12 @@ def _more(old: Axis, new: Axis) -> Axis:
 
 
 def _changed(what: str, rule: str) -> ConfigError:
-    hint = "an extended sweep keeps all it has and adds values to its axes; `hlatctl sweep` begins another"
-    return ConfigError(f"{what}: is another space than the sweep's: {rule}", hint=hint)
+    hint = "an extended sweep keeps its values and adds new ones to its axes; `hlatctl sweep` starts a new sweep"
+    return ConfigError(f"{what}: changes the sweep's search space: {rule}", hint=hint)
 
 
 def _values(own: dict[str, Override]) -> dict[str, Any]:
-    """Settings by name, as they were typed."""
+    """Return the values of ``sweep.*`` by name."""
     known = [field.name for field in fields(SweepConfig)]
     values: dict[str, Any] = {}
     for key, override in own.items():
@@ -218,26 +219,26 @@ def _settings(own: dict[str, Override]) -> SweepConfig:
 
 
 def _check(space: Space) -> None:
-    """The rules across settings and axes."""
+    """Raise an error for the first broken rule of settings and axes."""
     settings = space.settings
     for error in violations(settings, "sweep."):
         raise error
     if not space.axes and settings.seeds == 1:
         raise ConfigError(
             "nothing is swept: no argument has several values",
-            hint="such as optimizer.beta2=0.95,0.99, or sweep.seeds=3",
+            hint="give several values, such as optimizer.beta2=0.95,0.99, or sweep.seeds=3",
         )
     interval = next((axis for axis in space.axes if axis.is_interval), None)
     if space.sampler == "grid" and interval:
         raise ConfigError(
             f"sweep.sampler=grid: {interval.key} is an interval from {interval.low:g} to {interval.high:g}, which has "
-            "no end of values",
+            "infinitely many values",
             hint=f"list them, {interval.key}={interval.low:g},{interval.high:g}, or use sweep.sampler=tpe",
         )
     if space.sampler == "grid" and settings.trials is not None:
         raise ConfigError(
-            f"sweep.trials={settings.trials}: a grid tries all of its {space.arms} arms",
-            hint="leave it out, or use sweep.sampler=random",
+            f"sweep.trials={settings.trials}: a grid runs all of its {space.arms} arms",
+            hint="remove it, or use sweep.sampler=random",
         )
     if settings.seeds > 1 and any(axis.key.lstrip("+") == "seed" for axis in space.axes):
-        raise ConfigError(f"sweep.seeds={settings.seeds}: seed is an axis already", hint="leave one of them out")
+        raise ConfigError(f"sweep.seeds={settings.seeds}: seed is already an axis", hint="remove one of them")

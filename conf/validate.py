@@ -49,8 +49,8 @@ def _milestones(config: Config) -> Iterator[ConfigError]:
     count = config.total_tokens // config.eval.every_tokens
     if config.eval.enabled and count > _MAX_MILESTONES:
         yield ConfigError(
-            f"eval.every_tokens={config.eval.every_tokens}: makes {count} milestones of {config.total_tokens} tokens; "
-            f"at most {_MAX_MILESTONES} are evaluated, and their checkpoints kept",
+            f"eval.every_tokens={config.eval.every_tokens}: gives {count} milestones in {config.total_tokens} tokens; "
+            f"at most {_MAX_MILESTONES} are allowed, because each keeps a checkpoint",
             hint=f"use at least {math.ceil(config.total_tokens / _MAX_MILESTONES)}",
         )
 
@@ -65,8 +65,8 @@ def _checkpoints(config: Config) -> Iterator[ConfigError]:
         )
     if fast_dir is not None and not fast_dir.startswith(("/", "~")):
         yield ConfigError(
-            f"checkpoint.fast_dir={fast_dir}: must be an absolute path, for each worker looks it up on its own",
-            hint="begin it with / or ~",
+            f"checkpoint.fast_dir={fast_dir}: must be an absolute path, because each worker resolves it",
+            hint="start it with / or ~",
         )
     if fast_dir is not None and config.cluster.nodes > 1:
         yield ConfigError(
@@ -79,8 +79,7 @@ def _checkpoints(config: Config) -> Iterator[ConfigError]:
 def _context(config: Config) -> Iterator[ConfigError]:
     if config.eval.enabled and config.train.seq_len < _MIN_EVAL_SEQ_LEN:
         yield ConfigError(
-            f"train.seq_len={config.train.seq_len}: too short a context for evaluation, which needs at least "
-            f"{_MIN_EVAL_SEQ_LEN}",
+            f"train.seq_len={config.train.seq_len}: too short for evaluation, which needs at least {_MIN_EVAL_SEQ_LEN}",
             hint="use a longer train.seq_len, or eval.enabled=false",
         )
 
@@ -99,18 +98,18 @@ def _suite(config: Config) -> Iterator[ConfigError]:
     if not config.eval.groups and config.eval.suite not in _BUILT_IN_SUITES:
         yield ConfigError(
             f"eval.suite={config.eval.suite}: is not built in and lists no eval.groups",
-            hint="eval=smoke, eval=hlat_core and eval=hlat are there",
+            hint="use eval=smoke, eval=hlat_core or eval=hlat, or list eval.groups",
         )
     for name, group in config.eval.groups.items():
         key = f"eval.groups.{name}"
         if not group.tasks:
-            yield ConfigError(f"{key}.tasks=[]: must name a task", hint=f"~{key} leaves the group out")
+            yield ConfigError(f"{key}.tasks=[]: must name a task", hint=f"~{key} removes the group")
 
 
 def _cluster(config: Config) -> Iterator[ConfigError]:
     if config.cluster.launcher == "local" and config.cluster.nodes != 1:
         yield ConfigError(
-            f"cluster.nodes={config.cluster.nodes}: cluster.launcher=local runs on this machine alone",
+            f"cluster.nodes={config.cluster.nodes}: cluster.launcher=local runs on this machine only",
             hint="set cluster.nodes=1",
         )
 
@@ -119,9 +118,9 @@ def _environment(config: Config) -> Iterator[ConfigError]:
     for name in config.backend.env:
         key = f"backend.env.{name}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield ConfigError(f"{key}: is no name of an environment variable")
+            yield ConfigError(f"{key}: is not a valid name of an environment variable")
         elif name in SET_ELSEWHERE:
-            yield ConfigError(f"{key}: is set by {SET_ELSEWHERE[name]}", hint=f"~{key} leaves it out")
+            yield ConfigError(f"{key}: is set by {SET_ELSEWHERE[name]}", hint=f"~{key} removes it")
 
 
 def _compiler_flags(config: Config) -> Iterator[ConfigError]:
@@ -130,14 +129,14 @@ def _compiler_flags(config: Config) -> Iterator[ConfigError]:
         yield layouts.not_together(
             f"backend.compiler_flags=[{', '.join(flags)}]",
             f"backend.name={config.backend.name}",
-            "only backend.name=nxd hands them to neuronx-cc",
+            "only backend.name=nxd passes them to neuronx-cc",
         )
     for index, flag in enumerate(flags):
         key = f"backend.compiler_flags[{index}]={flag}"
         if not flag or flag.split() != [flag]:
             yield ConfigError(f"{key}: must be one word", hint="write --name=value")
         if flag.startswith(("--cache_dir", "--no_cache")):
-            yield ConfigError(f"{key}: the cache is where cluster.worker_cache_dir says")
+            yield ConfigError(f"{key}: cluster.worker_cache_dir sets the cache's folder")
 
 
 def _sources(config: Config) -> Iterator[ConfigError]:
@@ -154,8 +153,8 @@ def _sources(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"{key}.path: missing", hint="data.sources=[{path:FOLDER,weight:2},{path:OTHER}]")
         if first.setdefault(source.path, index) != index:
             yield ConfigError(
-                f"{key}.path={source.path}: is data.sources[{first[source.path]}].path too",
-                hint="name it once, with the sum of the weights",
+                f"{key}.path={source.path}: is the same as data.sources[{first[source.path]}].path",
+                hint="list it once, with the sum of the weights",
             )
 
 
@@ -170,18 +169,18 @@ def _names(config: Config) -> Iterator[ConfigError]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.experiment_name):
         yield ConfigError(
             f"experiment_name={config.experiment_name!r}: must be letters, digits, '.', '_' and '-' only, "
-            "for it names folders"
+            "because folders are named after it"
         )
     if not re.fullmatch(r"0?7[0-7][0145]", config.runs_mode):
         yield ConfigError(
-            f"runs_mode={config.runs_mode}: must be a mode as chmod takes it, with all rights for the owner (7) and "
-            "without the right to write for others",
-            hint="runs_mode=0700 is private, 0750 lets the group read, 0770 lets it write too",
+            f"runs_mode={config.runs_mode}: must be a chmod mode with all permissions for the owner (7) and "
+            "no write permission for others",
+            hint="runs_mode=0700 is private, with 0750 the group can read, with 0770 also write",
         )
     if len(config.experiment_name) > _MAX_NAME_CHARS:
         yield ConfigError(
             f"experiment_name={config.experiment_name[:20]}…: has {len(config.experiment_name)} characters, must have "
-            f"at most {_MAX_NAME_CHARS}, for it names folders"
+            f"at most {_MAX_NAME_CHARS}, because folders are named after it"
         )
     if not config.runs_dir:
         yield ConfigError("runs_dir='': must name a folder", hint="runs_dir=runs is the default")

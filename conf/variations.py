@@ -1,7 +1,7 @@
-"""Configurations that differ in a few overrides: each what ``conf.compose`` makes of it, most of them much sooner.
+"""Fast composition of configurations that differ in a few overrides, with the same results as ``conf.compose``.
 
-Composing takes a tenth of a second, most of it for the YAML groups. Where only values of keys differ, the groups are
-composed once and the values put in, as Hydra does it last.
+Composing takes a tenth of a second, mostly for the YAML groups. If only values of keys differ, the groups are composed
+once and the values are inserted afterwards, which is also Hydra's last step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Variations:
     """Composes one configuration after another.
 
     Args:
-        overrides: what all of them have.
-        folder: that relative paths begin in.
-        runs_dir: of all of them; none: as composed.
+        overrides: common to all configurations.
+        folder: base of relative paths.
+        runs_dir: of all configurations; none: as composed.
     """
 
     def __init__(self, overrides: Sequence[str], folder: Path, runs_dir: str | None = None) -> None:
         self._overrides, self._folder, self._runs_dir = list(overrides), folder, runs_dir
-        #: Composed groups by their overrides and the keys that differ besides; such keys are known to exist.
+        #: Composed groups by their overrides and by the other keys that differ, which are known to exist.
         self._bases: dict[tuple[str, ...], dict[str, Any]] = {}
         self._groups = set(groups())
         self._quick = not any(map(_refers, overrides)) and not any(map(_refers, _yaml_texts()))
 
     def compose(self, point: dict[str, str]) -> Config:
-        """The configuration with these overrides, by key, besides the common ones.
+        """Return the configuration with these overrides, by key, and the common ones.
 
         Raises:
             ConfigError: as ``conf.compose.compose``.
@@ -57,13 +57,13 @@ class Variations:
         return finish(plain, self._folder)
 
     def _is_value(self, key: str, value: str) -> bool:
-        """It sets a key to a value, and merges nothing (a group, a mapping)."""
+        """Whether the override sets a key to a value, instead of merging a group or a mapping."""
         plain = key[0] not in "+~" and "@" not in key and key not in self._groups
         return plain and "${" not in value and not value.startswith("{")
 
 
 def _refers(text: str) -> bool:
-    """It takes a value from a key that may be one of those: ``${optimizer.lr}``, but not ``${oc.env:HOME}``."""
+    """Whether a text refers to another key: ``${optimizer.lr}``, but not ``${oc.env:HOME}``."""
     return bool(re.search(r"\$\{[^}:]*\}", text))
 
 

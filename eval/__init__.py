@@ -1,6 +1,7 @@
-"""What judges a checkpoint: held-out loss, language tasks, code tasks.
+"""Evaluation of a checkpoint: held-out loss, language tasks, code tasks.
 
-Stands on conf and hlatctl.run alone. ``python -m eval`` is the process; ``eval.milestone`` reads top to bottom.
+Imports only conf and hlatctl.run of this project. ``python -m eval`` is the process; start reading at
+``eval.milestone``.
 """
 
 #: Read by `hlatctl.__main__`: another distribution may own a package of this name.

@@ -1,4 +1,4 @@
-"""``python -m eval``: judge one exported checkpoint. Arguments and exit status only."""
+"""``python -m eval``: evaluate one exported checkpoint. Only arguments and exit status are handled here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hlatctl.run.paths import RunPaths
 
 
 def main() -> int:
-    """Parse the command line and evaluate; 0 if results.json is complete."""
+    """Parse the command line and evaluate; return 0 when results.json is complete."""
     options = _parser().parse_args()
     run = RunPaths(options.run_dir.absolute())
     if not run.config.is_file():
-        raise RunNotFoundError(f"--run-dir={run.root}: is no run directory, it has no config.yaml")
+        raise RunNotFoundError(f"--run-dir={run.root}: is not a run directory: it has no config.yaml")
     from eval.milestone import evaluate
     from eval.tasks import Subject
 
@@ -34,15 +34,15 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m eval", description="Judge one exported checkpoint of a run.")
+    parser = argparse.ArgumentParser(prog="python -m eval", description="Evaluate one exported checkpoint of a run.")
     parser.add_argument("--run-dir", type=Path, required=True, help="the run directory")
-    parser.add_argument("--milestone-tokens", type=int, required=True, help="tokens that the milestone is named after")
+    parser.add_argument("--milestone-tokens", type=int, required=True, help="tokens of the milestone")
     parser.add_argument("--step", type=int, required=True, help="optimizer step of the checkpoint")
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder with weights and tokenizer")
-    parser.add_argument("--weights", default="", help="names the weights, such as a manifest's checksum")
-    parser.add_argument("--config", type=Path, help="configuration, in place of the run's own")
-    parser.add_argument("--new-contract", action="store_true", help="measure under another contract than before")
-    parser.add_argument("--from-elsewhere", action="store_true", help="the model is no run's: no held-out text")
+    parser.add_argument("--weights", default="", help="identifies the weights, such as a manifest's checksum")
+    parser.add_argument("--config", type=Path, help="configuration that replaces the run's own")
+    parser.add_argument("--new-contract", action="store_true", help="allow a contract that differs from the run's")
+    parser.add_argument("--from-elsewhere", action="store_true", help="the model is external: no held-out text")
     parser.add_argument("--try", dest="try_number", type=int, default=1, help="number of this try, from 1")
     return parser
 

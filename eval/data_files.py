@@ -1,7 +1,7 @@
-"""Which dataset files a task needs, and where they lie in ``eval.data_dir``.
+"""The dataset files that a task needs, and their places in ``eval.data_dir``; reads no dataset.
 
 The layout is ``<dataset>/<config>/<split>.jsonl``, JSON Lines with the hub's field names; the dataset is the last part
-of its name on the hub. Shorter forms are found too, where they can mean one thing only. Reads no dataset.
+of its name on the hub. Shorter paths are read too if they are unambiguous.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from eval.catalog import Definition
 from hlatctl.run.errors import ConfigError
 
-#: Datasets that lie under a name of their own: the whole of a hub's dataset and config.
+#: Folders of datasets whose path isn't made from the hub's dataset and config.
 _FOLDERS = {("aps/super_glue", "boolq"): "boolq", ("jannalu/crows_pairs_multilingual", "english"): "crows_pairs"}
-#: Configs that say no more than that there is but one.
+#: Names of a dataset's only config.
 _ONLY_CONFIGS = (None, "default", "main")
 _SPLIT_KEYS = ("training_split", "validation_split", "test_split")
-#: Loaders of the `datasets` package: a definition that names one brings its own files.
+#: Loaders of the `datasets` package: a definition that names one has its own files.
 _LOADERS = ("json", "csv", "parquet", "text", "arrow")
 
 
@@ -27,7 +27,7 @@ class Split:
     """One split of a dataset on the hub.
 
     Args:
-        places: where it may lie below the data folder; the first is where a mirror puts it.
+        places: possible paths below the data folder; a mirror writes the first.
     """
 
     dataset: str
@@ -36,7 +36,7 @@ class Split:
     places: tuple[str, ...]
 
     def find(self, data_dir: Path) -> Path | None:
-        """Its file, if it is there."""
+        """Return its file, or None if it is missing."""
         return next((data_dir / place for place in self.places if (data_dir / place).is_file()), None)
 
     @property
@@ -50,9 +50,9 @@ class Needs:
     """The splits that one task reads.
 
     Args:
-        evaluated: holds the questions.
-        shots_from: holds the solved examples; None if there are none, or the definition writes them out.
-        shots_named: the definition names that split itself, so that no other may take its place.
+        evaluated: has the questions.
+        shots_from: has the solved examples; None if there are none, or if the definition contains them.
+        shots_named: whether the definition names that split, so that no other can replace it.
     """
 
     evaluated: Split
@@ -61,21 +61,21 @@ class Needs:
 
 
 def shot_count(definition: Definition, wanted: int | None) -> int:
-    """Solved examples before each question, by the rule of the harness's command line: a definition's 0 stays."""
+    """Return the number of solved examples, by the rule of the harness's command line: a definition's 0 stays."""
     own = definition["num_fewshot"]
     return int(own or 0) if own == 0 or wanted is None else wanted
 
 
 def needs(definition: Definition, shots: int) -> Needs:
-    """What a task reads.
+    """Return the splits that a task reads.
 
     Raises:
-        ConfigError: its data can't be files: it is made by code, or the definition names no split.
+        ConfigError: code creates its data, or the definition names no split.
     """
     dataset = definition["dataset_path"]
     if definition["custom_dataset"] or definition["class"] or not dataset or dataset in _LOADERS:
         raise ConfigError(
-            f"eval.tasks: {definition.name} makes its dataset itself, so eval.data_dir can't hold it",
+            f"eval.tasks: {definition.name} creates its dataset itself, so it can't be in eval.data_dir",
             hint="set eval.data_dir=null for it, with a network",
         )
     evaluated = definition["test_split"] or definition["validation_split"]
@@ -92,10 +92,10 @@ def needs(definition: Definition, shots: int) -> Needs:
 
 
 def point_at(definition: Definition, needed: Needs, files: dict[str, Path]) -> dict[str, Any]:
-    """The keys that make a definition read files and nothing else.
+    """Return the keys that make a definition read only these files.
 
-    A split that is not among the files is taken out. Where the split of the solved examples is missing, they come from
-    the evaluated one; the harness then leaves out the question itself.
+    Splits without a file are removed. If the split of the solved examples is missing, they come from the evaluated one,
+    and the harness omits the question itself.
     """
     keys: dict[str, Any] = {"dataset_path": "json", "dataset_name": None}
     evaluated = needed.evaluated.split
@@ -111,7 +111,7 @@ def point_at(definition: Definition, needed: Needs, files: dict[str, Path]) -> d
 
 
 def _shots_split(definition: Definition) -> tuple[bool, str | None]:
-    """Whether the definition itself names the split of the solved examples, and that split by the harness's rule."""
+    """Return whether the definition names the split of the solved examples, and that split by the harness's rule."""
     of_shots = definition["fewshot_config"] or {}
     if named := of_shots.get("split") or definition["fewshot_split"]:
         return True, named

@@ -1,7 +1,7 @@
-"""Datasets from the Hugging Face hub into ``eval.data_dir``'s layout: whole files, each there or not at all.
+"""Fetch datasets from the Hugging Face hub into ``eval.data_dir``'s layout; each file is written atomically.
 
-What is fetched is what the `datasets` package gives for a name, a config and a split, as JSON Lines; a file that is
-there is not fetched again, so an interrupted mirror is simply started once more.
+The `datasets` package reads a split, which is written as JSON Lines. Present files are kept, so an interrupted mirror
+can be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval.model import missing_package
-from hlatctl.run import files
+from hlatctl.run.atomic import fsync, new_file
 from hlatctl.run.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 _HUB = "https://huggingface.co"
 _TIMEOUT_S = 20.0
-_ELSEWHERE = "run it where there is a network and bring the folder here, then set eval.data_dir to it"
+_ELSEWHERE = "run it on a machine with a network, copy the folder here, and set eval.data_dir to it"
 
 
 def mirror(splits: list[Split], to: Path) -> None:
-    """Fetch some splits.
+    """Fetch splits.
 
     Args:
-        splits: what is not there yet.
+        splits: the missing ones.
         to: the data folder.
 
     Raises:
-        DataError: there is no network (nothing is made then), or a dataset can't be had.
+        DataError: there is no network (nothing is created then), or a dataset can't be fetched.
         StorageError: the folder can't be written.
     """
     if not splits:
@@ -56,12 +56,12 @@ def _check_network() -> None:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise DataError("HF_HUB_OFFLINE is set, so nothing can be fetched", hint="unset HF_HUB_OFFLINE")
     if not hub.startswith(("http://", "https://")):
-        raise DataError(f"HF_ENDPOINT={hub}: is no web address")
+        raise DataError(f"HF_ENDPOINT={hub}: must start with http:// or https://", hint="unset HF_ENDPOINT")
     try:
         with urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=_TIMEOUT_S):
             return
     except urllib.error.HTTPError:
-        return  # it answers, and that is all that is asked here
+        return  # the hub answers
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise DataError(f"{hub}: can't be reached ({reason}), so nothing is fetched", hint=_ELSEWHERE) from None
@@ -74,19 +74,13 @@ def _fetch(split: Split, target: Path, cache: Path) -> None:
         raise missing_package(error.name) from None
     try:
         rows = datasets.load_dataset(split.dataset, split.config, split=split.split, cache_dir=str(cache))
-    except Exception as error:  # the hub's client and the readers of its formats raise of their own kinds
+    except Exception as error:  # the hub's client and the readers of its formats raise many kinds of errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{split.title}: split {split.split} can't be fetched ({reason})",
-            hint="start the mirror again: what is there is kept",
+            hint="repeat the command: present files are kept",
         ) from error
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with new_file(target) as temporary:
         rows.to_json(str(temporary), force_ascii=False)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        files.fsync_dir(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    fsync(target.parent)

@@ -1,7 +1,7 @@
-"""Tasks by lm-evaluation-harness: how it is called, and which of its numbers are the scores.
+"""Run tasks with lm-evaluation-harness, and select the scores from its metrics.
 
-Prompts, metrics, filters and the arithmetic of groups are the harness's own. Seeds and shots are set as its command
-line sets them (``--seed N --num_fewshot K``), so that both give the same numbers.
+Prompts, metrics, filters and the aggregation of groups are the harness's own. Seeds and shots are set as by its command
+line (``--seed N --num_fewshot K``), so that both give the same numbers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from eval.scores import Score, Scores
 from eval.suites import Task
 from hlatctl.run.errors import ConfigError, EvaluationError
 
-#: Draws of a bootstrapped standard error, as the harness's command line; metrics that are means draw none.
+#: Samples for a bootstrapped standard error, as in the harness's command line; means need none.
 _BOOTSTRAP_ITERS = 100_000
-#: Tokens that the harness generates where a definition does not say how many.
+#: Tokens that the harness generates if a definition has no ``max_gen_toks``.
 _DEFAULT_GENERATED_TOKENS = 256
-#: Items whose requests stand for a task's prompts in its contract.
+#: Items whose requests represent a task's prompts in the contract.
 _RENDERED_ITEMS = 2
 
 Metrics = dict[str, Any]
@@ -37,7 +37,7 @@ Metrics = dict[str, Any]
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What the harness says of one task: all its metrics, and a record for each item and filter."""
+    """A task's result: all metrics, one sample per item and filter, and the scores."""
 
     metrics: Metrics
     samples: list[dict[str, Any]]
@@ -45,7 +45,7 @@ class TaskResult:
 
 
 def wrap(loaded: Loaded, *, batch_size: int) -> Any:
-    """The harness's own class for transformers, around a model that is in memory already."""
+    """Return the harness's class for transformers, with a model that is already in memory."""
     try:
         from lm_eval.models.huggingface import HFLM
     except ModuleNotFoundError as error:
@@ -66,19 +66,18 @@ def run(
     repeats: int = 1,
     generation: dict[str, Any] | None = None,
 ) -> TaskResult:
-    """Run one task.
+    """Run one task; generated programs are not run.
 
     Args:
         lm: the harness's model, from :mod:`eval.runners`.
-        task: the task; its judge is not asked here.
         scratch: folder for the harness's caches; may be removed afterwards.
-        seed: of the choice of solved examples and of sampled answers.
+        seed: selects solved examples and sampled answers.
         limit: at most this many items.
-        repeats: answers an item.
-        generation: keys of the definition's ``generation_kwargs`` to replace.
+        repeats: answers per item.
+        generation: replaces keys of the definition's ``generation_kwargs``.
 
     Raises:
-        EvaluationError: the harness can't make sense of the task's data.
+        EvaluationError: the task can't be loaded from its data.
     """
     from lm_eval import evaluate
 
@@ -91,19 +90,16 @@ def run(
     _seed_all(seed)
     results = evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=_BOOTSTRAP_ITERS, log_samples=True)
     metrics, samples = results["results"][task.name], results["samples"][task.name]
-    plain = {
-        key: value if isinstance(value, str | int) else float(value)
-        for key, value in metrics.items()
-        if isinstance(value, str | int | float)
-    }
+    simple = {key: value for key, value in metrics.items() if isinstance(value, str | int | float)}
+    plain = {key: value if isinstance(value, str | int) else float(value) for key, value in simple.items()}
     return TaskResult(plain, samples, _task_scores(task, loaded, plain, samples))
 
 
 def render(task: Task, scratch: Path, *, seed: int) -> dict[str, Any]:
-    """What the harness will ask: its first requests as a hash, and what else of the task decides a score; JSON values.
+    """Return a hash of the task's first requests, and the settings that decide its score, as JSON values.
 
     Raises:
-        EvaluationError: the task can't be made from its data.
+        EvaluationError: the task can't be loaded from its data.
     """
     loaded = load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name]
     loaded.build_all_requests(limit=_RENDERED_ITEMS)
@@ -120,17 +116,17 @@ def render(task: Task, scratch: Path, *, seed: int) -> dict[str, Any]:
 
 
 def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str, Any]:
-    """The task in the harness's own types, with its data; as TaskManager.load gives it."""
+    """Return the task with its data in the harness's types, as TaskManager.load does."""
     from lm_eval.tasks import TaskManager
 
     try:
         tasks: dict[str, Any] = TaskManager(include_defaults=False).load([str(write_definition(task, scratch))])
-    except Exception as error:  # datasets, jinja and the definitions' own functions raise whatever bad items lead to
+    except Exception as error:  # datasets, jinja and functions of definitions raise all kinds of errors for bad items
         where = ", ".join(map(str, task.files.values())) or "the Hugging Face hub"
         why = f"{type(error).__name__}: {_first_line(error)}"
         raise EvaluationError(
-            f"{task.name}: can't be made from {where} ({why})",
-            hint="`hlatctl eval data status` says where each dataset is expected",
+            f"{task.name}: can't be loaded from {where} ({why})",
+            hint="`hlatctl eval data status` lists where each dataset is expected",
         ) from error
     loaded = tasks["tasks"][task.name]
     own = loaded.get_config("num_fewshot")
@@ -141,27 +137,27 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
 
 
 def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
-    """The scores of a group, by the harness's own aggregation of its tasks' metrics.
+    """Return the scores of a group, by the harness's own aggregation.
 
     Args:
         wanted: the group.
-        metrics: of every task in it, as ``TaskResult.metrics``.
+        metrics: of each of its tasks, as in ``TaskResult.metrics``.
     """
     from lm_eval.api.group import Group
     from lm_eval.config.group import GroupConfig
 
     members = [SimpleNamespace(task_name=name) for name in wanted.group.tasks]
     group = Group.from_config(GroupConfig(group=wanted.group.name, aggregate_metric_list=wanted.group.aggregate))
-    group.get_all_tasks = lambda recursive=True: members  # their names are all that the aggregation asks of them
-    found = group.aggregate(metrics)
-    filters = {key.partition(",")[2]: None for key in found if "," in key and "_stderr," not in key}
+    group.get_all_tasks = lambda recursive=True: members  # the aggregation reads only their names
+    combined = group.aggregate(metrics)
+    filters = {key.partition(",")[2]: None for key in combined if "," in key and "_stderr," not in key}
     names = wanted.metrics or tuple(entry["metric"] for entry in wanted.group.aggregate)
-    counts = found.get("sample_count", {})
-    return _named_scores(wanted.group.name, names, found, list(filters), lambda key: int(counts[key]))
+    counts = combined.get("sample_count", {})
+    return _named_scores(wanted.group.name, names, combined, list(filters), lambda key: int(counts[key]))
 
 
 def write_definition(task: Task, scratch: Path) -> Path:
-    """The task's definition, pointed at its files, as a YAML file in the scratch folder."""
+    """Write the task's definition, with its files, as YAML to the scratch folder and return the path."""
     config = dict(task.config)
     if task.files:
         files = {split: str(path) for split, path in task.files.items()}
@@ -173,12 +169,12 @@ def write_definition(task: Task, scratch: Path) -> Path:
 
 
 def quiet() -> None:
-    """Silence the harness where it warns of what is meant here: a model given ready-made, a definition given twice."""
+    """Silence the harness's warnings about things done on purpose: a loaded model, a definition given twice."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
 def _fitting(lm: Any, loaded: Any, generation: dict[str, Any]) -> dict[str, Any]:
-    """Generation keys; at most half the context is generated, where the harness would refuse to leave no prompt."""
+    """Return the generation keys; half the context is generated if the definition leaves no room for a prompt."""
     asked = {**loaded.config.generation_kwargs, **generation}
     tokens = int(asked.get("max_gen_toks", _DEFAULT_GENERATED_TOKENS))
     context = getattr(lm, "max_length", None)
@@ -195,9 +191,9 @@ def _seed_all(seed: int) -> None:
 
 
 def _task_scores(task: Task, loaded: Any, metrics: Metrics, samples: list[dict[str, Any]]) -> Scores:
-    """The scores of a task; none of one that is judged elsewhere (metric ``bypass``)."""
+    """Return the scores of a task; none if they are computed elsewhere (metric ``bypass``)."""
     names = task.metrics or (_first_metric(loaded, metrics),)
-    if names == ("bypass",) or task.judge != "harness":
+    if names == ("bypass",) or task.is_code:
         return {}
     filters = list(dict.fromkeys(sample["filter"] for sample in samples))
     counts = {name: sum(sample["filter"] == name for sample in samples) for name in filters}
@@ -205,7 +201,7 @@ def _task_scores(task: Task, loaded: Any, metrics: Metrics, samples: list[dict[s
 
 
 def _first_metric(loaded: Any, metrics: Metrics) -> str:
-    """The metric that the definition lists first; the first that there is if it lists none."""
+    """Return the first metric that the definition lists, or the first that was computed if it lists none."""
     if not loaded.config.metric_list:
         return next(key for key in metrics if "," in key).partition(",")[0]
     metric = loaded.config.metric_list[0]["metric"]
@@ -215,13 +211,13 @@ def _first_metric(loaded: Any, metrics: Metrics) -> str:
 def _named_scores(
     title: str, names: Sequence[str], metrics: Metrics, filters: list[str], count: Callable[[str], int]
 ) -> Scores:
-    """The first metric that is there under the plain title, the others with the metric (or its filter) behind it."""
+    """Return the first present metric under the title, and the others with the metric or its filter appended."""
     scores: Scores = {}
     for name in names:
         metric, _, filter_name = name.partition(",")
         key = name if filter_name else next((k for f in filters if (k := f"{metric},{f}") in metrics), "")
         if key not in metrics:
-            continue  # such as acc_norm of a task in a group that reports it where there is one
+            continue  # such as acc_norm, which not every task of a group has
         suffix = re.sub(r"\W+", "_", filter_name or metric)
         stderr = metrics.get(f"{metric}_stderr,{key.partition(',')[2]}")
         scores[f"{title}_{suffix}" if scores else title] = Score(

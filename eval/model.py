@@ -1,6 +1,6 @@
-"""A model and its tokenizer from a Hugging Face folder: safetensors only, no code from the folder, no network.
+"""Load a model and its tokenizer from a Hugging Face folder: safetensors only, no code from the folder, no network.
 
-Imports torch and transformers late; what is measured on the model is not this module's business.
+Imports torch and transformers late.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from conf.devices import DEVICES
 from hlatctl.run.errors import DependencyError, EvaluationError
 from hlatctl.run.model_folder import lacking
 
-#: Number format that a model is judged in, whatever its weights are stored in.
+#: Number format in which a model is evaluated, regardless of its weights' format.
 DTYPE = "float32"
-_EXPORT_HINT = "python -m trainer.convert.export --run-dir RUN --step N --to DIR makes such a folder"
+_EXPORT_HINT = "python -m trainer.convert.export --run-dir RUN --step N --to DIR creates such a folder"
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Loaded:
 
 
 def settle_environment(scratch: Path, *, offline: bool) -> None:
-    """What Hugging Face's packages read when they are first imported: no bars, no threads, and where they may look.
+    """Set the variables that Hugging Face's packages read when they are first imported: no progress bars, no threads.
 
     Args:
-        scratch: where they keep their caches, if offline.
-        offline: stay off the network and out of the home folder; else datasets may come from the hub.
+        scratch: for their caches, if offline.
+        offline: use neither the network nor the home folder; else datasets may come from the hub.
     """
     os.environ.update(TQDM_DISABLE="1", TOKENIZERS_PARALLELISM="false")
     if offline:
@@ -42,15 +42,15 @@ def settle_environment(scratch: Path, *, offline: bool) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is no Hugging Face model with safetensors weights and a tokenizer.
+    """Check that a folder is a Hugging Face model with safetensors weights and a tokenizer.
 
     Raises:
-        EvaluationError: names what is missing.
+        EvaluationError: names the missing file.
     """
     if not folder.is_dir():
         raise EvaluationError(f"--model={folder}: no such folder", hint=_EXPORT_HINT)
     if what := lacking(folder):
-        raise EvaluationError(f"--model={folder}: is no Hugging Face model, it has no {what}", hint=_EXPORT_HINT)
+        raise EvaluationError(f"--model={folder}: is not a Hugging Face model: it has no {what}", hint=_EXPORT_HINT)
 
 
 def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
@@ -59,7 +59,7 @@ def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
     Args:
         folder: Hugging Face folder of a causal language model.
         seq_len: tokens per sequence in training; the context is never longer.
-        device: used if it is there, else the CPU.
+        device: used if present, else the CPU.
 
     Raises:
         EvaluationError: the folder can't be loaded.
@@ -76,7 +76,7 @@ def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=getattr(torch, DTYPE)
         )
-    except Exception as error:  # transformers and safetensors raise whatever a damaged file leads them to
+    except Exception as error:  # transformers and safetensors raise all kinds of errors for damaged files
         raise EvaluationError(f"--model={folder}: can't be loaded ({_first_line(error)})", hint=_EXPORT_HINT) from error
     model = model.to(device if _is_there(device) else "cpu").eval()
     limit = getattr(model.config, "max_position_embeddings", None) or seq_len
@@ -84,7 +84,7 @@ def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
 
 
 def _is_there(device: str) -> bool:
-    """PyTorch knows the device here, and has one."""
+    """Return whether PyTorch has such a device here."""
     import torch
 
     package = DEVICES[device].package
@@ -96,7 +96,7 @@ def _is_there(device: str) -> bool:
 
 
 def device_name(device: str) -> str:
-    """The device that a model is loaded on if this one is asked for: ``cpu``, or ``cuda: NVIDIA H200``."""
+    """Return the name of the device that :func:`load` would use: ``cpu``, or ``cuda: NVIDIA H200``."""
     if device == "cpu" or not _is_there(device):
         return "cpu"
     import torch
@@ -106,8 +106,20 @@ def device_name(device: str) -> str:
 
 
 def missing_package(name: str | None) -> DependencyError:
-    """The error for a package that the evaluation needs and this environment lacks."""
+    """Return the error for a package that the evaluation needs."""
     return DependencyError(f"the package {name} is not installed", hint="pip install 'hlatctl[eval]'")
+
+
+def package_folder(name: str, distribution: str) -> Path:
+    """Return the folder of an installed package, without importing it.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise missing_package(distribution)
+    return Path(spec.origin).parent
 
 
 def _first_line(error: Exception) -> str:

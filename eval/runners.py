@@ -1,7 +1,7 @@
-"""What runs the model for the harness, by ``eval.runner``: the only makers of its model classes.
+"""Create the harness's model for an ``eval.runner``.
 
-`hf` runs on CPU and CUDA and is what the tests run. `vllm` and `neuron` hand the exported folder to the harness's own
-classes for these; their packages are optional, and neither has been tried here.
+The tests run `hf` (CPU and CUDA). `vllm` and `neuron` pass the exported folder to the harness's classes for these;
+their packages are optional, and neither has been tried.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hlatctl.run.errors import DependencyError
 
 @dataclass(frozen=True)
 class _Optional:
-    """A runner whose package is not among this project's dependencies.
+    """A runner whose package is not a dependency of this project.
 
     Args:
         package: import name.
-        distribution: what has the version.
-        hint: how it is had.
+        distribution: name of its distribution, which has the version.
+        hint: how to install it.
     """
 
     package: str
@@ -39,22 +39,21 @@ _OPTIONAL = {
         "optimum.neuron", "optimum-neuron", "pip install 'optimum[neuronx]' in an environment with the Neuron SDK"
     ),
 }
-#: Number format that each computes in, whatever the weights are stored in; the harness's default for Neuron is refused
-#: by Neuron itself.
+#: Number format of the computation, regardless of the weights' format. Neuron refuses the harness's default.
 DTYPES = {"hf": DTYPE, "vllm": "bfloat16", "neuron": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a runner is made from.
+    """The arguments of a runner.
 
     Args:
         folder: Hugging Face folder with weights and tokenizer.
-        loaded: the same in memory, loaded when it is first called.
+        loaded: returns the same model in memory.
         max_length: tokens of context.
         batch_size: requests at once.
         seed: of sampled answers.
-        tensor_parallel_size: devices that have the model together.
+        tensor_parallel_size: devices that share the model.
     """
 
     folder: Path
@@ -66,42 +65,42 @@ class Request:
 
 
 def check(name: str) -> None:
-    """Refuse a runner whose package is not installed.
+    """Check that a runner's package is installed.
 
     Raises:
-        DependencyError: names the package and how it is had.
+        DependencyError: names the package and how to install it.
     """
     optional = _OPTIONAL.get(name)
     if optional is None:
         return
     try:
-        found = importlib.util.find_spec(optional.package)
-    except ModuleNotFoundError:  # of the package above it
-        found = None
-    if found is None:
+        spec = importlib.util.find_spec(optional.package)
+    except ModuleNotFoundError:  # the parent package is missing
+        spec = None
+    if spec is None:
         raise DependencyError(
             f"eval.runner={name}: the package {optional.package} is not installed", hint=optional.hint
         )
 
 
 def versions(name: str) -> dict[str, str]:
-    """Version of a runner's own package, by import name; none of `hf`, whose packages every evaluation names."""
+    """Return the version of a runner's optional package by import name; empty for `hf`."""
     optional = _OPTIONAL.get(name)
     return {optional.package: metadata.version(optional.distribution)} if optional else {}
 
 
 def device(name: str, wanted: str) -> str:
-    """What a runner computes on, with the device's own name where it has one.
+    """Return the device that a runner computes on, with its model name if it has one.
 
     Args:
         name: the runner.
-        wanted: ``backend.device``, which counts for `hf` only.
+        wanted: ``backend.device``, used only by `hf`.
     """
     return device_name({"hf": wanted, "vllm": "cuda", "neuron": "neuron"}[name])
 
 
 def make(name: str, request: Request) -> Any:
-    """The harness's model of a runner that :func:`check` has passed."""
+    """Return the harness's model of a runner; call :func:`check` first."""
     quiet()
     if name == "hf":
         return wrap(request.loaded(), batch_size=request.batch_size)
@@ -113,7 +112,7 @@ def make(name: str, request: Request) -> Any:
 
 
 def arguments(name: str, request: Request) -> dict[str, Any]:
-    """What the harness's class of an optional runner is called with."""
+    """Return the arguments of the harness's class for an optional runner."""
     common = {
         "pretrained": str(request.folder),
         "batch_size": request.batch_size,

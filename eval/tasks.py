@@ -1,6 +1,6 @@
-"""One task of an evaluation: run, its answers and scores kept, its progress told.
+"""Run one task of an evaluation: report its progress, and store its answers, samples and scores.
 
-Which tasks there are, in which order, and what is made of their scores is ``eval.milestone``'s business.
+``eval.milestone`` decides which tasks run and in which order, and combines their scores.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from conf.schema import Config, EvalConfig
-from eval import answers, code, harness, model, plan, sandbox, scores, suites, validation
+from eval import answers, code, harness, model, programs, runners, sandbox, scores, suites, validation
 from hlatctl.run import contract as contracts
 from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter
@@ -31,11 +31,11 @@ class Subject:
 
     Args:
         run: the run directory that the results go to.
-        milestone_tokens: tokens that the milestone is named after; 0 for a model from elsewhere.
+        milestone_tokens: tokens of the milestone; 0 for an external model.
         step: optimizer step of the checkpoint.
         model_folder: the checkpoint as a Hugging Face folder.
-        weights: names the weights, such as a manifest's checksum; what was kept of other weights is measured again.
-        from_elsewhere: the model is no run's, so that there is no held-out text.
+        weights: identifies the weights, such as a manifest's checksum; stored results of other weights are not used.
+        from_elsewhere: the model is external: no run trained it, so it has no held-out text.
     """
 
     run: RunPaths
@@ -46,37 +46,52 @@ class Subject:
     from_elsewhere: bool = False
 
 
-@dataclass
-class Evaluation:
-    """What the tasks of one evaluation share.
+@dataclass(kw_only=True)
+class TaskRunner:
+    """Run tasks on one checkpoint under one contract.
 
     Args:
-        folder: where its results go.
-        loaded, lm: the model, loaded when it is first asked for.
-        skipped: tasks that can't be run here, and why.
+        held_out: the run's held-out text; None if it is not scored.
+        scratch: for the harness's temporary files.
+        folder: the results go here.
+        skipped: the tasks that can't run here, with the reason; filled by :meth:`run`.
     """
 
-    config: Config
     subject: Subject
-    held_out: Path | None
-    plan: plan.Plan
+    config: Config
     contract: contracts.Fields
-    loaded: Callable[[], model.Loaded]
-    lm: Callable[[], answers.Remembering]
+    held_out: Path | None
     scratch: Path
-    folder: Path = Path()
+    folder: Path
+    journal: JournalWriter
     skipped: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """What every event says."""
-        return {"milestone_tokens": self.subject.milestone_tokens, "contract": contracts.of_tasks(self.contract)}
+    @cached_property
+    def loaded(self) -> model.Loaded:
+        """The model in memory, loaded at the first access."""
+        config = self.config
+        return model.load(self.subject.model_folder, seq_len=config.train.seq_len, device=config.backend.device)
 
-    def kept_as(self, task: str | None) -> dict[str, Any]:
-        """What kept results must say of themselves to be this evaluation's.
+    @cached_property
+    def lm(self) -> answers.Remembering:
+        """The harness's model, created at the first access."""
+        config = self.config
+        request = runners.Request(
+            folder=self.subject.model_folder,
+            loaded=lambda: self.loaded,
+            max_length=config.train.seq_len,
+            batch_size=config.eval.batch_size,
+            seed=config.seed,
+            tensor_parallel_size=config.eval.tensor_parallel_size,
+        )
+        lm = runners.make(config.eval.runner, request)
+        return answers.Remembering(lm, batch_size=config.eval.batch_size, seed=config.seed)
+
+    def identity(self, task: str | None) -> dict[str, Any]:
+        """Return the fields by which stored results are recognized as this evaluation's.
 
         Args:
-            task: whose they are; None: all of them, which depend on both contracts.
+            task: its name; None for the results of all tasks, which depend on both contracts.
         """
         of_tasks, of_text = contracts.of_tasks(self.contract), contracts.of_validation(self.contract)
         subject = {"step": self.subject.step, "weights": self.subject.weights}
@@ -84,106 +99,102 @@ class Evaluation:
             return {**subject, "contract": of_tasks, "validation_contract": of_text}
         return {**subject, "contract": of_text if task == suites.VALIDATION else of_tasks}
 
+    def append(self, kind: str, *, once: bool = False, **fields: Any) -> None:
+        """Append an event of this evaluation to the journal; if ``once``, only if it is missing, and durably."""
+        about = {"milestone_tokens": self.subject.milestone_tokens, "contract": contracts.of_tasks(self.contract)}
+        fields = {**fields, **about}
+        events = (event for event in self.journal.events() if event["kind"] == kind) if once else ()
+        if not any(fields.items() <= event.items() for event in events):
+            self.journal.append(kind, durable=once, **fields)
 
-def read_kept(this: Evaluation, journal: JournalWriter, path: Path, task: str | None) -> dict[str, Any] | None:
-    """What was kept of this evaluation, or None; a damaged file is told of, and what it held is measured again."""
-    try:
-        return scores.read_results(path, kept_as=this.kept_as(task))
-    except scores.DamagedResultsError as error:
-        message = f"{error}; measured again"
-        print(message, file=sys.stderr, flush=True)
-        journal.append("eval_rejected", path=str(path), message=message, **this.about)
-        return None
+    def stored(self, task: str) -> dict[str, Any] | None:
+        """Return the stored results of a task, or None."""
+        return self.read(self._results_file(task), task)
 
+    def read(self, path: Path, task: str | None) -> dict[str, Any] | None:
+        """Return this evaluation's results from a file, or None; a damaged file is reported in the journal."""
+        try:
+            return scores.read_results(path, identity=self.identity(task))
+        except scores.DamagedResultsError as error:
+            message = f"{error}; measured again"
+            print(message, file=sys.stderr, flush=True)
+            self.append("eval_rejected", path=str(path), message=message)
+            return None
 
-def run_task(this: Evaluation, journal: JournalWriter, task: str | suites.Task, kept: Path) -> dict[str, Any] | None:
-    """Score one task and keep its samples and scores; None, and an entry in ``skipped``, if it can't be run here."""
-    started = time.monotonic()
-    metrics: harness.Metrics = {}
-    name = task.name if isinstance(task, suites.Task) else task
-    journal.append("eval_task_started", task=name, **this.about)
-    own: dict[str, Any] = {}
-    if isinstance(task, str):
-        assert this.held_out is not None
-        found = validation.evaluate(this.loaded(), this.held_out, max_tokens=this.config.eval.validation_tokens)
-        own = {"contract": this.kept_as(name)["contract"]}
-    else:
-        outcome = (
-            _run_code_task(this, journal, task)
-            if task.judge == "human_eval"
-            else _run_language_task(this, journal, task)
-        )
+    def run(self, name: str, task: suites.Task | None) -> dict[str, Any] | None:
+        """Score a task, store samples and scores, and return its record; None if it can't run here (see ``skipped``).
+
+        Args:
+            name: of the task.
+            task: None for the held-out text.
+        """
+        started = time.monotonic()
+        self.append("eval_task_started", task=name)
+        outcome = self._outcome(task)
         if outcome is None:
             return None
-        found, metrics, samples = outcome
-        lines = (json.dumps(sample, default=str) + "\n" for sample in samples)
-        files.write_text(this.folder / f"samples-{name}.jsonl", "".join(lines))
-    scores.check_finite(found)
-    record = scores.write_results(
-        kept,
-        kept_as=this.kept_as(name),
-        metrics=metrics,
-        wall_s=round(time.monotonic() - started, 3),
-        scores={title: {**score, **own} for title, score in scores.to_json(found).items()},
-    )
-    _answers_file(this, name).unlink(missing_ok=True)
-    return record
+        task_scores, metrics, samples = outcome
+        own = {} if task else {"contract": self.identity(name)["contract"]}
+        if task:
+            lines = (json.dumps(sample, default=str) + "\n" for sample in samples)
+            files.write_text(self.folder / f"samples-{name}.jsonl", "".join(lines))
+        scores.check_finite(task_scores)
+        record = scores.write_results(
+            self._results_file(name),
+            identity=self.identity(name),
+            metrics=metrics,
+            wall_s=round(time.monotonic() - started, 3),
+            scores={title: {**score, **own} for title, score in scores.to_json(task_scores).items()},
+        )
+        self._answers_file(name).unlink(missing_ok=True)
+        return record
+
+    def _outcome(self, task: suites.Task | None) -> _Outcome | None:
+        if task is None:
+            assert self.held_out is not None
+            max_tokens = self.config.eval.validation_tokens
+            return validation.evaluate(self.loaded, self.held_out, max_tokens=max_tokens), {}, []
+        return self._run_code_task(task) if task.is_code else self._run_language_task(task)
+
+    def _run_language_task(self, task: suites.Task) -> _Outcome:
+        lm, limit = self._begin(task.name), self.config.eval.limit
+        result = harness.run(lm, task, self.scratch, seed=self.config.seed, limit=limit)
+        # Prompts are many times the datasets' size. Their hashes are kept; the datasets can reproduce them.
+        samples = [{k: v for k, v in sample.items() if k not in ("doc", "arguments")} for sample in result.samples]
+        return result.scores, result.metrics, samples
+
+    def _run_code_task(self, task: suites.Task) -> _Outcome | None:
+        wanted = self.config.eval
+        if not can_run_code(wanted):
+            reason = self.skipped[task.name] = str(sandbox.why_unavailable())
+            print(f"{task.name}: skipped, {reason}", file=sys.stderr, flush=True)
+            return None
+        lm, count = self._begin(task.name), wanted.code.samples_per_problem
+        generated = code.generate(lm, task, self.scratch, samples=count, limit=wanted.limit, seed=self.config.seed)
+        tested = programs.run_programs(code.read_jsonl(task.items), generated, wanted.code)
+        return code.pass_at_k(task.name, tested), {}, tested
+
+    def _begin(self, name: str) -> answers.Remembering:
+        """Prepare the model for a task: set the file of its answers, and journal its progress."""
+        last_s = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal last_s
+            now_s = time.monotonic()
+            if now_s - last_s >= _PROGRESS_EVERY_S:
+                last_s = now_s
+                self.append("eval_progress", task=name, done=done, total=total)
+
+        self.lm.begin(self._answers_file(name), json.dumps(self.identity(name)), progress)
+        return self.lm
+
+    def _answers_file(self, task: str) -> Path:
+        return self.folder / "answers" / f"{task}.jsonl"
+
+    def _results_file(self, task: str) -> Path:
+        return self.folder / "tasks" / f"{task}.json"
 
 
 def can_run_code(wanted: EvalConfig) -> bool:
-    """Whether generated programs can be judged here: the only tasks that are ever skipped."""
+    """Return whether generated programs can run here; only tasks that need them are ever skipped."""
     return wanted.code.allow_unsandboxed or sandbox.why_unavailable() is None
-
-
-def _answers_file(this: Evaluation, task: str) -> Path:
-    return this.folder / "answers" / f"{task}.jsonl"
-
-
-def _begin(this: Evaluation, journal: JournalWriter, task: suites.Task) -> answers.Remembering:
-    """The model, told which task is next: where its answers are kept, and who watches."""
-    lm, last_s = this.lm(), 0.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if now_s - last_s >= _PROGRESS_EVERY_S:
-            last_s = now_s
-            journal.append("eval_progress", task=task.name, done=done, total=total, **this.about)
-
-    lm.begin(_answers_file(this, task.name), json.dumps(this.kept_as(task.name)), progress)
-    return lm
-
-
-def _run_language_task(this: Evaluation, journal: JournalWriter, task: suites.Task) -> _Outcome:
-    lm, limit = _begin(this, journal, task), this.config.eval.limit
-    result = harness.run(lm, task, this.scratch, seed=this.config.seed, limit=limit)
-    # Prompts are many times the datasets' size; their hashes stay, and the datasets are there to make them again.
-    samples = [{k: v for k, v in sample.items() if k not in ("doc", "arguments")} for sample in result.samples]
-    return result.scores, result.metrics, samples
-
-
-def _run_code_task(this: Evaluation, journal: JournalWriter, task: suites.Task) -> _Outcome | None:
-    if not can_run_code(this.config.eval):
-        reason = this.skipped[task.name] = str(sandbox.why_unavailable())
-        print(f"{task.name}: skipped, {reason}", file=sys.stderr, flush=True)
-        return None
-    wanted = this.config.eval
-    programs = code.generate(
-        _begin(this, journal, task),
-        task,
-        this.scratch,
-        samples=wanted.code.samples_per_problem,
-        limit=wanted.limit,
-        seed=this.config.seed,
-    )
-    judged = code.judge(code.read_jsonl(task.items), programs, wanted.code)
-    return code.pass_at_k(task.name, judged), {}, judged
-
-
-def in_words(name: str, record: dict[str, Any]) -> str:
-    """A task's scores as a line."""
-    values = ", ".join(
-        f"{score['metric']} {score['value']:.4g}" + (f" ± {score['stderr']:.2g}" if score["stderr"] is not None else "")
-        for score in record["scores"].values()
-    )
-    return f"{name}: {values} ({record['wall_s']:.1f} s)"

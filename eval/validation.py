@@ -1,7 +1,7 @@
-"""Loss on the run's own held-out text: nats a token, perplexity, bits a UTF-8 byte.
+"""Loss on the run's held-out text: nats per token, perplexity, bits per UTF-8 byte.
 
-The text is cut as in training: documents joined by the end-of-sequence token, windows of the model's context, every
-token predicted once.
+As in training, documents are joined by the end-of-sequence token and cut into windows of the model's context. Every
+token is predicted once.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ from hlatctl.run.reading import DAMAGED, parse_json
 if TYPE_CHECKING:
     import torch
 
-# Logits are the largest thing in memory (windows x length x vocabulary, FP32). Larger blocks are slower on a CPU:
-# the allocator gives them back to the kernel after every batch.
+# Limits the logits of a batch (windows x length x vocabulary, FP32). Larger blocks are slower on a CPU, because the
+# allocator returns them to the kernel after every batch.
 _LOGITS_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Token ids, the first of which is context only, and the UTF-8 bytes of the text that the others spell."""
+    """Token ids, and the UTF-8 bytes of their text; the first token is only context."""
 
     ids: list[int]
     text_bytes: int
 
 
 def held_out(run: RunPaths, config: Config, *, from_elsewhere: bool) -> Path | None:
-    """The run's held-out text; None for a model from elsewhere, which has none.
+    """Return the run's held-out text; None for an external model.
 
     Raises:
-        ConfigError: it was asked for by name, and there is none.
+        ConfigError: ``eval.tasks`` names it, and the model is external.
         DataError: it is missing.
     """
     if from_elsewhere:
         if VALIDATION in config.eval.tasks:
-            raise ConfigError("eval.tasks: validation is a run's own held-out text, and this model is no run's")
+            raise ConfigError(
+                "eval.tasks: validation is a run's own held-out text, and this model belongs to no run",
+                hint="remove validation from eval.tasks",
+            )
         return None
     try:
         path = Path(files.read_sealed_json(run.dataset)["validation"]["path"])
@@ -58,10 +61,9 @@ def held_out(run: RunPaths, config: Config, *, from_elsewhere: bool) -> Path | N
 
 
 def evaluate(loaded: Loaded, path: Path, *, max_tokens: int) -> Scores:
-    """``validation_loss``, ``validation_perplexity`` and ``validation_bits_per_byte`` of a model.
+    """Return ``validation_loss``, ``validation_perplexity`` and ``validation_bits_per_byte`` of a model.
 
-    The standard error treats windows, not tokens, as independent (tokens of one window are not); it is None for a
-    single window.
+    The standard error treats windows as independent, not tokens; it is None for a single window.
 
     Args:
         loaded: the model.
@@ -89,9 +91,9 @@ def evaluate(loaded: Loaded, path: Path, *, max_tokens: int) -> Scores:
 
 
 def tokenize(tokenizer: Any, path: Path, *, max_tokens: int) -> HeldOut:
-    """The first tokens of the held-out documents, joined by the end-of-sequence token and led by one.
+    """Return the first tokens of the held-out documents, each between end-of-sequence tokens.
 
-    A last document that does not fit is cut; the bytes of its kept tokens are those of their decoded text.
+    The last document is cut if it doesn't fit; its bytes are then those of the decoded tokens.
     """
     eos = tokenizer.eos_token_id
     if eos is None:
@@ -107,7 +109,7 @@ def tokenize(tokenizer: Any, path: Path, *, max_tokens: int) -> HeldOut:
         if len(ids) > max_tokens:
             break
     if text_bytes == 0:
-        raise DataError(f"{path}: holds no text to validate on", hint="raise data.validation_fraction")
+        raise DataError(f"{path}: has no text to validate on", hint="raise data.validation_fraction")
     return HeldOut(ids, text_bytes)
 
 
@@ -118,13 +120,13 @@ def _texts(path: Path) -> Iterator[str]:
                 try:
                     yield str(parse_json(line)["text"])
                 except DAMAGED:
-                    raise DataError(f"{path}: line {number} is no JSON object with a field text") from None
+                    raise DataError(f"{path}: line {number} is not a JSON object with a field text") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: held-out text can't be read ({error})") from None
 
 
 def _window_losses(loaded: Loaded, ids: list[int]) -> tuple[list[float], list[int]]:
-    """Summed nats and number of predicted tokens of each window."""
+    """Return the summed nats and the number of predicted tokens of each window."""
     import torch
 
     length = loaded.max_length
@@ -146,7 +148,7 @@ def _window_losses(loaded: Loaded, ids: list[int]) -> tuple[list[float], list[in
 
 
 def _token_losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Nats of every token but the first of each row; ids ``[windows, length + 1]``, losses ``[windows, length]``."""
+    """Return the nats of each token after the first, ``[windows, length]``; ids are ``[windows, length + 1]``."""
     from torch.nn import functional
 
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float()
@@ -155,7 +157,7 @@ def _token_losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _ratio_stderr(sums: list[float], counts: list[int]) -> float | None:
-    """Standard error of sum(sums)/sum(counts), windows being the independent draws (ratio estimator)."""
+    """Return the standard error of sum(sums)/sum(counts) over independent windows (ratio estimator)."""
     windows, tokens = len(sums), sum(counts)
     if windows < 2:
         return None

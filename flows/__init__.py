@@ -1,9 +1,9 @@
-"""Flows: the order of the stages, where jobs run, and what follows when something breaks.
+"""Flows: run stages in order, start jobs, and recover from failures.
 
-``pretrain`` and ``evaluate`` are the flows, ``control`` and ``describe`` stop and describe one; ``sweep``, ``drill``
-and ``forecast`` are flows of flows. Below them: ``stages`` (a function each), ``tracking`` (MLflow and Prefect),
-``simulation``, ``runtime``, ``recovery`` and ``launch``, which starts jobs behind one protocol. Never imports torch,
-``trainer`` or ``eval``: it launches them and reads what they write.
+``pretrain`` and ``evaluate`` are the flows; ``control`` stops a run, and ``describe`` shows what a flow would do.
+``sweep``, ``drill`` and ``forecast`` are flows of flows. Below them are ``stages`` (one function each), ``tracking``
+(MLflow and Prefect), ``simulation``, ``runtime``, ``recovery`` and ``launch`` (one protocol for all launchers). Flows
+never import torch, ``trainer`` or ``eval``: they start them as processes and read the files that these write.
 """
 
 #: Read by `hlatctl.__main__`: another distribution may own a package of this name.

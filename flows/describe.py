@@ -1,4 +1,4 @@
-"""What a flow would do, without doing it: for ``hlatctl plan``. Touches nothing."""
+"""Describes what a flow would do, for ``hlatctl plan``. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hlatctl.run.paths import RunPaths
 
 @dataclass(frozen=True, kw_only=True)
 class StageDescription:
-    """One stage: its fingerprint and whether it would run."""
+    """One stage, its fingerprint, and whether it would run."""
 
     name: str
     fingerprint: str
@@ -34,49 +34,41 @@ class FlowDescription:
     stages: list[StageDescription]
     launch_script: str
     collisions: list[str]
-    """What of this process's environment the training processes would not see."""
+    """Variables of this process's environment that the training processes would not get."""
     simulated: bool
-    """The launcher only simulates, so that `hlatctl train` needs ``--dry-run``."""
+    """The launcher only simulates, so `hlatctl train` needs ``--dry-run``."""
 
 
 def describe(config: Config) -> FlowDescription:
-    """What `hlatctl train` would do with a configuration in its runs folder."""
+    """Describe what `hlatctl train` would do with a configuration in its runs folder."""
     cache = cache_root(config)
     data_key, graphs = fingerprint.data_fingerprint(config), graph_key(config)
     whole, hardware = fingerprint.config_fingerprint(config), fingerprint.hardware_fingerprint(config)
     prepared = (cache / "data" / data_key / "dataset.json").is_file()
     compiled = (cache / "compile" / graphs / MANIFEST).is_file()
+    none_ahead, none_covered, milestones = nothing_ahead(config), no_coverage(config), len(config.milestones)
+    compile_why = "compiled before" if compiled else "not compiled yet"
     stages = [
-        StageDescription(name="validate", fingerprint=whole, will_run=True, why="always"),
-        StageDescription(name="provenance", fingerprint=whole, will_run=True, why="once a run"),
-        StageDescription(name="preflight", fingerprint=hardware, will_run=True, why="always"),
-        StageDescription(
-            name="data",
-            fingerprint=data_key,
-            will_run=not prepared,
-            why="prepared before" if prepared else "not prepared yet",
+        _stage("validate", whole, "always"),
+        _stage("provenance", whole, "once a run"),
+        _stage("preflight", hardware, "always"),
+        _stage("data", data_key, "prepared before" if prepared else "not prepared yet", will_run=not prepared),
+        _stage("compile", graphs, none_ahead or compile_why, will_run=not (none_ahead or compiled)),
+        _stage("warm_cache", graphs, none_ahead or "checked every time", will_run=not none_ahead),
+        _stage(
+            "coverage",
+            graphs,
+            none_covered or "a few steps must find every graph in the cache",
+            will_run=not none_covered,
         ),
-        _compile_stage(config, graphs, compiled),
-        StageDescription(
-            name="warm_cache",
-            fingerprint=graphs,
-            will_run=not (none := nothing_ahead(config)),
-            why=none or "checked every time",
+        _stage("train", whole, f"{config.total_steps:,} steps"),
+        _stage(
+            "evaluate",
+            whole,
+            f"{milestones} milestones" if milestones else "eval.enabled=false",
+            will_run=bool(milestones),
         ),
-        StageDescription(
-            name="coverage",
-            fingerprint=graphs,
-            will_run=not (why_not := no_coverage(config)),
-            why=why_not or "a few steps must find every graph in the cache",
-        ),
-        StageDescription(name="train", fingerprint=whole, will_run=True, why=f"{config.total_steps:,} steps"),
-        StageDescription(
-            name="evaluate",
-            fingerprint=whole,
-            will_run=bool(config.milestones),
-            why=f"{len(config.milestones)} milestones" if config.milestones else "eval.enabled=false",
-        ),
-        StageDescription(name="report", fingerprint=whole, will_run=True, why="always"),
+        _stage("report", whole, "always"),
     ]
     job = training_job(config, RunPaths(Path(config.runs_dir) / "RUN_ID"), 1)
     return FlowDescription(
@@ -87,8 +79,5 @@ def describe(config: Config) -> FlowDescription:
     )
 
 
-def _compile_stage(config: Config, key: str, compiled: bool) -> StageDescription:
-    if none := nothing_ahead(config):
-        return StageDescription(name="compile", fingerprint=key, will_run=False, why=none)
-    why = "compiled before" if compiled else "not compiled yet"
-    return StageDescription(name="compile", fingerprint=key, will_run=not compiled, why=why)
+def _stage(name: str, key: str, why: str, *, will_run: bool = True) -> StageDescription:
+    return StageDescription(name=name, fingerprint=key, will_run=will_run, why=why)

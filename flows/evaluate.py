@@ -1,7 +1,7 @@
-"""Evaluating what is there already: milestones of a run, one of its checkpoints, or a model from elsewhere.
+"""The evaluation flow: evaluates milestones of a run, one of its checkpoints, or an external model.
 
-Goes beside a run that trains: it has a journal file of its own, and takes nothing from whoever drives the run. A model
-from elsewhere gets a run directory of its own, which holds nothing but its evaluation.
+It can run beside training: it has a journal file of its own and doesn't disturb the run's driver. An external model
+gets a run directory that contains only its evaluation.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
-from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, RunBusyError, StoppedError
+from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, RunBusyError, StoppedError
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import Holder, driver_pid, hold, hold_driver
 from hlatctl.run.manifest import MANIFEST
+from hlatctl.run.milestones import find_milestone
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import count
 
-#: What a model may be asked at once if it does not say.
+#: Context length of an external model whose configuration doesn't have one.
 _CONTEXT_TOKENS = 2048
-_NEAREST = 3
-#: The contract of what the mock cluster plays.
+#: The contract of simulated evaluations.
 SIMULATED = "simulated"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be evaluated, and how.
+    """What to evaluate, and how.
 
     Args:
-        config: the run's, with another evaluation if that was asked for.
+        run: its directory.
+        config: the run's, possibly with other evaluation settings.
         steps: optimizer step by milestone tokens.
-        new_contract: measure under another contract than the run's former evaluations.
-        model: a Hugging Face folder from elsewhere; None: the run's checkpoints.
+        new_contract: allow a contract that differs from the run's earlier evaluations.
+        model: the Hugging Face folder of an external model; None: evaluate the run's checkpoints.
     """
 
     run: RunPaths
@@ -71,18 +72,18 @@ def of_run(
     step: int | None = None,
     new_contract: bool = False,
 ) -> Request:
-    """What a run's evaluation takes in: every milestone that it has reached, or one.
+    """Return the request for every milestone that a run has reached, or for one of them.
 
     Args:
-        run, state: the run, and how it stands.
-        config: its configuration, with another evaluation if that was asked for.
-        at: only the milestone of so many tokens.
-        step: only this checkpoint.
+        run, state: the run and its state.
+        config: its configuration, possibly with other evaluation settings.
+        at: evaluate only the milestone at this number of tokens.
+        step: evaluate only this checkpoint.
         new_contract: as in ``Request``.
 
     Raises:
         ConfigError: there is no such milestone.
-        EvaluationError: no milestone has been reached.
+        EvaluationError: no milestone was reached.
         CheckpointError: the milestone was not reached.
     """
     if state.evaluates:
@@ -103,18 +104,18 @@ def of_run(
     }
     if not reached:
         raise EvaluationError(
-            f"{run.run_id}: has no checkpoint of a milestone yet; the first is at {count(min(known))} tokens",
-            hint=f"`hlatctl status {run.run_id}` tells how it stands; a checkpoint's folder can be a TARGET too",
+            f"{run.run_id}: no checkpoint of a milestone yet; the first is at {count(min(known))} tokens",
+            hint=f"`hlatctl status {run.run_id}` shows its progress; TARGET can also be the folder of a checkpoint",
         )
     return Request(run=run, config=config, steps=reached, new_contract=new_contract)
 
 
 def create(config: Config, folder: Path, *, argv: list[str]) -> RunPaths:
-    """Make the run directory of a model from elsewhere; its context is the model's own, as far as that says.
+    """Create the run directory of an external model. ``train.seq_len`` becomes the model's context length.
 
     Raises:
-        ConfigError, DataError, DependencyError: the suite can't be run; nothing has been made.
-        StorageError: it can't be made.
+        ConfigError, DataError, DependencyError: the suite can't be run; nothing was created.
+        StorageError: the directory can't be created.
     """
     if config.cluster.launcher != "mock":
         ask_about("eval.check", config, show_talk=True)
@@ -137,13 +138,13 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> RunPaths:
 
 
 def drive(request: Request, observer: Observer | None = None) -> list[Path]:
-    """Evaluate what is not evaluated yet, and return the folders of all that was asked for.
+    """Evaluate pending milestones, and return the results folders of all requested ones.
 
     Raises:
-        RunBusyError: another process evaluates the run already.
-        StoppedError: it was interrupted, and goes on where it was when it is asked for again.
-        EvaluationError: the contract differs from the run's, or an evaluation failed for good.
-        HlatctlError: what a person must mend.
+        RunBusyError: another process is evaluating the run.
+        StoppedError: it was interrupted; the same request continues it.
+        EvaluationError: the contract differs from the run's, or an evaluation failed finally.
+        HlatctlError: an error that a restart can't fix.
     """
     run = request.run
     with ExitStack() as held:
@@ -155,26 +156,26 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         held.callback(ctx.close)
         if request.model:
             ctx.event("head_started", pid=os.getpid(), host=platform.node())
-        prefect_api.begin(Path(request.config.runs_dir), ctx.message)
-        found: list[Path] = []
+        prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
+        folders: list[Path] = []
         try:
             with ctx.signals.kept():
-                _run(ctx, request, found)
+                _run(ctx, request, folders)
             _finish(ctx, request, "finished", "")
         except HlatctlError as error:
             _finish(ctx, request, "failed", error.message)
             raise
         except KeyboardInterrupt:
             ctx.signals.take()
-            message = f"evaluation of {run.run_id}: interrupted; what is done is kept"
+            message = f"evaluation of {run.run_id}: interrupted; finished evaluations are kept"
             _finish(ctx, request, "stopped", message)
             raise StoppedError(message, hint=f"`hlatctl eval {run.run_id}` continues it") from None
-        return found
+        return folders
 
 
-def pipeline(ctx: FlowContext, caller: Caller, request: Request, found: list[Path]) -> None:
-    """The stages in order; ``found`` gets the folders of the results."""
-    found.clear()  # of a Prefect that has failed in the middle
+def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[Path]) -> None:
+    """Run the stages in order, and add the folders of the results to ``folders``."""
+    folders.clear()  # not empty if Prefect failed during an earlier call
     if request.model and not ctx.run.provenance.is_file():
         caller.call("provenance", partial(record_provenance, ctx, sys.argv))
     asked, inner = caller.call("contract", partial(_ask_contract, ctx, request))
@@ -186,22 +187,22 @@ def pipeline(ctx: FlowContext, caller: Caller, request: Request, found: list[Pat
         if _is_done(ctx, tokens, folder, asked):
             ctx.message(f"{title(tokens)}: done before")
         elif not (request.model or (ctx.run.checkpoint(step) / MANIFEST).is_file()):
-            ctx.message(f"{title(tokens)}: left out, the checkpoint of step {step} is gone")
+            ctx.message(f"{title(tokens)}: skipped, the checkpoint of step {step} no longer exists")
             continue
         elif caller.call(f"evaluate {tokens:,} tokens", partial(evaluate_milestone, ctx, tokens, asked)) != "evaluated":
             failed.append(tokens)
             continue
-        found.append(folder)
-    _conclude(ctx, request, failed, found)
+        folders.append(folder)
+    _conclude(ctx, request, failed, folders)
     if _is_alone(ctx, request):
         caller.call("report", partial(write_report, ctx))
 
 
 def _ask_contract(ctx: FlowContext, request: Request) -> tuple[Asked, str]:
-    """The contract that the evaluation would be made under, and the folder of its results in a milestone's.
+    """Return the contract of the evaluation, and the folder of its results inside a milestone's folder.
 
     Raises:
-        EvaluationError: the run's evaluations were measured under another one, and no new one was asked for.
+        EvaluationError: the run was evaluated under another contract, and no new one was requested.
         ConfigError, DataError, DependencyError: the suite can't be run.
     """
     if request.config.cluster.launcher == "mock":
@@ -216,55 +217,56 @@ def _ask_contract(ctx: FlowContext, request: Request) -> tuple[Asked, str]:
 
 
 def _is_done(ctx: FlowContext, milestone_tokens: int, folder: Path, asked: Asked) -> bool:
-    """The results are there, whole, of this contract and, as far as the weights are still there, of these.
+    """Whether the results exist, are undamaged, and are of this contract and of these weights if they still exist.
 
-    Where a task was skipped it may be possible now: the evaluator looks.
+    False if a task was skipped, because it may be possible now.
     """
     try:
         record = files.read_sealed_json(folder / "results.json")
     except (OSError, ValueError):
         return False
-    told = asked.contract in ctx.state.milestones[milestone_tokens].judgements
-    if not told or record.get("contract") != asked.contract:
+    if asked.contract not in ctx.state.milestones[milestone_tokens].judgements:
+        return False
+    if record.get("contract") != asked.contract:
         return False
     try:
         if record.get("weights") != weights_of(ctx, milestone_tokens, asked):
-            ctx.message(f"{title(milestone_tokens)}: the model's files have changed; its former results are replaced")
+            ctx.message(f"{title(milestone_tokens)}: the model's files have changed; earlier results are replaced")
             return False
     except CheckpointError:
         return True
     return not record.get("skipped")
 
 
-def _conclude(ctx: FlowContext, request: Request, failed: list[int], found: list[Path]) -> None:
+def _conclude(ctx: FlowContext, request: Request, failed: list[int], folders: list[Path]) -> None:
     if failed:
         why = ctx.state.milestones[failed[-1]].last_failure
         raise EvaluationError(
             f"{len(failed)} of {len(request.steps)} evaluations failed, the last: {why}",
-            hint=f"see {ctx.run.logs(0)}; what is done is kept, and the same command goes on with the rest",
+            hint=f"see {ctx.run.logs(0)}; finished evaluations are kept, and the same command continues with the rest",
         )
-    if not found:
+    if not folders:
         raise CheckpointError(
-            f"{ctx.run.run_id}: none of its {len(request.steps)} milestones has a checkpoint any more",
-            hint="`hlatctl checkpoint ls` lists those that are there; each can be a TARGET by its folder",
+            f"{ctx.run.run_id}: none of its {len(request.steps)} milestones still has a checkpoint",
+            hint="`hlatctl checkpoint ls` lists the existing ones; TARGET can be the folder of each",
         )
 
 
 def _is_alone(ctx: FlowContext, request: Request) -> bool:
-    """Nobody else drives the run, who would write its report and copy its journal to MLflow."""
+    """Whether no driver writes the run's report and copies its journal to MLflow."""
     return request.model is not None or driver_pid(ctx.run) is None
 
 
-def _run(ctx: FlowContext, request: Request, found: list[Path]) -> None:
+def _run(ctx: FlowContext, request: Request, folders: list[Path]) -> None:
     from flows.tracking.prefect_flow import run_under_prefect
 
-    stages = partial(pipeline, request=request, found=found)
+    stages = partial(pipeline, request=request, folders=folders)
     if not run_under_prefect(ctx, stages, "evaluate"):
         stages(ctx, PlainCaller(ctx.clock))
 
 
 def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> None:
-    """Journal the end of a run that is nothing but its evaluation (any other has its own end); copy all to MLflow."""
+    """Journal the end of an external model's run (any other run has its own end), and copy the journal to MLflow."""
     if request.model:
         ctx.event("run_finished", outcome=outcome, step=0, tokens=0, message=message)
     ctx.watch()
@@ -274,31 +276,26 @@ def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> N
 
 def _refuse(run: RunPaths, holder: Holder) -> None:
     raise RunBusyError(
-        f"run {run.run_id}: {holder} evaluates it already", hint=f"`hlatctl status {run.run_id}` tells how far it is"
+        f"run {run.run_id}: {holder} is evaluating it", hint=f"`hlatctl status {run.run_id}` shows the progress"
     )
 
 
 def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:
-    """The milestone of so many tokens, which may be written as it is printed: 2.51M for 2,506,752."""
-    alike = [at] if at in known else [tokens for tokens in known if count(tokens) == count(at)]
-    if len(alike) != 1:
-        nearest = sorted(sorted(known, key=lambda tokens: abs(tokens - at))[:_NEAREST])
-        raise ConfigError(
-            f"--at={count(at)}: {run.run_id} has no milestone at {at:,} tokens",
-            hint=f"nearest: {', '.join(f'{count(tokens)} ({tokens})' for tokens in nearest)}",
-        )
-    step = known[alike[0]]
-    if not (run.checkpoint(step) / MANIFEST).is_file() and not run.eval(alike[0]).is_dir():
+    """Return the tokens of the milestone that ``--at`` names, which must have a checkpoint or an evaluation."""
+    error = f"--at={count(at)}: {run.run_id} has no milestone of {at:,} tokens"
+    tokens = find_milestone(at, known, error)
+    step = known[tokens]
+    if not (run.checkpoint(step) / MANIFEST).is_file() and not run.eval(tokens).is_dir():
         raise CheckpointError(
-            f"--at={count(at)}: {run.run_id} has no checkpoint of step {step}, which that milestone belongs to",
-            hint=f"`hlatctl checkpoint ls {run.run_id}` lists those that are there",
+            f"--at={count(at)}: {run.run_id} has no checkpoint of step {step}, the milestone's step",
+            hint=f"`hlatctl checkpoint ls {run.run_id}` lists the existing ones",
         )
-    return alike[0]
+    return tokens
 
 
 def _context_tokens(folder: Path) -> int:
     try:
-        found = files.read_json(folder / "config.json").get("max_position_embeddings")
+        tokens = files.read_json(folder / "config.json").get("max_position_embeddings")
     except (OSError, *DAMAGED) as error:
         raise EvaluationError(f"{folder}/config.json: can't be read ({error})") from None
-    return found if isinstance(found, int) and found > 0 else _CONTEXT_TOKENS
+    return tokens if isinstance(tokens, int) and tokens > 0 else _CONTEXT_TOKENS

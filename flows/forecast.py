@@ -1,9 +1,10 @@
-"""Many courses of one run, and what each came to: the flow as it is, without Prefect, MLflow and reports."""
+"""Simulates a run many times, with the real flow but without Prefect, MLflow and reports."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.runtime.clock import Clock
 from hlatctl.report import timeline
-from hlatctl.report.forecast import Course
+from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
@@ -22,53 +23,69 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.scratch import private_folder
 
-#: A thousand small files are made and deleted in a second: on a disk that takes longer than all the rest.
+#: Creating and deleting a thousand small files a second on a disk would take longer than everything else.
 _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def variants(config: Config) -> dict[str, Config]:
-    """The run as it is configured, and with one thing changed at a time."""
+    """Return the configured run, and variants of it that each change one setting, by name."""
     every, rehearsal = config.checkpoint.every_steps, config.rehearsal
 
     def saving(steps: int) -> Config:
         return replace(config, checkpoint=replace(config.checkpoint, every_steps=steps))
 
-    found = {"as configured": config}
+    by_name = {"as configured": config}
     for steps in (max(1, every // 4), every * 4):
-        found[f"checkpoint.every_steps={steps}"] = saving(steps)
+        by_name[f"checkpoint.every_steps={steps}"] = saving(steps)
     if config.cluster.nodes > 1:
         for spare in sorted({0, rehearsal.spare_nodes + 2} - {rehearsal.spare_nodes}):
-            found[f"rehearsal.spare_nodes={spare}"] = replace(config, rehearsal=replace(rehearsal, spare_nodes=spare))
+            by_name[f"rehearsal.spare_nodes={spare}"] = replace(config, rehearsal=replace(rehearsal, spare_nodes=spare))
     slow_s = rehearsal.start_s * 4
-    found[f"rehearsal.start_s={slow_s:g}"] = replace(config, rehearsal=replace(rehearsal, start_s=slow_s))
-    found["recovery.enabled=false"] = replace(config, recovery=replace(config.recovery, enabled=False))
-    return found
+    by_name[f"rehearsal.start_s={slow_s:g}"] = replace(config, rehearsal=replace(rehearsal, start_s=slow_s))
+    by_name["recovery.enabled=false"] = replace(config, recovery=replace(config.recovery, enabled=False))
+    return by_name
 
 
-def play_all(config: Config, seeds: int, told: Callable[[str], None]) -> dict[str, list[Course]]:
-    """Play every variant once for each of so many seeds, beginning with the configured one, on all cores.
+def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str, list[Simulation]]:
+    """Simulate every variant once per seed, on all cores.
 
     Args:
-        config: of the run.
-        seeds: how many.
-        told: hears of each variant that begins.
+        config: of the run; its ``rehearsal.seed`` is the first seed.
+        seeds: number of simulations per variant.
+        say: called with the name of each variant before it is simulated.
+
+    Returns:
+        The simulations by variant, in order of their seeds; the configured run comes first.
     """
     numbers = range(config.rehearsal.seed, config.rehearsal.seed + seeds)
     workers = min(seeds, os.cpu_count() or 1)
-    found: dict[str, list[Course]] = {}
+    played: dict[str, list[Simulation]] = {}
     with ExitStack() as stack:
-        spread: Callable[..., Iterable[Course]] = map
+        spread: Callable[..., Iterable[Simulation]] = map
         if workers > 1:
             spawn = multiprocessing.get_context("spawn")
-            spread = stack.enter_context(ProcessPoolExecutor(workers, mp_context=spawn)).map
+            pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_end_with_parent)
+            spread = stack.enter_context(pool).map
         for name, variant in variants(config).items():
-            told(name)
-            found[name] = list(spread(play, [variant] * seeds, numbers))
-    return found
+            say(name)
+            played[name] = list(spread(play, [variant] * seeds, numbers))
+    return played
 
 
-def play(config: Config, seed: int) -> Course:
-    """Play one course, in a folder that is deleted after it."""
+def _end_with_parent() -> None:
+    """End this worker process as soon as its parent is gone. A killed parent can't shut its pool down."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def play(config: Config, seed: int) -> Simulation:
+    """Simulate a run once, in a folder that is deleted afterwards."""
     with private_folder("forecast", within=_IN_MEMORY) as own:
         played = _bare(config, seed, os.fspath(own.path))
         run = pretrain.create(played, argv=[], run_id=f"seed-{seed}")
@@ -77,21 +94,21 @@ def play(config: Config, seed: int) -> Course:
             pretrain.drive(run, caller_of=lambda ctx: _BareCaller(run, ctx.clock))
         except HlatctlError as error:
             message = error.message
-        found = measure_goodput(read_events(run), played)
-    return Course(
+        goodput = measure_goodput(read_events(run), played)
+    return Simulation(
         seed=seed,
         message=message,
-        wall_s=found.wall_s,
-        uptime_fraction=found.uptime_fraction or 0.0,
-        goodput_fraction=found.ettr_fraction or 0.0,
-        lost_s=found.seconds.get(timeline.LOST, 0.0),
-        failures=sum(found.checkpointing.failures.values()),
-        cost_usd=found.cost_usd,
+        wall_s=goodput.wall_s,
+        uptime_fraction=goodput.uptime_fraction or 0.0,
+        goodput_fraction=goodput.ettr_fraction or 0.0,
+        lost_s=goodput.seconds.get(timeline.LOST, 0.0),
+        failures=sum(goodput.checkpointing.failures.values()),
+        cost_usd=goodput.cost_usd,
     )
 
 
 def _bare(config: Config, seed: int, folder: str) -> Config:
-    """The run as it is played: nothing is shown and no failure is staged, those that happen are drawn."""
+    """Return the configuration of a simulation: failures are drawn from their rates, and none is staged for show."""
     return replace(
         config,
         runs_dir=folder,
@@ -102,14 +119,14 @@ def _bare(config: Config, seed: int, folder: str) -> Config:
 
 
 class _BareCaller(pretrain.PlainCaller):
-    """Leaves out the stages that are for people."""
+    """Skips the stages whose results only people read."""
 
     def __init__(self, run: RunPaths, clock: Clock) -> None:
         super().__init__(clock)
         self._run = run
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Call the stage, unless it is one of these."""
+        """Call the stage, unless it is provenance or report."""
         if name == "provenance":
             files.write_json(self._run.provenance, {"simulated": True})
         elif name != "report":

@@ -1,4 +1,4 @@
-"""Which launcher a configuration names, and a flow's context with it: the one place that knows all of them."""
+"""Creates the launcher that a configuration names, and a flow's context with it. Knows all launchers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hlatctl.run.paths import RunPaths
 
 
 def launcher_for(config: Config) -> Launcher:
-    """The launcher that ``cluster.launcher`` names; a simulated one that plays no jobs, only describes them."""
+    """Return the launcher that ``cluster.launcher`` names. The simulated one only renders jobs."""
     if is_mock(config):
         from flows.simulation.mock import MockLauncher
 
@@ -34,15 +34,15 @@ def open_context(
     heeds_stop: bool = True,
     world: World | None = None,
 ) -> FlowContext:
-    """A flow's context on the cluster of its run's configuration.
+    """Return a flow's context on the cluster of its configuration.
 
     Args:
         run: the run directory.
-        observer: whoever watches.
-        config: in place of the run's own.
-        writer: of the journal; a flow beside the one that drives the run has its own.
+        observer: shows the flow's progress.
+        config: instead of the run's own.
+        writer: of the journal; a flow beside the run's driver has a writer of its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
-        world: of a simulation whose driver has died, to continue in; none: a new one.
+        world: the simulated cluster of the previous driver; None: a new one if the run is simulated.
     """
     config = config or conf.load.load(run.config)
     if world is None and is_mock(config):

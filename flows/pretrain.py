@@ -1,7 +1,7 @@
-"""The main job: make a run, and drive it from wherever it stands to its end.
+"""The training flow: creates a run and drives it to its end.
 
-``pipeline`` is the order of the stages, in one place. ``flows.tracking.prefect_flow`` calls the same pipeline with
-every stage wrapped as a Prefect task; without a Prefect that answers it is called bare.
+``pipeline`` has the stages in order. ``flows.tracking.prefect_flow`` calls it with every stage as a Prefect task; if
+Prefect doesn't answer, it is called directly.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Caller(Protocol):
     """How the pipeline calls its stages."""
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Run a stage now and return what it returns."""
+        """Run a stage and return its result."""
 
     def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
         """Run a stage beside the pipeline, one such stage after another."""
 
 
 class PlainCaller:
-    """Calls stages as they are."""
+    """Calls stages directly."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -73,23 +73,24 @@ class PlainCaller:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOf:
-    """The place of a run in a sweep, which has checked the inputs of all its trials."""
+    """The place of a run in a sweep. The sweep has checked the inputs of its trials."""
 
     sweep: str
     trial: int
 
 
 def create(config: Config, *, argv: list[str], run_id: str | None = None, of: TrialOf | None = None) -> RunPaths:
-    """Make a run's directory, once the configuration and its inputs have been found good.
+    """Create a run's directory, after checking the configuration and its inputs.
 
     Args:
+        config: of the run.
         argv: the command line, for provenance.
-        run_id: none: one made from the experiment's name and the time.
-        of: the sweep that it is a trial of.
+        run_id: None: made from the experiment's name and the time.
+        of: the run's place in a sweep.
 
     Raises:
-        ConfigError, DataError: the configuration or its inputs; nothing has been made.
-        RunExistsError, StorageError: the run directory can't be made.
+        ConfigError, DataError: the configuration or an input is wrong; nothing was created.
+        RunExistsError, StorageError: the run directory can't be created.
     """
     if run_id is not None:
         runs.check_run_id(run_id)
@@ -108,18 +109,17 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
 def drive(
     run: RunPaths, observer: Observer | None = None, *, caller_of: Callable[[FlowContext], Caller] | None = None
 ) -> RunState:
-    """Bring a run to its end from wherever it stands; what `train` and `resume` both do.
+    """Drive a run to its end; start or resume it.
 
     Args:
         run: its directory.
-        observer: whoever watches.
-        caller_of: makes what calls the stages, without Prefect and with no mirror to MLflow beside them; none: Prefect
-            does, if it answers.
+        observer: shows the run's progress.
+        caller_of: returns the caller of the stages, for runs without Prefect and MLflow; None: use both.
 
     Raises:
-        RunBusyError: another process drives it.
+        RunBusyError: it already has a driver.
         StoppedError: it was stopped on request and can be resumed.
-        HlatctlError: what a person must mend.
+        HlatctlError: an error that a restart can't fix.
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
@@ -127,10 +127,10 @@ def drive(
             ctx.message(f"run {run.run_id} is finished")
             ctx.close()
             return ctx.state
-        _tell_started(ctx)
+        _journal_start(ctx)
         copier = None
         if caller_of is None:
-            prefect_api.begin(Path(ctx.config.runs_dir), ctx.message)
+            prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
             copier = follower.start(ctx)
         try:
             while (resumed_after_s := _drive(ctx, caller_of)) is not None:
@@ -146,7 +146,7 @@ def drive(
 
 
 def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> float | None:
-    """Drive a run as one head does; None at its end, or in a rehearsal the time until somebody resumes it."""
+    """Drive a run with one driver. Returns None at its end; in a dry run, the seconds until the run is resumed."""
     run = ctx.run
     try:
         with ctx.signals.kept(), storage_errors():
@@ -167,30 +167,30 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
         _finish(ctx, "stopped", message)
         raise StoppedError(message, hint=f"`hlatctl resume {run.run_id}` continues the run") from None
     except SystemExit:
-        # The head is told to go (SIGTERM): training lives on, and the journal leaves open how it ends.
+        # SIGTERM: training continues, and the journal gets no end of the run.
         ctx.signals.take()
-        lives = "training goes on" if ctx.training_lives() else "nothing is training"
-        ctx.message(f"this process ends, {lives}; `hlatctl resume {run.run_id}` continues the run")
+        training = "training continues" if ctx.training_lives() else "nothing is training"
+        ctx.message(f"the run's driver ends, {training}; `hlatctl resume {run.run_id}` continues the run")
         raise
 
 
 def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
-    """The next head of a rehearsal: it knows what the journal says, as after `hlatctl resume`."""
-    ctx.message(f"rehearsal: the run is resumed after {duration(after_s)}")
+    """Return the context of the next driver of a dry run. It reads the journal, like `hlatctl resume`."""
+    ctx.message(f"dry run: the run is resumed after {duration(after_s)}")
     if ctx.world:
         ctx.world.pass_without_driver(after_s)
     ctx.close()
     successor = open_context(ctx.run, ctx.observer, world=ctx.world)
-    _tell_started(successor)
+    _journal_start(successor)
     return successor
 
 
-def _tell_started(ctx: FlowContext) -> None:
+def _journal_start(ctx: FlowContext) -> None:
     ctx.event("head_started", pid=os.getpid(), host=platform.node())
 
 
 def pipeline(ctx: FlowContext, caller: Caller) -> None:
-    """The stages in order. Every one is idempotent, so that a resumed run goes through all of them again."""
+    """Run the stages in order. Each is idempotent: a resumed run calls all of them again."""
     caller.call("validate", partial(validate, ctx))
     caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("preflight", partial(preflight, ctx))
@@ -208,7 +208,7 @@ def pipeline(ctx: FlowContext, caller: Caller) -> None:
 
 
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
-    """Train to the last step while milestones are evaluated; returns each milestone's status."""
+    """Train to the last step and evaluate milestones meanwhile; returns each milestone's status."""
     pending: list[Future[Any]] = []
     handed: set[int] = set()
 
@@ -236,10 +236,10 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             ctx.clock.wait_for_event(_POLL_S)
         statuses = [future.result() for future in pending]
         if set(statuses) - {"evaluated", "failed"}:
-            ctx.check_stop()  # it has cut an evaluation short
+            ctx.check_stop()  # a stop interrupted an evaluation
         return statuses
     except BaseException:
-        # An evaluation that runs now is cut short; it is due again when the run is resumed.
+        # Interrupt a running evaluation; its milestone is pending again when the run is resumed.
         ctx.cancelled.set()
         while not all(future.done() for future in pending):
             ctx.clock.sleep(_POLL_S)
@@ -262,7 +262,7 @@ def _finish(ctx: FlowContext, outcome: str, message: str) -> None:
 
 
 def _report_anyway(ctx: FlowContext) -> None:
-    """A run that stopped or failed is worth a page too; its own error is what counts, so this one only tells."""
+    """Write the report of a run that stopped or failed. An error here must not hide the run's own."""
     try:
         write_report(ctx)
     except HlatctlError as error:

@@ -1,4 +1,4 @@
-"""What a person means by the TARGET of an evaluation: a run, one of its checkpoints, or a Hugging Face folder."""
+"""Resolves the TARGET of an evaluation: a run, one of its checkpoints, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = "TARGET is a run, a checkpoint's folder (.../checkpoints/step-00001000)
 
 @dataclass(frozen=True)
 class RunTarget:
-    """A run, or with a step one of its checkpoints, and the tokens that it had consumed by then."""
+    """A run; or, with a step, one of its checkpoints and the tokens consumed until then."""
 
     run: RunPaths
     step: int | None = None
@@ -26,7 +26,7 @@ class RunTarget:
 
 @dataclass(frozen=True)
 class FolderTarget:
-    """A model from elsewhere, in Hugging Face's format."""
+    """An external model in Hugging Face's format."""
 
     folder: Path
 
@@ -35,12 +35,12 @@ Target = RunTarget | FolderTarget
 
 
 def find(name: str, runs_dir: Path) -> Target:
-    """The target of that name: a run's id, the beginning of one or ``latest``; else a folder.
+    """Return the target of that name: a run's id, the beginning of one, ``latest``, or else a folder.
 
     Raises:
-        RunNotFoundError: there is neither such a run nor such a folder.
-        CheckpointError: a checkpoint that is not complete.
-        EvaluationError: a folder, or a file, that is none of these.
+        RunNotFoundError: no run and no folder has that name.
+        CheckpointError: the checkpoint is incomplete.
+        EvaluationError: the folder or file is none of these.
     """
     path = Path(name).expanduser()
     is_path = os.sep in name or name in (".", "..")
@@ -64,15 +64,15 @@ def _of_folder(name: str, path: Path) -> Target:
         return _checkpoint(name, path)
     if steps_in(path):
         raise EvaluationError(
-            f"TARGET={name}: holds checkpoints and is none", hint=f"name one of them: {max(path.glob('step-*'))}"
+            f"TARGET={name}: contains checkpoints but isn't one", hint=f"name one of them: {max(path.glob('step-*'))}"
         )
-    what = lacking(path)
-    if not what:
+    missing = lacking(path)
+    if not missing:
         return FolderTarget(path)
     if any(any(path.glob(pattern)) for pattern in ("config.json", "*.safetensors", "*.bin")):
         pickled = any(path.glob("*.bin"))
-        why = "; *.bin files are pickles, which are never opened" if pickled and "safetensors" in what else ""
-        raise EvaluationError(f"TARGET={name}: is no Hugging Face model, it has no {what}{why}", hint=_KINDS)
+        why = "; *.bin files are pickles, which are never opened" if pickled and "safetensors" in missing else ""
+        raise EvaluationError(f"TARGET={name}: is no Hugging Face model, it has no {missing}{why}", hint=_KINDS)
     raise EvaluationError(
         f"TARGET={name}: is neither a run (it has no config.yaml), nor a checkpoint (no {MANIFEST}), "
         "nor a Hugging Face model (no config.json)",
@@ -84,25 +84,23 @@ def _checkpoint(name: str, path: Path) -> RunTarget:
     run = RunPaths(path.parent.parent)
     if path.parent != run.checkpoints or not run.config.is_file():
         raise EvaluationError(
-            f"TARGET={name}: is a checkpoint outside of a run, so that its tokenizer is not known",
-            hint="an imported model is evaluated as the Hugging Face folder that it came from",
+            f"TARGET={name}: is a checkpoint outside of a run, so its tokenizer is unknown",
+            hint="to evaluate an imported model, name its original Hugging Face folder",
         )
     reason = why_invalid(path, checksums=False)
     if reason:
         raise CheckpointError(
-            f"TARGET={name}: {reason}", hint=f"`hlatctl checkpoint ls {run.run_id}` lists the good ones"
+            f"TARGET={name}: {reason}", hint=f"`hlatctl checkpoint ls {run.run_id}` lists the valid ones"
         )
     manifest = read_manifest(path)
     return RunTarget(run, manifest.step, manifest.tokens)
 
 
 def refuse_at(target: Target, at: int | None) -> None:
-    """Refuse ``--at`` where there is nothing to choose from.
+    """Check that ``--at`` is used only with a run.
 
     Raises:
         ConfigError: the target is a single model.
     """
     if at is not None and (isinstance(target, FolderTarget) or target.step is not None):
-        raise ConfigError(
-            f"--at={at}: chooses a milestone of a run, and TARGET is one model already", hint="leave it out"
-        )
+        raise ConfigError(f"--at={at}: chooses a milestone of a run, but TARGET is a single model", hint="omit --at")

@@ -1,4 +1,4 @@
-"""``hlatctl`` and ``python -m hlatctl``: the command line, once Python is known to find this project's own packages."""
+"""``hlatctl`` and ``python -m hlatctl``: check that Python finds this project's packages, then run the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-#: Packages beside this one whose names are common enough to belong to another distribution, too.
+#: Packages of this project whose names other distributions can also use.
 _PACKAGES = ("conf", "flows", "trainer", "eval")
 _OWNER = b'OWNER = "hlatctl"'
 _DEPENDENCY_ERROR = 17
@@ -14,9 +14,9 @@ _DEPENDENCY_ERROR = 17
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    stranger = _foreign_package()
-    if stranger:
-        print(f"error: {stranger}", file=sys.stderr)
+    problem = _foreign_package()
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
         return _DEPENDENCY_ERROR
     from hlatctl.cli.main import main as run
 
@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def _foreign_package() -> str:
-    """What Python finds in the place of one of our packages; empty if nothing. Imports none of them."""
+    """Return an error if Python finds another package in place of one of ours. Empty if not. Imports none of them."""
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         origin = spec.origin if spec else None

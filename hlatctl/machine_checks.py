@@ -1,4 +1,4 @@
-"""Whether this machine can do what hlatctl does on one: for ``hlatctl doctor``. Standard library only, no torch."""
+"""Checks of this machine, for ``hlatctl doctor``. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hlatctl.run.checks import Check
 from hlatctl.units import size
 
 _MIN_PYTHON = (3, 11)
-#: A package of each role's own, by the extra that brings it (pyproject.toml).
+#: Packages of each role, by the extra that installs them (pyproject.toml).
 _ROLES = {
     "head": ("prefect", "mlflow", "matplotlib"),
     "train": ("torch", "tokenizers", "pyarrow"),
@@ -28,7 +28,7 @@ _TIMEOUT_S = 20
 
 
 def look(config: Config) -> Iterator[Check]:
-    """One check after the other, for a configuration as `hlatctl train` would use it."""
+    """Yield each check as it is done, for the configuration of a run."""
     yield _python()
     for role, packages in _ROLES.items():
         yield _packages(role, packages)
@@ -41,32 +41,34 @@ def look(config: Config) -> Iterator[Check]:
 
 
 def _python() -> Check:
-    found = ".".join(map(str, sys.version_info[:3]))
-    problem = f"{found}: 3.11 or newer is needed" if sys.version_info < _MIN_PYTHON else ""
-    return Check.judged("python", problem, found, command="python --version")
+    version = ".".join(map(str, sys.version_info[:3]))
+    problem = f"{version}: 3.11 or newer is required" if sys.version_info < _MIN_PYTHON else ""
+    return Check.of("python", problem, version, command="python --version")
 
 
 def _packages(role: str, packages: tuple[str, ...]) -> Check:
     name, command = f"packages ({role})", f"pip install 'hlatctl[{role}]'"
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if len(missing) == len(packages):
-        return Check(name=name, status="skip", shows="none of them, so not this machine's role", command=command)
+        return Check(
+            name=name, status="skip", shows="not installed: this machine doesn't have this role", command=command
+        )
     problem = f"{', '.join(missing)}: not installed" if missing else ""
-    return Check.judged(name, problem, ", ".join(packages), command=command)
+    return Check.of(name, problem, ", ".join(packages), command=command)
 
 
 def _compiler(config: Config) -> Check:
     name, command = "C++ compiler", "g++ --version"
     if not config.backend.compile or config.backend.device != "cpu":
-        return Check(name=name, status="skip", shows="nothing is compiled for this machine's processor")
+        return Check(name=name, status="skip", shows="nothing is compiled for this machine's CPU")
     wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    found = shutil.which(wanted)
-    problem = "" if found else f"{wanted}: not found; training would run uncompiled, which is slower"
-    return Check.judged(name, problem, found or "", command=command)
+    path = shutil.which(wanted)
+    problem = "" if path else f"{wanted}: not found; training would run uncompiled, which is slower"
+    return Check.of(name, problem, path or "", command=command)
 
 
 def _bubblewrap() -> Check:
-    """Not only there, but allowed to make namespaces: containers often are not."""
+    """Check that bubblewrap is installed and may create namespaces, which containers often forbid."""
     name, words = "bubblewrap", ("bwrap", "--ro-bind", "/", "/", "--unshare-all", "true")
     command = " ".join(words)
     try:
@@ -75,24 +77,24 @@ def _bubblewrap() -> Check:
         return Check(name=name, status="fail", shows="bwrap: not found; code tasks would be skipped", command=command)
     except subprocess.TimeoutExpired:
         return Check(name=name, status="fail", shows=f"bwrap: no end after {_TIMEOUT_S} s", command=command)
-    told = (result.stderr.strip().splitlines() or [""])[-1]
-    problem = f"bwrap can't make a sandbox here ({told})" if result.returncode else ""
-    return Check.judged(name, problem, "makes sandboxes", command=command)
+    last_line = (result.stderr.strip().splitlines() or [""])[-1]
+    problem = f"bwrap can't create a sandbox here ({last_line})" if result.returncode else ""
+    return Check.of(name, problem, "creates sandboxes", command=command)
 
 
 def _open_files(config: Config) -> Check:
-    found, least = resource.getrlimit(resource.RLIMIT_NOFILE)[0], config.preflight.min_open_files
-    problem = f"{found}: below preflight.min_open_files={least}" if found < least else ""
-    return Check.judged("open files", problem, str(found), command="ulimit -n", values={"open_files": found})
+    limit, least = resource.getrlimit(resource.RLIMIT_NOFILE)[0], config.preflight.min_open_files
+    problem = f"{limit}: below preflight.min_open_files={least}" if limit < least else ""
+    return Check.of("open files", problem, str(limit), command="ulimit -n", values={"open_files": limit})
 
 
 def _folder(name: str, folder: Path) -> Check:
-    """Whether a folder can be written, or made; nothing is left in it."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    command = f"df -h {there}"
+    """Check that a folder can be written or created. Nothing is left in it."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    command = f"df -h {existing}"
     try:
-        with tempfile.TemporaryFile(dir=there):
-            free = shutil.disk_usage(there).free
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free
     except OSError as error:
         return Check(name=name, status="fail", shows=f"{folder}: can't be written ({error.strerror})", command=command)
     return Check(
@@ -101,7 +103,7 @@ def _folder(name: str, folder: Path) -> Check:
 
 
 def _loopback() -> Check:
-    """Processes of one machine find each other there."""
+    """Check that processes of this machine can connect to each other."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = listener.getsockname()

@@ -1,14 +1,14 @@
 """``python -m hlatctl.node BASE -- COMMAND``: runs a job's command on one node, under every launcher.
 
-It writes who it is to BASE.pid and gives the command a private folder for temporary files. At the end it ends all that
-is left of the command, removes that folder and writes BASE.exit_code last. Node ``NODE_RANK`` of a job of several nodes
-writes ``BASE.node-RANK.pid`` and so on.
+It writes its identity to BASE.pid and gives the command a private folder for temporary files. At the end it ends all
+remaining processes of the command, removes the folder, and writes BASE.exit_code last. On other nodes than the first,
+the files are ``BASE.node-RANK.pid`` and so on.
 
-SIGTERM and SIGINT ask the command to stop. Where torchrun runs below, only its ranks are asked: torchrun would kill
-those that need more than 30 s to save a checkpoint (pytorch/pytorch#119856). SIGQUIT ends all processes at once.
+SIGTERM and SIGINT ask the command to stop. If torchrun runs below, only its ranks are asked: torchrun would kill ranks
+that need more than 30 s to save a checkpoint (pytorch/pytorch#119856). SIGQUIT ends all processes at once.
 
-On one machine the processes meet through files in the private folder and talk over loopback. The store that torchrun
-would make listens on all interfaces, and torchrun unpickles what it finds there.
+On one machine, the processes find each other through files in the private folder and communicate over loopback.
+torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ NODES_ENV = "HLATCTL_NODES"
 MASTER_ADDR_ENV = "HLATCTL_MASTER_ADDR"
 MASTER_PORT_ENV = "HLATCTL_MASTER_PORT"
 INTERFACE_ENV = "HLATCTL_INTERFACE"
-#: Of a record on the disk, filled up with spaces: more than host, boot and folder need.
+#: Size of a record on the disk, padded with spaces: more than its fields need.
 _RECORD_BYTES = 1024
-#: As a shell reports a command that it can't start (POSIX, "Exit Status for Commands").
+#: Exit code of a shell for a command that it can't start (POSIX, "Exit Status for Commands").
 _NOT_STARTED = 127
 _POLL_S = 0.05
-#: Between two looks at the file of orders, which may lie on storage that all nodes share.
+#: Interval between two looks at the file of orders, which may lie on storage that all nodes share.
 _ORDERS_EVERY_S = 1.0
-#: For processes that the kernel needs a moment to end; one that hangs in a driver is left behind.
+#: Time for the kernel to end processes. One that hangs in a device driver is left.
 _END_S = 10.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-#: For whoever signals torchrun all the same: a newer torchrun leaves it to them when to lose patience with the ranks.
+#: Newer versions of torchrun read from the environment how long they wait for ranks after a signal.
 _TORCHRUN_PATIENCE_S = 86400
 
 
 def record(base: Path, kind: str, rank: int = 0) -> Path:
-    """Where a node's program writes: ``pid`` when it starts, ``exit_code`` when it ends; both JSON."""
+    """Return the path of a node's record: ``pid``, written at the start, or ``exit_code``, at the end; both JSON."""
     node = f".node-{rank}" if rank else ""
     return base.with_name(f"{base.name}{node}.{kind}")
 
 
 def orders(base: Path) -> Path:
-    """Where whoever can't signal this program writes what it shall do: JSON with ``what`` and a new ``id``."""
+    """Return the file of orders to the nodes of a job, for senders without signals: JSON, ``what`` and a new ``id``."""
     return base.with_name(f"{base.name}.orders")
 
 
 def several_machines(nodes: int) -> dict[str, str]:
-    """Variables with which torchrun and the ranks of several nodes meet, at the first node's port.
+    """Return the variables with which torchrun and the ranks of several nodes meet, at a port of the first node.
 
     The rendezvous is static: ranks follow the order of the nodes, and nothing that the store holds is unpickled.
     """
@@ -78,10 +78,10 @@ def several_machines(nodes: int) -> dict[str, str]:
 
 
 def one_machine(folder: Path) -> dict[str, str]:
-    """Variables that keep the processes of one machine among themselves.
+    """Return the variables that keep the communication of processes within one machine.
 
-    PET_* are torchrun's options. Its store is a file that grows with each heartbeat, so there is one a day. The ranks
-    make a store of their own (``trainer.rendezvous``).
+    PET_* are torchrun's options. Its store is a file that grows with each heartbeat, so there is one heartbeat per day.
+    The ranks create their own store (``trainer.rendezvous``).
     """
     return {
         "PET_RDZV_BACKEND": "c10d",
@@ -96,10 +96,10 @@ def one_machine(folder: Path) -> dict[str, str]:
 
 
 class Node:
-    """The command of a job on this node, from its start to its end.
+    """Runs the command of a job on this node.
 
     Args:
-        base: what the names of its records begin with.
+        base: beginning of the names of its records.
         command: to run.
         rank: of this node.
     """
@@ -112,7 +112,7 @@ class Node:
         self._order = ""
 
     def run(self) -> int:
-        """Run the command to its end; its exit code, or 128 + n if signal n ended it."""
+        """Run the command and return its exit code, or 128 + n if signal n ended it."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGQUIT, self._end)
@@ -167,7 +167,7 @@ class Node:
             return None
 
     def _obey(self) -> None:
-        """Do what was written into the file of orders since the last look."""
+        """Follow the newest order, if it is new."""
         try:
             order = json.loads(orders(self._base).read_bytes())
             what, number = str(order["what"]), str(order["id"])
@@ -197,18 +197,18 @@ class Node:
             processes.send(process, signal.SIGTERM)
 
     def _end_all(self) -> None:
-        """End every process of the job but this one; those that are being started meanwhile as well."""
+        """End every other process of the job, including new ones."""
         deadline = time.monotonic() + _END_S
         own = [self._child] if self._child else []
-        while left := [process for process in (*own, *processes.of_job(self._token)) if processes.alive(process)]:
-            for process in left:
+        while remaining := [process for process in (*own, *processes.of_job(self._token)) if processes.alive(process)]:
+            for process in remaining:
                 processes.send(process, signal.SIGKILL)
             if time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
 
     def _reserved(self, kind: str) -> Path:
-        """A record before it is renamed. It gets its room at the start: the disk may be full when the job ends."""
+        """Return the path of a record before it is renamed. Its space is reserved: the disk can be full at the end."""
         path = record(self._base, kind, self._rank)
         return path.with_name(f"{path.name}.tmp")
 
@@ -220,12 +220,12 @@ class Node:
 
 
 def _unknown() -> processes.Identity:
-    """Where the system tells nothing about processes, this one can't be found again, and never gets a signal."""
+    """Return an identity that no process has, for systems without information about processes."""
     return processes.Identity(pid=0, started="", boot_id="")
 
 
 def main(argv: list[str]) -> int:
-    """Run a command; its exit code."""
+    """Run a command and return its exit code."""
     if len(argv) < 3 or argv[1] != "--":
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Quantities as people read them: token counts, bytes, durations, times. Pure text; parses nothing."""
+"""Formats quantities: token counts, bytes, durations, times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "
 
 
 def count(value: float) -> str:
-    """A count in three or four digits: ``2.5M``, ``833K``, ``200B``."""
+    """Return a count with three or four digits: ``2.5M``, ``833K``, ``200B``."""
     for size, unit in _COUNT_UNITS:
         if value >= size:
             return f"{_short(value / size)}{unit}"
@@ -17,12 +17,12 @@ def count(value: float) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things in words: ``1 course``, ``20 courses``."""
+    """Return a number of things: ``1 trial``, ``20 trials``."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def size(value_bytes: float) -> str:
-    """Bytes in binary units: ``31.6 MiB``."""
+    """Return bytes in binary units: ``31.6 MiB``."""
     for unit_bytes, unit in _BYTE_UNITS:
         if value_bytes >= unit_bytes:
             return f"{_short(value_bytes / unit_bytes)} {unit}"
@@ -30,7 +30,7 @@ def size(value_bytes: float) -> str:
 
 
 def duration(value_s: float) -> str:
-    """Seconds as ``4.2 s``, ``3 min 20 s``, ``5 h 10 min`` or ``2 d 3 h``."""
+    """Return a duration: ``4.2 s``, ``3 min 20 s``, ``5 h 10 min`` or ``2 d 3 h``."""
     if value_s < 59.5:
         return f"{value_s:.1f} s" if value_s < 9.95 else f"{value_s:.0f} s"
     minutes, seconds = divmod(round(value_s), 60)
@@ -42,7 +42,7 @@ def duration(value_s: float) -> str:
 
 
 def utc(time_unix_s: float) -> str:
-    """A point in time: ``2026-11-21 10:15:00 UTC``."""
+    """Return a point in time: ``2026-11-21 10:15:00 UTC``."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_unix_s))
 
 

@@ -1,9 +1,9 @@
-"""What runs on the nodes: data, model, training loop, checkpoints.
+"""The code that runs on the nodes: data, model, training loop, checkpoints.
 
-Processes (``docs/architecture.md`` says what each reads and writes): ``trainer``, ``trainer.preflight``,
-``trainer.cache``, ``trainer.convert.export``, ``trainer.convert.import_model``, ``trainer.data.check``,
-``trainer.data.prepare``.
+``backends`` runs steps on a device, ``checkpoint`` saves and restores, ``convert`` exports and imports, ``data``
+prepares and loads the corpus, and ``neuron`` checks a Trainium node. ``docs/architecture.md`` lists the processes, and
+what each reads and writes.
 """
 
-#: Read by `hlatctl.__main__`: another distribution may own a package of this name.
+#: Read by `hlatctl.__main__`, because another distribution may have a package of this name.
 OWNER = "hlatctl"

@@ -1,4 +1,4 @@
-"""``torchrun -m trainer --run-dir RUN --attempt K``: one training process, or what comes before it. Wiring only."""
+"""``torchrun -m trainer --run-dir RUN --attempt K``: train, or compile, or check the cache of compiled graphs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, or compile; the exit code says how it ended."""
+    """Run the process and return its exit code."""
     parser = argparse.ArgumentParser(prog="trainer", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--compile-only", action="store_true", help="fill the compiler's cache and end")
-    parser.add_argument("--check-coverage", action="store_true", help="look whether the cache has every graph, and end")
-    parser.add_argument("--max-checkpoint-step", type=int, help="begin from no newer checkpoint")
+    parser.add_argument("--compile-only", action="store_true", help="fill the compiler's cache and exit")
+    parser.add_argument("--check-coverage", action="store_true", help="check that the cache has every graph, and exit")
+    parser.add_argument("--max-checkpoint-step", type=int, help="ignore newer checkpoints")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
     config = load(run.config)
@@ -71,7 +71,7 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
 
 def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
     from hlatctl.cache import manifest
-    from trainer import coverage, loop
+    from trainer import coverage
 
     for message in backend.warnings:
         _warn(backend, message)
@@ -80,8 +80,8 @@ def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
     if os.environ.get(coverage.EXTRACTING):
         coverage.visit(config, run, backend)
     else:
-        loop.compile_only(config, backend)
-    backend.gather(None)  # every process has written its graphs
+        coverage.compile_only(config, backend)
+    backend.gather(None)  # wait until every process has written its graphs
     folder = os.environ.get(cache_variable(config))
     if folder and backend.rank == 0:
         manifest.write_manifest(Path(folder))
@@ -92,9 +92,9 @@ def _check_coverage(config: Config, run: RunPaths, backend: Backend) -> int:
     from trainer import coverage
 
     before = coverage.cached_graphs(config)
-    backend.gather(None)  # nobody compiles before everybody has looked
+    backend.gather(None)  # no process may compile before all have listed the cache
     coverage.visit(config, run, backend)
-    coverage.judge(config, run, backend, before)
+    coverage.check(config, run, backend, before)
     return 0
 
 

@@ -1,8 +1,8 @@
 """``python -m trainer.cache --from STORE --to DIR``: a verified copy of a compiled-graph cache on this worker's disk.
 
-A shared file system under every worker's compiler made collectives time out (HLAT, arXiv 2404.10630), so each worker
-reads its own copy. Graphs are code: only what equals its manifest is copied. All of it is ``hlatctl.cache``'s; this is
-the process that a launcher starts on each node. Standard library only.
+A launcher starts this process on each node. Workers that all read their cache from a shared file system made
+collectives time out (HLAT, arXiv 2404.10630), so each worker has its own copy. Graphs are code, so only files that
+match the manifest are copied (``hlatctl.cache``). Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hlatctl.run.errors import run_main
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Copy, and print what was done as JSON; an exception says what is wrong."""
+    """Copy the cache and print what was done as JSON."""
     parser = argparse.ArgumentParser(prog="trainer.cache", description=__doc__)
     parser.add_argument("--from", dest="source", required=True, help="folder, archive or URL")
     parser.add_argument("--to", dest="target", type=Path, required=True)

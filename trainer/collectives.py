@@ -1,7 +1,7 @@
-"""What tensor-parallel processes tell each other in the middle of a layer; each exchange has its mirror image backward.
+"""The collectives of tensor-parallel layers, with their conjugates in the backward pass.
 
-Functional collectives: they can be part of a compiled graph. (Megatron-LM, arXiv 1909.08053; the sequence-parallel
-pair: arXiv 2205.05198, section 4.2.)
+They are functional collectives, so they can be part of a compiled graph. Sources: Megatron-LM, arXiv 1909.08053; for
+sequence parallelism, arXiv 2205.05198, section 4.2.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ _SEQUENCE = 1
 
 @dataclass(frozen=True, eq=False)
 class TensorParallel:
-    """The processes that have each layer together, and this one's place among them.
+    """A tensor-parallel group.
 
     Args:
-        group: of these processes.
-        rank: this one.
-        size: how many.
-        sequence: between :meth:`leave` and :meth:`enter` each has a slice of the sequence, not a copy of all of it.
+        rank: of this process in the group.
+        sequence: between :meth:`leave` and :meth:`enter`, each process has a slice of the sequence, not all of it.
     """
 
     group: ProcessGroup
@@ -37,12 +35,12 @@ class TensorParallel:
     sequence: bool
 
     def enter(self, x: Tensor) -> Tensor:
-        """Before a product that is cut by its outputs: all (batch, seq, hidden) on every process."""
+        """Return all of (batch, seq, hidden) on every process; for the input of a column parallel layer."""
         exchange = _Gather if self.sequence else _Copy
         return exchange.apply(x, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
 
     def leave(self, x: Tensor) -> Tensor:
-        """After a product that is cut by its inputs: the sum of all processes' (batch, seq, hidden)."""
+        """Return the sum of all processes' (batch, seq, hidden); for the output of a row parallel layer."""
         exchange = _Scatter if self.sequence else _Sum
         return exchange.apply(x, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -95,13 +93,13 @@ def _sum(x: Tensor, group: GroupName) -> Tensor:
 
 
 def _gather(x: Tensor, group: GroupName, size: int) -> Tensor:
-    """Slices of the sequence to the whole, on every process."""
+    """Concatenate the slices of the sequence, on every process."""
     slices = _done(functional.all_gather_tensor(x.contiguous(), 0, group))
     return torch.cat(slices.chunk(size), dim=_SEQUENCE)
 
 
 def _scatter(x: Tensor, group: GroupName, size: int) -> Tensor:
-    """The sum over all processes; each gets its slice of the sequence."""
+    """Sum over all processes; each gets its slice of the sequence."""
     slices = torch.cat(x.chunk(size, dim=_SEQUENCE))
     return _done(functional.reduce_scatter_tensor(slices, "sum", 0, group))
 

@@ -1,8 +1,8 @@
-"""Every graph of a run, visited by a few steps of its own loop; and whether the compiler's cache had them all.
+"""The compilation of a run's graphs, and the check that the compiler's cache has all of them.
 
-What is asked of the cache by the first step, by the second (whose moments exist), by a steady one, by each
-micro-batch and by a checkpoint is asked here too, because the loop is the run's own. Evaluation needs none of these
-graphs: it is a process of its own, on an exported model.
+A short attempt of a few steps uses the run's own loop. So it needs the graphs of the first step, of the second (whose
+moments exist), of later ones, of each micro-batch and of a checkpoint. Evaluation needs none of these graphs: it is a
+separate process with an exported model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.environment import cache_variable
+from conf.schedule import learning_rate
 from conf.schema import Config
 from hlatctl.cache.layout import INDUCTOR, modules
 from hlatctl.cache.store import Folder
@@ -26,14 +27,14 @@ from hlatctl.run.reading import DAMAGED
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
 
-#: Set by neuron_parallel_compile: graphs are written down, nothing is executed, all results are zeros.
+#: Set by neuron_parallel_compile: graphs are extracted, not executed, and all results are zeros.
 EXTRACTING = "NEURON_EXTRACT_GRAPHS_ONLY"
-#: Steps 1 and 2 differ, later ones do not (seen with PyTorch/XLA 2.9); HLAT's scripts extract from 4 too.
+#: Graphs of steps 1 and 2 differ, those of later steps don't (PyTorch/XLA 2.9). HLAT's scripts extract from 4 too.
 STEPS = 4
 
 
 def visit(config: Config, run: RunPaths, backend: Backend) -> None:
-    """Train a few steps in a folder that is removed afterwards; the run itself is not touched."""
+    """Train a few steps in a temporary folder of the run; the run's own files don't change."""
     from trainer.loop import Training
 
     scratch = RunPaths(run.root / ".short-attempt")
@@ -51,7 +52,7 @@ def visit(config: Config, run: RunPaths, backend: Backend) -> None:
 
 
 def _short(config: Config) -> Config:
-    """The same graphs, few steps, one checkpoint at their end."""
+    """Return a configuration with the same graphs, few steps and one checkpoint at the end."""
     return replace(
         config,
         train=replace(config.train, max_steps=STEPS, init_from=None),
@@ -60,25 +61,41 @@ def _short(config: Config) -> Config:
     )
 
 
+def compile_only(config: Config, backend: Backend) -> None:
+    """Run one step on random tokens of the real shapes, which compiles and caches every graph."""
+    import torch
+
+    model = backend.build_model(document_end_id=0 if config.data.mask_across_documents else None)
+    optimizer = backend.optimizer(model)
+    optimizer.zero_grad()
+    # Two micro-batches: adding to existing gradients may need another graph. A pipeline needs all of them.
+    micro_batches = config.grad_accum_steps if config.parallel.pipeline_parallel_size > 1 else 2
+    shape = (config.micro_batch_size * min(micro_batches, config.grad_accum_steps), config.train.seq_len)
+    tokens = torch.randint(config.model.vocab_size, shape)
+    loss_share = backend.forward_backward(model, tokens, tokens)
+    metrics = backend.update(optimizer, loss_share, lr=learning_rate(1, config), asked_to_stop=False)
+    backend.step_boundary()
+    metrics()
+    backend.drift(optimizer)
+
+
 def cached_graphs(config: Config) -> set[str]:
-    """Names of the graphs in the cache that this process's compiler uses; Inductor's kernels are no graphs."""
+    """Return the names of the graphs in this process's compiler cache, without Inductor's kernels."""
     folder = os.environ.get(cache_variable(config))
     if not folder or not Path(folder).is_dir():
         return set()
-    found = modules(Folder(Path(folder)).files())
-    return {module.name for module in found if module.layout != INDUCTOR or module.name.startswith("fxgraph/")}
+    cached = modules(Folder(Path(folder)).files())
+    return {module.name for module in cached if module.layout != INDUCTOR or module.name.startswith("fxgraph/")}
 
 
-def judge(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
-    """Write ``coverage.json``.
-
-    A graph that this machine's cache has got since is one that it lacked.
+def check(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
+    """Write ``coverage.json``. Graphs that are new in the cache were missing before.
 
     Args:
-        before: of :func:`cached_graphs`, before the first graph was asked for.
+        before: the result of :func:`cached_graphs` before the short attempt.
 
     Raises:
-        CompileError: a graph was missing, on any process.
+        CompileError: a graph was missing on any process.
     """
     mine = {
         "host": node_name(),
@@ -95,11 +112,10 @@ def judge(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> 
 
 
 def summary(processes: list[dict[str, Any]]) -> dict[str, Any]:
-    """All processes' counts, and each missing graph once, by host.
+    """Return the counts of all processes, and each missing graph of a host once.
 
-    A graph that is missing may be counted several times, by each process and by each layer of caches; the cache itself
-    shows it once. What is counted and does not show up there can't be cached. A compiler that counts nothing is judged
-    by its cache alone.
+    Several processes and cache layers may count the same miss, so new graphs in the cache are counted if there are
+    any. Misses without a new graph can't be cached. For a compiler without counters only the cache decides.
     """
     missing = sorted({f"{p['host']}: {graph}" for p in processes for graph in p["missing"]})
     hits, misses = (sum(p.get(key, 0) for p in processes) for key in ("hits", "misses"))
@@ -108,13 +124,13 @@ def summary(processes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _missing(run: RunPaths, record: dict[str, Any]) -> CompileError:
     named = record["missing"]
-    what = f", the first {named[0]}" if named else ": they can't be kept there"
+    what = f", the first {named[0]}" if named else ": they can't be cached"
     try:
         shared = files.read_json(run.compile_cache)["shared"]
     except (OSError, *DAMAGED):
         shared = "the shared cache of compiled graphs"
     return CompileError(
         f"graphs that a short attempt needs and the cache lacks: {record['misses']}{what}",
-        hint=f"all of them are in {run.coverage}; remove {shared}, so that they are compiled again, or go on without "
-        "this gate: backend.coverage_gate=false",
+        hint=f"{run.coverage} lists them; remove {shared} to compile them again, or skip this check with "
+        "backend.coverage_gate=false",
     )

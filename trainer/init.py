@@ -1,4 +1,4 @@
-"""The initial weights: every parameter from (seed, its name) alone, so that every layout starts from the same model."""
+"""The initial weights. They depend only on seed and name, so every layout starts from the same model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conf.schema import ModelConfig
-from trainer.model import Llama, Parts, cut_dim
+from trainer.model import Llama, Parts, slice_dim
 
 
 def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
-    """A whole model with its initial weights, FP32, on the CPU."""
+    """Return a whole model with its initial weights, FP32, on the CPU."""
     model = Llama(config, seq_len)
     initialize(model, config, seed)
     return model
@@ -22,9 +22,10 @@ def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
 
 @torch.no_grad()
 def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
-    """Fill the parameters that this process holds, or its slices of them, and the rotary tables.
+    """Fill this process's parameters or slices, and the rotary tables.
 
-    Each parameter is drawn whole on the CPU, one at a time, and what belongs here is kept: no process tells another.
+    Each parameter is drawn whole on the CPU, one at a time, and this process keeps its slice. So the processes don't
+    communicate.
     """
     for name, parameter in model.named_parameters():
         value = initial_slice(name, list(parameter.shape), model.parts, config, seed)
@@ -38,23 +39,23 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
 
 
 def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig, seed: int) -> Tensor:
-    """The initial value, FP32, of this process's slice, which has the shape, of a parameter."""
-    dim = cut_dim(name)
+    """Return the initial value, FP32, of this process's slice of a parameter; ``shape`` is the slice's."""
+    dim = slice_dim(name)
     if dim is None:
         return initial_value(name, shape, config, seed)
-    cut = parts.heads.cut(name) if parts.heads else None
-    if cut is not None:
-        return cut.take(initial_value(name, cut.whole_shape(shape), config, seed))
+    spec = parts.heads.shard_spec(name) if parts.heads else None
+    if spec is not None:
+        return spec.shard_of(initial_value(name, spec.global_shape(shape), config, seed))
     whole = [size * (parts.slices if axis == dim else 1) for axis, size in enumerate(shape)]
     return initial_value(name, whole, config, seed).chunk(parts.slices, dim)[parts.rank]
 
 
 def initial_value(name: str, shape: list[int], config: ModelConfig, seed: int) -> Tensor:
-    """A parameter's initial value, FP32.
+    """Return a parameter's initial value, FP32.
 
-    Norms are 1, all else is normal with a deviation of ``initializer_range``; with ``scaled_initialization`` that is
-    divided by sqrt(2 l) for the two projections back into the residual stream, l the 1-based layer (HLAT, arXiv
-    2404.10630, section 3.3).
+    Norms are 1. Other parameters are normal with standard deviation ``initializer_range``. With
+    ``scaled_initialization`` it is divided by sqrt(2 l) for the two projections into the residual stream of layer l,
+    counted from 1 (HLAT, arXiv 2404.10630, section 3.3).
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape)

@@ -1,9 +1,9 @@
-"""Next-token cross-entropy fused with the output projection, a block of rows at a time. Nothing else.
+"""Next-token cross-entropy fused with the output projection, one block of rows at a time.
 
-The logits of a whole batch (rows x vocabulary, FP32) are never held: a block's logits are made, turned into their own
-gradient and used up while they are in the cache. The products are the same three as forward and backward of a linear
-layer, so nothing is computed twice. Where the projection is cut by vocabulary over processes, each makes the logits of
-its own entries only; two numbers a row are exchanged.
+The logits of a whole batch (rows x vocabulary, FP32) are never in memory. A block's logits are computed, turned into
+their gradient in place and used while they are in the cache. The three products are those of a linear layer's forward
+and backward, so nothing is computed twice. If the projection is sharded by vocabulary, each process computes the logits
+of its own entries, and two numbers per row are exchanged.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 
 def _block(logits: Tensor, targets: Tensor, z_loss: float, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """The summed loss of a block of rows, and its gradient by the logits (of this process's entries), FP32."""
+    """Return the summed loss of a block of rows, and its gradient by this process's logits, FP32."""
     logits = logits.float()
     if group is None:
-        if z_loss == 0.0:  # the usual case, in one pass less
+        if z_loss == 0.0:  # the usual case, with one pass less
             logits = F.log_softmax(logits, dim=-1)
             loss = -logits.gather(1, targets).sum()
             return loss, _minus_one_at(logits.exp_(), targets, None)
@@ -75,7 +75,7 @@ def _block(logits: Tensor, targets: Tensor, z_loss: float, group: dist.ProcessGr
 
 
 def _minus_one_at(gradient: Tensor, targets: Tensor, mine: Tensor | None) -> Tensor:
-    """Subtract 1 at each row's target (where it is one of this process's entries)."""
+    """Subtract 1 at each row's target, if it is one of this process's entries."""
     ones = gradient.new_full((1, 1), -1.0).expand_as(targets) if mine is None else -mine.to(gradient.dtype)
     return gradient.scatter_add_(1, targets, ones)
 
@@ -89,17 +89,16 @@ def _block_rows(hidden: Tensor, weight: Tensor) -> int:
 def cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss: float = 0.0, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Mean loss in nats per token, FP32; may be differentiated once.
+    """Return the mean loss in nats per token, FP32. It can be differentiated once.
 
     Args:
-        hidden: (..., hidden) states that the output projection reads; their precision is that of the products, the
-            softmax is FP32. With a group, each process gets the part of their gradient that its entries cause.
+        hidden: (..., hidden) inputs of the output projection. The products have their precision, the softmax FP32.
+            With a group, each process gets only the gradient that its own entries cause.
         weight: (vocabulary, hidden) of the output projection, or this process's rows of it.
         targets: (...) ids of the next tokens, int64.
-        z_loss: weight of the squared log of the softmax's denominator (PaLM, arXiv 2204.02311, section 5). It enters
-            the gradients alone: the value stays the cross-entropy, comparable to runs without it.
-        group: given where ``weight`` is cut by vocabulary, in equal slices in order of rank: who
-            have it together.
+        z_loss: weight of the squared log of the softmax's denominator (PaLM, arXiv 2204.02311, section 5). It changes
+            only the gradients; the value stays the cross-entropy, comparable to runs without it.
+        group: the processes over which ``weight`` is sharded by vocabulary, in equal slices in the order of ranks.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
     return _FusedCrossEntropy.apply(flat, weight, targets.reshape(-1), z_loss, group)  # type: ignore[no-any-return,no-untyped-call]

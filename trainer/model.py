@@ -1,13 +1,11 @@
-"""The LLaMA-family decoder and its layers, whole or one process's slice of each. No loss, no optimizer, no devices.
+"""The LLaMA-family decoder and its layers, whole or sliced. ``trainer.init`` sets the initial weights.
 
-Initial weights are in ``trainer.init``.
+Query, key and value are one linear layer, and so are gate and up: one larger product with the same input
+(HLAT, arXiv 2404.10630, section 3.2). Their rows are ordered so that equal slices hold whole heads and matching parts
+of gate and up for any number of slices. So a checkpoint doesn't depend on the tensor-parallel degree. The causal mask
+is never a tensor.
 
-Query, key and value are one linear layer, and so are gate and up: the same input, one larger product
-(HLAT, arXiv 2404.10630, section 3.2). Their rows lie so that equal slices hold whole heads and matching parts of gate
-and up, whatever the number of slices: a checkpoint does not depend on the tensor-parallel degree. The causal mask is
-never a tensor.
-
-Activations carry the precision: weights are cast to it where they are used, norms and rotations are done in FP32.
+Weights are cast to the activations' dtype where they are used. Norms and rotations use FP32.
 """
 
 from __future__ import annotations
@@ -22,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 from conf.schema import ModelConfig
 from trainer.collectives import TensorParallel
+from trainer.rotary import Rotary, rotate
 from trainer.shared_heads import SharedHeads
 
-#: By the end of a parameter's name, see :func:`cut_dim`; norms are not cut.
-_CUT_DIM = {
+#: The sharded dimension by the end of a parameter's name, see :func:`slice_dim`; norms are not sharded.
+_SLICE_DIM = {
     "embedding.weight": 0,
     "attention.qkv.weight": 0,
     "attention.o.weight": 1,
@@ -47,42 +46,42 @@ class Linear(nn.Linear):
 
 
 class Parts:
-    """What a model is put together from: plain layers, of which each process has its slice.
+    """The layers that a model is built from; here plain ones, of which each process has its slice.
 
     Args:
         rank: which slice.
-        slices: into how many the products are cut.
-        heads: which key/value head the slice has, where several slices have copies of one.
+        slices: number of slices.
+        heads: which heads the slice has, if several slices share a key/value head.
     """
 
     def __init__(self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None) -> None:
         self.rank, self.slices, self.heads = rank, slices, heads
 
     def embedding(self, entries: int, width: int) -> nn.Module:
-        """Token ids (batch, seq) to (batch, seq, width), cut by entries."""
+        """Token ids (batch, seq) to (batch, seq, width), sharded by entries."""
         return nn.Embedding(entries // self.slices, width)
 
     def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """A product without bias that is cut by its outputs."""
+        """A linear layer without bias, sharded by outputs."""
         return Linear(in_features, out_features // self.slices)
 
     def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """A product without bias that is cut by its inputs."""
+        """A linear layer without bias, sharded by inputs."""
         return Linear(in_features // self.slices, out_features)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Causal attention of (batch, head, seq, head_dim), or where a mask is true; k and v may have fewer heads."""
+        """Attention of (batch, head, seq, head_dim), causal or where a mask is true; k and v may have fewer heads."""
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] > k.shape[1]
         )
 
     def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
-        """The function's value; what it computes on the way is not kept for the backward pass, but computed again."""
+        """Call the function; its intermediate results are recomputed in the backward pass."""
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root-mean-square norm, computed in FP32 and given in the precision of its input."""
+    """Root-mean-square norm, computed in FP32 and returned in the precision of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) to the same shape."""
@@ -92,9 +91,9 @@ class RMSNorm(nn.RMSNorm):
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary embeddings.
 
-    The rows of ``qkv`` are one group after another, a group being the query heads that share a key/value head, then
-    that key head and that value head. Where there are more slices than groups, each slice has a group made of some
-    of those query heads and copies of the other two (``trainer.shared_heads``).
+    The rows of ``qkv`` are groups: the query heads that share a key/value head, then that key head and that value head.
+    If there are more slices than groups, each slice has some of a group's query heads and replicas of the other two
+    (``trainer.shared_heads``).
     """
 
     def __init__(self, config: ModelConfig, parts: Parts) -> None:
@@ -107,7 +106,7 @@ class Attention(nn.Module):
         self.qkv = parts.column_parallel(config.hidden_size, rows)
         self.o = parts.row_parallel(config.num_heads * self.head_dim, config.hidden_size)
         self.recompute_core = False
-        """Keep no intermediate result of the attention's core for the backward pass, but compute it again."""
+        """Recompute the attention's core in the backward pass."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """(batch, seq, hidden) to the same shape; with a mask (batch, 1, seq, seq), attend where it is true."""
@@ -119,7 +118,7 @@ class Attention(nn.Module):
         return self.o(out)  # type: ignore[no-any-return]
 
     def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """Groups of heads (batch, seq, group, head, head_dim) to what they attend to (batch, seq, all heads)."""
+        """Groups of heads (batch, seq, group, head, head_dim) to attention outputs (batch, seq, all heads)."""
         q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
         q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
         out = self.parts.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
@@ -127,7 +126,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU. The rows of ``gate_up`` are blocks of gate and up in turn, :func:`mlp_blocks` of each."""
+    """SwiGLU. The rows of ``gate_up`` alternate between blocks of gate and of up, :func:`mlp_blocks` of each."""
 
     def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
@@ -138,27 +137,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
         gate, up = self.gate_up(x).unflatten(-1, (-1, 2, self.block_rows)).unbind(-2)
-        # Contiguous first: then SiLU takes the same vector path as in other implementations, to the last bit.
+        # Contiguous, so that SiLU uses the same vector path as other implementations, with equal bits.
         return self.down(F.silu(gate.flatten(-2)) * up.flatten(-2))  # type: ignore[no-any-return]
-
-
-class Rotary(nn.Module):
-    """The tables of the rotary embedding; asked for by each layer, so that no pipeline stage gets them from another."""
-
-    def __init__(self, seq_len: int, head_dim: int, theta: float) -> None:
-        super().__init__()
-        self._shape = seq_len, head_dim, theta
-        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
-            self.register_buffer(name, table, persistent=False)
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (seq, head_dim)."""
-        return self.get_buffer("cos"), self.get_buffer("sin")
-
-    def fill(self) -> None:
-        """Write the tables where there was only memory for them."""
-        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
-            self.get_buffer(name).copy_(table)
 
 
 class Layer(nn.Module):
@@ -172,7 +152,7 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config, parts)
         self.recompute = False
-        """Keep only the layer's input for the backward pass and compute the rest again."""
+        """Keep only the layer's input for the backward pass and recompute the rest."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
@@ -189,19 +169,19 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """The decoder, or the part of it that a pipeline stage holds.
+    """The decoder, or a pipeline stage of it.
 
-    Parts have the names they have in the whole model, and a part that a stage does not hold is None.
+    Parameters have the same names in a stage as in the whole model. Modules of other stages are None.
 
     Args:
         config: the shape.
         seq_len: longest sequence, in tokens.
-        layers: which layers to hold, 0-based; none given: all. The first brings the embedding with it, the last the
-            final norm and the head.
+        layers: of the stage, from 0; None: all. The first layer's stage has the embedding, the last layer's the final
+            norm and the head.
         compute_dtype: of the activations.
-        tp: the processes that have each layer together; none: this one has them whole.
-        document_end_id: attend only within documents, which end with this token; none: to everything before.
-        parts: a library's layers, which talk to other processes themselves (then no ``tp``); none: plain ones.
+        tp: the tensor-parallel group; None: layers are whole.
+        document_end_id: attend only within documents, which end with this token; None: attend across documents.
+        parts: a library's layers, which do their own communication (without ``tp``); None: plain layers.
     """
 
     def __init__(
@@ -229,20 +209,20 @@ class Llama(nn.Module):
         self.rotary = Rotary(seq_len, config.head_dim, config.rope_theta)
 
     def blocks(self) -> Iterator[Layer]:
-        """The layers held, in order."""
+        """Return the stage's layers in order."""
         return (block for block in self.layers.values() if isinstance(block, Layer))
 
     @property
     def output_weight(self) -> Tensor:
-        """What turns the last stage's hidden states into logits: (vocabulary, hidden) of the head or the embedding."""
+        """The output projection (vocabulary, hidden): the weight of the head, or of a tied embedding."""
         owner = self.embedding if self.head is None else self.head
-        assert owner is not None, "only the last pipeline stage makes logits"
+        assert owner is not None, "only the last pipeline stage computes logits"
         return owner.get_parameter("weight")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token ids (batch, seq), or the stage before's output, to hidden states (batch, seq, hidden).
+        """Token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
 
-        Those of the last stage are normalised: they are what ``output_weight`` reads.
+        The last stage normalizes them for ``output_weight``.
         """
         mask = None
         if self.embedding is not None:
@@ -255,60 +235,35 @@ class Llama(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
-        """Token ids (batch, seq) to (batch, seq, hidden); with tensor parallelism each process knows some of them."""
+        """Token ids (batch, seq) to (batch, seq, hidden), with tensor parallelism summed over all processes."""
         if self.tp is None:
             return embedding(tokens).to(self.compute_dtype)  # type: ignore[no-any-return]
         entries = embedding.get_parameter("weight").shape[0]
         tokens = tokens - self.tp.rank * entries
-        known = (tokens >= 0) & (tokens < entries)
-        found = embedding(tokens.clamp(0, entries - 1)) * known[..., None]
-        return self.tp.leave(found.to(self.compute_dtype))
+        own = (tokens >= 0) & (tokens < entries)
+        embedded = embedding(tokens.clamp(0, entries - 1)) * own[..., None]
+        return self.tp.leave(embedded.to(self.compute_dtype))
 
 
-def cut_dim(name: str) -> int | None:
-    """The dimension along which tensor-parallel processes cut a parameter; none: each has all of it."""
-    return next((dim for end, dim in _CUT_DIM.items() if name.endswith(end)), None)
+def slice_dim(name: str) -> int | None:
+    """Return the dimension of a parameter that is sharded over tensor-parallel processes; None: not sharded."""
+    return next((dim for end, dim in _SLICE_DIM.items() if name.endswith(end)), None)
 
 
 def mlp_blocks(config: ModelConfig) -> int:
-    """Into how many blocks the rows of gate and of up are cut.
+    """Return the number of blocks of gate's rows, and of up's.
 
-    A tensor-parallel degree divides the heads and the intermediate size, so it divides this.
+    Every tensor-parallel degree divides it, because a degree divides the heads and the intermediate size.
     """
     return math.gcd(config.num_heads, config.intermediate_size)
 
 
 def within_documents(tokens: Tensor, end_id: int) -> Tensor:
-    """Token ids (batch, seq) to who may attend to whom (batch, 1, seq, seq): what is not later, in the same document.
+    """Token ids (batch, seq) to a causal mask within documents (batch, 1, seq, seq).
 
-    A document's end belongs to it.
+    A document includes its end token.
     """
     ends = (tokens == end_id).long()
     document = ends.cumsum(-1) - ends
     same = document[:, None, :, None] == document[:, None, None, :]
     return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=tokens.device).tril()
-
-
-def rotary_tables(seq_len: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (seq, head_dim) of the rotary embedding, halves repeated (RoFormer, arXiv 2104.09864)."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to (batch, heads, seq, head_dim), in FP32."""
-    seq = x.shape[-2]
-    exact = x.float()
-    first, second = exact.chunk(2, dim=-1)
-    return (exact * cos[:seq] + torch.cat((-second, first), dim=-1) * sin[:seq]).to(x.dtype)
-
-
-def count_parameters(config: ModelConfig) -> int:
-    """Parameters of a model, by arithmetic alone."""
-    attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    layer = attention + mlp + 2 * config.hidden_size
-    ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-    return ends + config.num_layers * layer + config.hidden_size

@@ -1,8 +1,8 @@
-"""AdamW over what this process holds of each parameter, in the precision of the parameters.
+"""AdamW over this process's shard of each parameter, in the precision of the parameters.
 
-A held part is a tensor of its own: the whole parameter, or the local slice of one that is cut over processes. Gradients
-lie one behind another in one FP32 buffer, ordered by how many processes hold the same values, so that norms,
-clipping and the reduction over replicas are a few large operations, whatever the number of parameters.
+A shard is a tensor of its own: the whole parameter, or the local slice of one. All gradients are views of one FP32
+buffer, ordered by how many processes have the same values. So norms, clipping and the reduction over replicas are a few
+large operations, regardless of the number of parameters.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from conf.schema import OptimizerConfig
 from trainer.rounding import stochastic_round_
-from trainer.shared_heads import Cut, Pieces
+from trainer.shared_heads import ShardSpec, UnevenShard
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterShard:
-    """A parameter, as this process has it.
+    """What a process has of a parameter.
 
     Args:
-        parameter: all of it, its slice, or a DTensor that shards that (FSDP).
-        holders: processes that hold the same values, this one among them.
-        copied_over: axes of the process mesh along which processes hold the same values.
-        mesh: ``tp`` x ``dp`` processes that have the whole parameter together; none: this one alone.
-        slice_dim: dimension that is cut over ``tp``, if it is.
-        sharded: the slice's rows are cut over ``dp``; autograd leaves the gradient in a tensor of its own.
-        partial_gradient: autograd's gradient has to be summed over ``tp``.
-        cut: which pieces of the whole the slice is, if it is not the one of its rank.
+        parameter: all of it, a slice, or a DTensor that shards one of these (FSDP).
+        replication: how many processes have the same values, including this one.
+        replicated_over: axes of the process mesh along which processes have the same values.
+        mesh: the ``tp`` x ``dp`` processes that together have the parameter; None if this process has all of it.
+        slice_dim: the dimension that is sharded over ``tp``, if any.
+        sharded: the slice's rows are sharded over ``dp``; autograd leaves the gradient in a tensor of its own.
+        partial_gradient: autograd's gradient must be summed over ``tp``.
+        shard_spec: where the slice is in the whole parameter, if slices are not in the order of the ranks.
     """
 
     parameter: nn.Parameter
-    holders: int = 1
-    copied_over: frozenset[str] = frozenset()
+    replication: int = 1
+    replicated_over: frozenset[str] = frozenset()
     mesh: DeviceMesh | None = None
     slice_dim: int | None = None
     sharded: bool = False
     partial_gradient: bool = False
-    cut: Cut | None = None
+    shard_spec: ShardSpec | None = None
 
     @property
     def autograd_fills_buffer(self) -> bool:
-        """Gradients of whole or sliced FP32 parameters are views of our buffer."""
+        """Whether autograd writes to the gradient buffer: for whole or sliced FP32 parameters."""
         return self.parameter.dtype == torch.float32 and not self.sharded
 
-    def described(self, part: Tensor, *, first_row: int = 0) -> Tensor:
-        """What this process has of a tensor that is cut like the parameter, with the description of how it is cut.
+    def as_distributed(self, part: Tensor, *, first_row: int = 0) -> Tensor:
+        """Attach to a tensor that is sharded like the parameter its position in the whole.
 
         Args:
-            part: all of the slice, or the rows of it that this replica has.
-            first_row: of the slice's; DTensor finds it by itself.
+            part: the whole slice, or this replica's rows of it.
+            first_row: of the part in the slice; not needed for a DTensor.
         """
         if self.mesh is None:
             return part
         shape = list(self.parameter.shape)
-        if self.cut is not None:
-            return self.cut.described(part, first_row, shape[0])
+        if self.shard_spec is not None:
+            return self.shard_spec.as_distributed(part, first_row, shape[0])
         if self.slice_dim is not None:
             shape[self.slice_dim] *= self.mesh["tp"].size()
         placements: list[Placement] = [
@@ -80,17 +80,17 @@ class AdamW:
     """The optimizer.
 
     Args:
-        held: parameters by name, on their device already.
-        config: rates and decay; the learning rate comes with each step.
-        stochastic_rounding: of BF16 weights and moments; the noise depends on (seed, step) alone.
+        shards: by the parameter's name, on their device.
+        config: betas, epsilon and decay; each step gets its learning rate.
+        stochastic_rounding: of BF16 weights and moments; the noise depends only on (seed, step).
         seed: of that noise.
-        noise_device: where it is drawn; none: where the parameters are.
-        fused: by PyTorch's fused kernel, where the device has it.
+        noise_device: where it is drawn; None: where the parameters are.
+        fused: use PyTorch's fused kernel.
     """
 
     def __init__(
         self,
-        held: Mapping[str, ParameterShard],
+        shards: Mapping[str, ParameterShard],
         config: OptimizerConfig,
         *,
         stochastic_rounding: bool = False,
@@ -99,11 +99,11 @@ class AdamW:
         fused: bool = True,
     ) -> None:
         self._config, self._stochastic, self._seed = config, stochastic_rounding, seed
-        self._held = dict(sorted(held.items(), key=lambda item: item[1].holders))
-        self._values = {name: local(part.parameter.detach()) for name, part in self._held.items()}
+        self._shards = dict(sorted(shards.items(), key=lambda item: item[1].replication))
+        self._values = {name: local(shard.parameter.detach()) for name, shard in self._shards.items()}
         first = next(iter(self._values.values()))
         size = sum(value.numel() for value in self._values.values())
-        #: All gradients: sum it over the replicas between :meth:`collect_gradients` and :meth:`step`.
+        #: All gradients. The backend sums them over the replicas between :meth:`collect_gradients` and :meth:`step`.
         self.gradients = torch.zeros(size, dtype=torch.float32, device=first.device)
         self._gradients: dict[str, Tensor] = {}
         offsets = itertools.accumulate((value.numel() for value in self._values.values()), initial=0)
@@ -114,7 +114,7 @@ class AdamW:
             for kind in ("exp_avg", "exp_avg_sq")
         }
         self.step_count = 0
-        """Updates done, which the bias correction depends on."""
+        """Updates so far; the bias correction depends on it."""
         self._noise_device = noise_device or first.device
         self._torch = None if first.dtype == torch.bfloat16 else self._make_torch(fused=fused)
         self.zero_grad()
@@ -122,18 +122,18 @@ class AdamW:
     def zero_grad(self) -> None:
         """Clear the gradients."""
         self.gradients.zero_()
-        for name, part in self._held.items():
-            part.parameter.grad = self._gradients[name] if part.autograd_fills_buffer else None
+        for name, shard in self._shards.items():
+            shard.parameter.grad = self._gradients[name] if shard.autograd_fills_buffer else None
 
     def collect_gradients(self) -> None:
-        """Bring the gradients that autograd made into :attr:`gradients`."""
-        for name, part in self._held.items():
-            gradient = part.parameter.grad
-            if gradient is not None and not part.autograd_fills_buffer:
+        """Copy autograd's gradients to :attr:`gradients`, and sum partial ones over ``tp``."""
+        for name, shard in self._shards.items():
+            gradient = shard.parameter.grad
+            if gradient is not None and not shard.autograd_fills_buffer:
                 self._gradients[name].copy_(local(gradient))
-        partial = [self._gradients[name] for name, part in self._held.items() if part.partial_gradient]
+        partial = [self._gradients[name] for name, shard in self._shards.items() if shard.partial_gradient]
         if partial:
-            mesh = next(part.mesh for part in self._held.values() if part.mesh is not None)
+            mesh = next(shard.mesh for shard in self._shards.values() if shard.mesh is not None)
             summed = torch.cat([gradient.reshape(-1) for gradient in partial])
             dist.all_reduce(summed, group=mesh["tp"].get_group())
             sizes = [gradient.numel() for gradient in partial]
@@ -141,25 +141,25 @@ class AdamW:
                 gradient.copy_(total.view(gradient.shape))
 
     def squared_norms(self) -> Tensor:
-        """Squared L2 norms of gradients and parameters, FP32 (2): this process's share.
+        """Return this process's share of the squared L2 norms of gradients and parameters, FP32 (2).
 
-        Summed over all processes they are the norms of the whole model, each parameter counted once.
+        The sums over all processes count each parameter once.
         """
         totals = self.gradients.new_zeros(2)
         start = 0
-        for holders, names in itertools.groupby(self._held, key=lambda name: self._held[name].holders):
+        for replication, names in itertools.groupby(self._shards, key=lambda name: self._shards[name].replication):
             values = [self._values[name] for name in names]
             stop = start + sum(value.numel() for value in values)
-            totals[0] += torch.linalg.vector_norm(self.gradients[start:stop]).square() / holders
+            totals[0] += torch.linalg.vector_norm(self.gradients[start:stop]).square() / replication
             norms = torch._foreach_norm(values, 2, dtype=torch.float32)
-            totals[1] += torch.stack(norms).square().sum() / holders
+            totals[1] += torch.stack(norms).square().sum() / replication
             start = stop
         return totals
 
-    def norms_of_copies(self, axis: str) -> Tensor:
-        """L2 norms, FP32, of the parameters that the processes along an axis hold copies of, in one order on all."""
-        copies = [self._values[name] for name, part in sorted(self._held.items()) if axis in part.copied_over]
-        norms = [torch.linalg.vector_norm(value, dtype=torch.float32) for value in copies]
+    def replicated_norms(self, axis: str) -> Tensor:
+        """See :class:`trainer.backends.base.Optimizer`."""
+        values = [self._values[name] for name, shard in sorted(self._shards.items()) if axis in shard.replicated_over]
+        norms = [torch.linalg.vector_norm(value, dtype=torch.float32) for value in values]
         return torch.stack(norms) if norms else self.gradients.new_zeros(0)
 
     def step(self, *, lr: float, grad_scale: float) -> None:
@@ -175,16 +175,16 @@ class AdamW:
             self._step_bfloat16(lr)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds, by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
+        """Return the tensors of a checkpoint by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
         kinds = {"model": self._values, **self._moments}
         return {
-            f"{kind}.{name}": self._held[name].described(value)
+            f"{kind}.{name}": self._shards[name].as_distributed(value)
             for kind, values in kinds.items()
             for name, value in values.items()
         }
 
     def loaded(self, step_count: int) -> None:
-        """A checkpoint has been read into :meth:`tensors`."""
+        """Set the number of updates after a checkpoint has been read into :meth:`tensors`."""
         self.step_count = step_count
         for state in self._torch.state.values() if self._torch else ():
             state["step"].fill_(step_count)
@@ -194,26 +194,26 @@ class AdamW:
         return self._config.weight_decay if decays else 0.0
 
     def _make_torch(self, *, fused: bool) -> torch.optim.AdamW:
-        """PyTorch's own, over the held parts; its moments are ours."""
-        parts: dict[str, nn.Parameter] = {}
+        """Make PyTorch's optimizer over our values, gradients and moments."""
+        parameters: dict[str, nn.Parameter] = {}
         for name, value in self._values.items():
-            parts[name] = nn.Parameter(value)
-            parts[name].grad = self._gradients[name]
+            parameters[name] = nn.Parameter(value)
+            parameters[name].grad = self._gradients[name]
         groups = [
-            {"params": [parts[name] for name in names], "weight_decay": decay}
-            for decay, names in itertools.groupby(sorted(parts, key=self._decay_of), key=self._decay_of)
+            {"params": [parameters[name] for name in names], "weight_decay": decay}
+            for decay, names in itertools.groupby(sorted(parameters, key=self._decay_of), key=self._decay_of)
         ]
         config = self._config
         adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
-        for name, part in parts.items():
+        for name, parameter in parameters.items():
             state: dict[str, Any] = {kind: moments[name] for kind, moments in self._moments.items()}
-            # Only the fused kernel counts on the device; elsewhere each update would wait for the number.
-            counter = torch.zeros((), dtype=torch.float32, device=part.device if fused else "cpu")
-            adamw.state[part] = {"step": counter, **state}
+            # Only the fused kernel reads the counter on the device; others would wait for it at each update.
+            counter = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
+            adamw.state[parameter] = {"step": counter, **state}
         return adamw
 
     def _step_bfloat16(self, lr: float) -> None:
-        """The same update computed in FP32, one parameter at a time; weights and moments are rounded to BF16."""
+        """Compute the update in FP32, one parameter at a time, and round weights and moments to BF16."""
         config, step = self._config, self.step_count
         noise = torch.Generator(self._noise_device).manual_seed((self._seed * 1_000_003 + step) % 2**64)
         scale1, scale2 = 1.0 - config.beta1**step, 1.0 - config.beta2**step
@@ -233,10 +233,10 @@ class AdamW:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor | Pieces) else tensor
+    """Return this process's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor | UnevenShard) else tensor
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float) -> float:
-    """The factor that brings gradients of a norm down to the largest allowed one; 1 if they are within it."""
+    """Return the factor that scales gradients down to the largest allowed norm; 1 if they are within it."""
     return min(1.0, max_grad_norm / max(grad_norm, 1e-12))

@@ -1,6 +1,7 @@
-"""How the processes are laid out and a model is prepared for them: slices of layers, stages, replicas, shards.
+"""The layout of the processes, and the preparation of a model for it: pipeline stages, slices, replicas, shards.
 
-The order of the processes is pipeline stage, replica, tensor-parallel rank, the last fastest: neighbours exchange most.
+Ranks are ordered by pipeline stage, replica and tensor-parallel rank. The last changes fastest, because
+tensor-parallel processes exchange most.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from conf.schema import Config
+from conf.sizes import stage_layers
 from trainer.collectives import TensorParallel
 from trainer.loss import cross_entropy
-from trainer.model import Llama, cut_dim
+from trainer.model import Llama, slice_dim
 from trainer.optim import ParameterShard
 from trainer.precision import Precision
 from trainer.shared_heads import SharedHeads
@@ -25,15 +27,14 @@ from trainer.shared_heads import SharedHeads
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where this process stands.
+    """This process's place in the layout.
 
     Args:
-        config: of the run.
-        mesh: ``pp`` x ``tp`` x ``dp``; none for a process that is alone.
+        mesh: ``pp`` x ``tp`` x ``dp``; None for a single process.
         pp_rank: pipeline stage.
         dp_rank: replica, or shard of one.
-        tp: the processes that have each layer together, if there are several.
-        heads: which key/value head this one has, if several of them have copies of one.
+        tp: the tensor-parallel group, if it has several processes.
+        heads: which heads this process has, if several processes share a key/value head.
     """
 
     config: Config
@@ -44,31 +45,28 @@ class Layout:
     heads: SharedHeads | None = None
 
     @property
-    def speaks_for_replica(self) -> bool:
-        """Whether this is the first of the processes that have one replica together."""
+    def is_replica_leader(self) -> bool:
+        """Whether this is the first of the processes that make up one replica."""
         return self.pp_rank == 0 and (self.tp is None or self.tp.rank == 0)
 
     @property
     def fsdp(self) -> bool:
-        """Parameters, gradients and moments are sharded over the replicas."""
+        """Whether parameters, gradients and moments are sharded over the replicas."""
         return self.config.parallel.data_parallel == "fsdp" and self.mesh is not None and self.mesh["dp"].size() > 1
 
     @property
     def stage_layers(self) -> range:
-        """The layers of this pipeline stage: as even as can be, earlier stages have the larger shares."""
-        stages, layers = self.config.parallel.pipeline_parallel_size, self.config.model.num_layers
-        share, extra = divmod(layers, stages)
-        start = self.pp_rank * share + min(self.pp_rank, extra)
-        return range(start, start + share + (self.pp_rank < extra))
+        """The layers of this pipeline stage."""
+        return stage_layers(self.config, self.pp_rank)
 
 
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
-    """Lay the processes out; the process group is up."""
+    """Return this process's place. The process group must exist."""
     if world_size == 1:
         return Layout(config=config)
     parallel = config.parallel
     sizes = (parallel.pipeline_parallel_size, config.data_parallel_size, parallel.tensor_parallel_size)
-    # Shards of a slice lie within it, so the mesh's axes are in the order of cutting, not in that of the ranks.
+    # FSDP shards slices, so `tp` comes before `dp` in the mesh, unlike in the ranks.
     ranks = torch.arange(world_size).view(sizes).transpose(1, 2)
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pp", "tp", "dp"))
     tp = None
@@ -80,10 +78,10 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
 
 
 def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backend: str | None) -> None:
-    """Make a model that has no memory yet (on the meta device) recompute, compile and shard as it is asked to.
+    """Set up recomputation, compilation and sharding of a model on the meta device.
 
     Args:
-        compile_backend: torch.compile's; none: nothing is compiled.
+        compile_backend: torch.compile's; None: nothing is compiled.
     """
     if compile_backend == "inductor":
         _keep_to_own_cache()
@@ -92,7 +90,7 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
         layer.recompute = checkpointing == "full"
         layer.attention.recompute_core = checkpointing == "selective"
         if compile_backend is not None:
-            # The inner function, so that hooks of the modules around it stay as they are; equal layers share a graph.
+            # Compile only the function: hooks of the module stay outside, and equal layers share a graph.
             layer.forward = torch.compile(  # type: ignore[method-assign]
                 layer.forward, fullgraph=True, dynamic=False, backend=compile_backend
             )
@@ -104,45 +102,45 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
 
 
 def _keep_to_own_cache() -> None:
-    """Switch precompiled headers off: what is compiled with them contains their code.
+    """Switch off precompiled headers, whose code ends up in the compiled kernels.
 
-    They lie below the folder for temporary files, under a name that any user of the machine can take first, wherever
-    the compiler's cache is. PyTorch 2.9 has no environment variable for this.
+    PyTorch stores them below the folder for temporary files, under a name that any user of the machine can create
+    first. PyTorch 2.9 has no environment variable for this.
     """
     from torch._inductor import config
 
     config.cpp_cache_precompile_headers = False
 
 
-def held_parameters(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -> dict[str, ParameterShard]:
-    """The parameters of this process: how they are cut, and how many processes have the same values."""
+def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) -> dict[str, ParameterShard]:
+    """Return this process's shards of the parameters, by name."""
     if layout.mesh is None:
         return {name: ParameterShard(parameter=parameter) for name, parameter in named}
-    held = {}
+    shards = {}
     for name, parameter in named:
-        dim = cut_dim(name) if layout.tp else None
-        cuts = {axis for axis, is_cut in (("tp", dim is not None), ("dp", layout.fsdp)) if is_cut}
-        copied_over = frozenset({"tp", "dp"} - cuts)
-        holders = math.prod(layout.mesh[axis].size() for axis in copied_over)
-        # Each process has seen a slice of the sequence only, so what it knows of the gradient is a part.
+        dim = slice_dim(name) if layout.tp else None
+        is_sharded = {"tp": dim is not None, "dp": layout.fsdp}
+        replicated_over = frozenset(axis for axis in is_sharded if not is_sharded[axis])
+        replication = math.prod(layout.mesh[axis].size() for axis in replicated_over)
+        # With sequence parallelism each process computes the gradient from its slice of the sequence only.
         partial = dim is None and layout.tp is not None and layout.tp.sequence
-        held[name] = ParameterShard(
+        shards[name] = ParameterShard(
             parameter=parameter,
-            holders=holders,
-            copied_over=copied_over,
+            replication=replication,
+            replicated_over=replicated_over,
             mesh=layout.mesh["tp", "dp"],
             slice_dim=dim,
             sharded=layout.fsdp,
             partial_gradient=partial,
-            cut=layout.heads.cut(name) if layout.heads else None,
+            shard_spec=layout.heads.shard_spec(name) if layout.heads else None,
         )
-    return held
+    return shards
 
 
 def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Tensor:
-    """The mean loss of the last stage's hidden states; the same on every tensor-parallel rank."""
+    """Return the mean loss of the last stage's hidden states, which is equal on all tensor-parallel ranks."""
     z_loss, weight = layout.config.train.z_loss, model.output_weight
     if layout.tp is None:
         return cross_entropy(hidden, weight, targets, z_loss=z_loss)
-    # Each process's share of the vocabulary causes a part of the gradient: `enter` adds the parts on the way back.
+    # Each process computes the gradient from its share of the vocabulary; `enter` sums them in the backward pass.
     return cross_entropy(layout.tp.enter(hidden), weight, targets, z_loss=z_loss, group=layout.tp.group)

@@ -1,4 +1,4 @@
-"""Pipeline parallel training of one stage: one forward, one backward in turn (1F1B), by PyTorch's pipelining."""
+"""Pipeline parallel training of one stage with the 1F1B schedule of PyTorch's pipelining."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Pipeline:
     """Runs the micro-batches of a step through all stages.
 
     Args:
-        model: this stage's part, cut and with its weights.
+        model: this stage's layers, sharded and initialized.
         layout: of the processes.
-        loss: hidden states and targets of a micro-batch to what is differentiated (called on the last stage).
+        loss: from hidden states and targets of a micro-batch; called on the last stage.
         device: of the stage.
     """
 
@@ -29,7 +29,7 @@ class Pipeline:
         sequence = config.train.seq_len
         if layout.tp is not None and layout.tp.sequence:
             sequence //= layout.tp.size
-        # Given here, so that the stages need not tell each other in the first step; gradients flow back.
+        # With given shapes, the stages don't exchange them in the first step.
         hidden = torch.empty(
             config.micro_batch_size,
             sequence,
@@ -48,11 +48,11 @@ class Pipeline:
             output_args=hidden,
             group=layout.mesh["pp"].get_group(),
         )
-        # The losses are scaled, so the gradients need not be.
+        # The loss is already scaled.
         self._schedule = Schedule1F1B(stage, config.grad_accum_steps, loss_fn=loss, scale_grads=False)
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Forward and backward of (batch, seq) tokens; the sum of the losses on the last stage, 0 on the others."""
+        """Run forward and backward of (batch, seq) tokens; return the sum of losses on the last stage, else 0."""
         losses: list[Tensor] = []
         if self._last:
             self._schedule.step(target=targets, losses=losses)

@@ -1,4 +1,4 @@
-"""What is kept and what is computed in which number format; one place for what ``precision.name`` means."""
+"""The number formats of each ``precision.name``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats. Gradients are reduced, norms, softmax and cross-entropy computed in FP32 in every one of them.
+    """Number formats. Gradient reduction, norms, softmax and cross-entropy always use FP32.
 
     Args:
-        weights: and moments, and the gradients that micro-batches add up to.
+        weights: of weights, moments and accumulated gradients.
         compute: of matrix products and activations.
         stochastic_rounding: of updated weights and moments.
     """

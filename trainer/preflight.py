@@ -1,6 +1,6 @@
-"""``torchrun -m trainer.preflight --run-dir RUN``: every worker shows that it is fit before training takes it.
+"""``torchrun -m trainer.preflight --run-dir RUN``: measure every worker before training starts.
 
-Each process measures itself; rank 0 writes all measures to ``preflight.json`` and names what falls short.
+Each process measures itself. Rank 0 writes all measurements to ``preflight.json`` and names the ones below a limit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from conf.load import load
 from conf.schema import Config
+from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, run_main
 from hlatctl.run.host import node_name
-from hlatctl.run.manifest import checkpoint_steps
+from hlatctl.run.manifest import checkpoint_steps, steps_in
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
+from trainer.checkpoint.tiers import Tiers
 from trainer.process import die_with_launcher
 
 if TYPE_CHECKING:
@@ -36,16 +38,14 @@ _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
 _POLL_S = 0.2
-#: Of the whole job's time: who is missing has to be said before it is over.
+#: Share of the job's time limit after which missing nodes are named, before the job is ended.
 _PATIENCE = 0.8
-#: The weights and both moments of AdamW.
-_NUMBERS_PER_PARAMETER = 3
 
 Worker = dict[str, Any]
 
 
 def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
-    """What this process shows, and under ``failures`` what of it is not enough."""
+    """Return this process's measurements, and under ``failures`` those that miss a limit."""
     preflight = config.preflight
     worker: Worker = {
         "host": node_name(),
@@ -71,21 +71,21 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
         )
     if worker["free_disk_bytes"] < worker["checkpoints_bytes"]:
         failures.append(
-            f"free_disk_bytes={worker['free_disk_bytes']}: below the {worker['checkpoints_bytes']} bytes of the "
-            f"checkpoints to come (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} milestones and "
-            f"{config.permanent_checkpoints} permanent ones)"
+            f"free_disk_bytes={worker['free_disk_bytes']}: below the {worker['checkpoints_bytes']} bytes that "
+            f"the run's checkpoints still need (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} "
+            f"milestones, {config.permanent_checkpoints} permanent)"
         )
     failures += node_failures(run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
     if config.checkpoint.fast_dir is not None:
         folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
-        failures += _too_little_room_near(config)
+        failures += _fast_dir_failures(config, run)
     failures += [text for name, folder in folders.items() if (text := _why_not_writable(name, folder.expanduser()))]
     return {**worker, "failures": failures}
 
 
-def look_at_node(config: Config, run: RunPaths) -> None:
-    """One process of each node looks at its Neuron devices while the others wait: checks need the devices free."""
+def check_node(config: Config, run: RunPaths) -> None:
+    """Check each node's Neuron devices in one of its processes, while the others wait: checks need unused devices."""
     own = run.preflight_nodes / f"{node_name()}.json"
     if os.environ.get("LOCAL_RANK", "0") == "0":
         from trainer.neuron import node
@@ -94,71 +94,62 @@ def look_at_node(config: Config, run: RunPaths) -> None:
         checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
         files.write_json(own, {"v": 1, "host": node_name(), "checks": checks})
     deadline = time.monotonic() + _PATIENCE * config.preflight.timeout_s
-    # For all nodes: the first one may still be testing what lies between them.
+    # For all nodes: the first one may still be testing the connection between them.
     while len(list(run.preflight_nodes.glob("*.json"))) < config.cluster.nodes:
         if time.monotonic() > deadline:
             raise PreflightError(
-                f"preflight.timeout_s={config.preflight.timeout_s:g}: not every node has been looked at in that time; "
+                f"preflight.timeout_s={config.preflight.timeout_s:g}: not every node was checked in that time; "
                 f"done: {', '.join(sorted(path.stem for path in run.preflight_nodes.glob('*.json'))) or 'none'}",
-                hint="look at the others' logs, or set a longer preflight.timeout_s",
+                hint="read the logs of the other nodes, or set a longer preflight.timeout_s",
             )
         time.sleep(_POLL_S)
 
 
 def node_failures(run: RunPaths) -> list[str]:
-    """What is not enough of this node, by its own file and by comparison with the others'."""
+    """Return this node's failed checks, and how its software differs from that of most nodes."""
     if not run.preflight_nodes.is_dir():
         return []
     with reading(run.preflight_nodes):
         records = {r["host"]: r["checks"] for r in map(files.read_json, sorted(run.preflight_nodes.glob("*.json")))}
     own = node_name()
-    found = [f"{check['name']}: {check['shows']}" for check in records.get(own, []) if check["status"] == "fail"]
+    failures = [f"{check['name']}: {check['shows']}" for check in records.get(own, []) if check["status"] == "fail"]
     from trainer.neuron import versions
 
     by_host = {host: c["values"] for host, checks in records.items() for c in checks if c["name"] == versions.NAME}
     other = versions.disagreement(by_host).get(own)
-    return [*found, *([other] if other else [])]
+    return [*failures, *([other] if other else [])]
 
 
 def checkpoints_bytes(config: Config, run: RunPaths) -> int:
-    """Space that the checkpoints will still take, at once: those kept, milestones', permanent ones, one being written.
-
-    What earlier attempts have written already is not asked for again.
-    """
-    wanted = config.checkpoint.keep + len(config.milestones) + config.permanent_checkpoints + 1
-    return _one_checkpoint_bytes(config) * max(1, wanted - len(checkpoint_steps(run)))
+    """Return the free space that the run's checkpoints still need, less those that earlier attempts have written."""
+    return runs_dir_bytes(config, existing=len(checkpoint_steps(run)))
 
 
-def _one_checkpoint_bytes(config: Config) -> int:
-    from trainer.model import count_parameters
-    from trainer.precision import PRECISIONS
-
-    return count_parameters(config.model) * _NUMBERS_PER_PARAMETER * PRECISIONS[config.precision.name].weights.itemsize
-
-
-def _too_little_room_near(config: Config) -> list[str]:
-    """The fast folder holds the newest checkpoint and the one that is being written."""
-    folder = Path(config.checkpoint.fast_dir or "").expanduser()
+def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
+    """Compare the free space of ``checkpoint.fast_dir`` with what its checkpoints still need."""
+    folder = Tiers(config, run).folders[0]
+    existing = len(steps_in(folder))
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    free, needed = shutil.disk_usage(there).free, 2 * _one_checkpoint_bytes(config)
+    free, needed = shutil.disk_usage(there).free, fast_dir_bytes(config, existing)
     if free >= needed:
         return []
-    return [f"checkpoint.fast_dir={folder}: {free} bytes are free, two checkpoints take {needed}"]
+    return [
+        f"checkpoint.fast_dir={config.checkpoint.fast_dir}: {free} bytes are free, but its checkpoints need {needed} "
+        f"more ({FAST_CHECKPOINTS} at once, {existing} there)"
+    ]
 
 
 def conclude(run: RunPaths, workers: list[Worker]) -> None:
     """Write ``preflight.json``.
 
     Raises:
-        PreflightError: a worker falls short.
+        PreflightError: a worker failed.
     """
     failures = [f"worker {w['host']} (rank {w['rank']}): {text}" for w in workers for text in w["failures"]]
     files.write_json(run.preflight, {"v": 1, "workers": workers, "ok": not failures})
     if failures:
         more = f"; and {len(failures) - 1} more, see {run.preflight}" if len(failures) > 1 else ""
-        raise PreflightError(
-            failures[0] + more, hint="mend or replace the worker, or set the threshold to what it can do"
-        )
+        raise PreflightError(failures[0] + more, hint="repair or replace the worker, or change the limit")
 
 
 def _matmul_gflops_per_s(backend: Backend) -> float:
@@ -170,7 +161,7 @@ def _matmul_gflops_per_s(backend: Backend) -> float:
 
 
 def _allreduce_mib_per_s(backend: Backend) -> float:
-    """Of the whole operation, by its payload; with one process it only shows that memory can be had."""
+    """Return the payload per second of an all-reduce; with one process it only tests the allocation."""
     import torch
 
     payload = torch.ones(_ALLREDUCE_MIB << 18, device=backend.device)
@@ -184,7 +175,7 @@ def _allreduce_mib_per_s(backend: Backend) -> float:
 
 
 def _clock_skew_s(backend: Backend) -> float:
-    """How far this clock is from rank 0's, less the time that the exchange itself took."""
+    """Return the difference to rank 0's clock, minus the time of the exchange itself."""
     backend.gather(None)
     before = time.time()
     theirs = backend.from_rank0(time.time())
@@ -209,14 +200,14 @@ def _why_not_writable(name: str, folder: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure; an exception says which worker falls short."""
+    """Measure this worker; an error names the worker that failed."""
     parser = argparse.ArgumentParser(prog="trainer.preflight", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     run = RunPaths(parser.parse_args(argv).run_dir.absolute())
     config = load(run.config)
 
     if config.backend.device == "neuron":
-        look_at_node(config, run)
+        check_node(config, run)
 
     from trainer.backends import make_backend
 

@@ -1,8 +1,8 @@
-"""How the processes of a job meet, so that nobody else is among them.
+"""How the processes of a job connect, without processes of other users.
 
-What they exchange is trusted: ``torch.distributed.checkpoint`` unpickles it. gloo takes whoever connects first for the
-peer that it waits for, and every user of the machine can see its ports. So on one machine the processes meet in a
-private folder, and once they are connected each checks who is at the other end.
+They trust each other's messages: ``torch.distributed.checkpoint`` unpickles them. gloo accepts the first process that
+connects, and every user of the machine can see its ports. So on one machine the processes exchange addresses in a
+private folder, and then each checks the owner of the other end of every connection.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _LISTENS = "0A"  # linux/tcp_states.h
 _DESCRIPTORS = Path("/proc/self/fd")
 _STDERR = 2
 _POLL_S = 0.05
-#: How an IPv4 address begins that a socket for both families has.
+#: The prefix of an IPv4 address on an IPv6 socket.
 _IPV4_IN_IPV6 = "0000000000000000FFFF0000"
 
 
 def join(backend: str, *, timeout: timedelta) -> None:
-    """Form the default process group of the processes that torchrun started.
+    """Create the default process group of the processes that torchrun started.
 
     Args:
-        backend: PyTorch's name of what it talks through.
-        timeout: a peer that is silent this long is gone.
+        backend: of ``torch.distributed``.
+        timeout: of its collectives.
     """
     folder = os.environ.get(JOB_FOLDER_ENV)
     if folder is None or not _on_one_machine():
@@ -51,14 +51,14 @@ def join(backend: str, *, timeout: timedelta) -> None:
 
 
 def refuse_strangers(*, timeout_s: float = 120.0) -> None:
-    """Make sure that this process is connected to processes of its own user alone. Linux, on one machine.
+    """Check that this process is connected only to processes of its own user. Linux, on one machine.
 
     Args:
-        timeout_s: for the other ends to accept their connections, which a busy machine delays.
+        timeout_s: how long to wait until the other ends accept their connections.
 
     Raises:
-        LaunchError: to another user's process.
-        ConnectionError: nobody is at the other end, or it is on another machine.
+        LaunchError: another user's process is connected.
+        ConnectionError: the other end of a connection is closed, or on another machine.
     """
     if sys.platform != "linux" or not _on_one_machine():
         return
@@ -70,9 +70,12 @@ def refuse_strangers(*, timeout_s: float = 120.0) -> None:
 
 
 def _all_known() -> bool:
-    """Whether the other end of each connection has an owner: it has none before it is accepted. Refuses strangers.
+    """Return whether the other end of each connection has an owner, which it gets when it is accepted.
 
-    The kernel shows its table in pieces, and may leave out a row that is there.
+    The kernel returns its table in parts, so rows may be missing.
+
+    Raises:
+        LaunchError: the owner is another user.
     """
     sockets, own = list(_sockets()), _own_inodes()
     users = {(socket.local, socket.remote): socket.user for socket in sockets if socket.inode != "0"}
@@ -80,16 +83,16 @@ def _all_known() -> bool:
     for user in (users[end] for end in ends if end in users):
         if user != os.geteuid():
             raise LaunchError(
-                f"rank {os.environ.get('RANK', '0')}: a process of user {_name(user)} is connected to it in place of "
-                "another rank; only the run's own user may be",
-                hint="`ss -tp` as root shows the process; end it and resume the run",
+                f"rank {os.environ.get('RANK', '0')}: a process of user {_name(user)} is connected instead of another "
+                "rank; only processes of the run's user may connect",
+                hint="find the process with `ss -tp` as root, end it, and resume the run",
             )
     return all(end in users for end in ends)
 
 
 @dataclass(frozen=True)
 class _Socket:
-    """A row of the kernel's table; addresses and ports are hexadecimal, as it has them (proc_net_tcp)."""
+    """A row of the kernel's table of sockets, with addresses and ports in hexadecimal (proc_net_tcp)."""
 
     local: str
     remote: str
@@ -108,14 +111,14 @@ def _sockets() -> Iterator[_Socket]:
 
 
 def _own_inodes() -> set[str]:
-    """Of this process's sockets, but for what it may have been given as its standard streams."""
-    found = set()
+    """Return the inodes of this process's sockets, except its standard streams."""
+    inodes = set()
     for entry in (entry for entry in _DESCRIPTORS.iterdir() if int(entry.name) > _STDERR):
-        with suppress(OSError):  # the one that reads this folder
+        with suppress(OSError):  # the descriptor that lists this folder
             target = os.readlink(entry)
             if target.startswith("socket:["):
-                found.add(target.removeprefix("socket:[").removesuffix("]"))
-    return found
+                inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    return inodes
 
 
 def _on_one_machine() -> bool:

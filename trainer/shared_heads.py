@@ -1,9 +1,10 @@
-"""Tensor-parallel processes that share a key/value head, there being fewer heads than processes: who has what.
+"""The shards of tensor-parallel processes that share a key/value head, because there are fewer heads than processes.
 
-Each of them has some of the query heads that go with the key/value head, then a copy of the key head and of the value
-head. So its slice of query/key/value is two ranges of rows of the whole weight, and its slice of the output projection
-has the columns of its own query heads, whatever its rank. In memory that is the slice of a model with as many key/value
-heads as processes; a checkpoint has each of them once, as that of any layout. Who shares is the backend's to say.
+Each such process has some of the query heads that belong to the key/value head, followed by a replica of the key head
+and of the value head. So its shard of query/key/value is two row ranges of the whole weight. Its shard of the output
+projection has the columns of its own query heads, regardless of its rank. In memory that is the shard of a model with
+as many key/value heads as processes. A checkpoint has each head once, like that of any layout. The backend decides
+which processes share a head.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from hlatctl.run.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A range of a whole matrix, along the dimension that is cut; ``writes``: this process writes it for all."""
+class ShardRange:
+    """A range of a whole matrix along the sharded dimension; ``writes``: this process writes it to checkpoints."""
 
     start: int
     stop: int
@@ -30,158 +31,164 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
-    """How a process's slice of a parameter lies in the whole.
+class ShardSpec:
+    """Where a process's shard of a parameter is in the whole parameter.
 
     Args:
-        dim: that is cut.
-        whole_size: of the whole, along it.
-        pieces: the slice's, in its order. Those that are written are one piece for each process.
-        copied_rows: so many of the slice's last rows are copies of what other processes have.
-        sharers: processes that have them, this one among them.
+        dim: the sharded dimension.
+        global_size: of the whole parameter, along it.
+        ranges: of the whole, in the shard's order. Each process writes one range.
+        replicated_rows: how many of the shard's last rows other processes have too.
+        kv_replicas: processes that have those rows, including this one.
     """
 
     dim: int
-    whole_size: int
-    pieces: tuple[Piece, ...]
-    copied_rows: int = 0
-    sharers: int = 1
+    global_size: int
+    ranges: tuple[ShardRange, ...]
+    replicated_rows: int = 0
+    kv_replicas: int = 1
 
-    def whole_shape(self, shape: list[int]) -> list[int]:
-        """Of the parameter, from that of a slice or of some rows of it."""
-        return [self.whole_size if axis == self.dim else size for axis, size in enumerate(shape)]
+    def global_shape(self, shape: list[int]) -> list[int]:
+        """Return the parameter's shape, from that of a shard or of some rows of it."""
+        return [self.global_size if axis == self.dim else size for axis, size in enumerate(shape)]
 
-    def take(self, whole: Tensor) -> Tensor:
-        """The slice of a whole parameter."""
-        ranges = [whole.narrow(self.dim, piece.start, piece.stop - piece.start) for piece in self.pieces]
-        return torch.cat(ranges, self.dim)
+    def shard_of(self, whole: Tensor) -> Tensor:
+        """Return the shard of a whole parameter."""
+        return torch.cat([whole.narrow(self.dim, r.start, r.stop - r.start) for r in self.ranges], self.dim)
 
-    def weights_of_rows(self, rows: int) -> Tensor:
-        """One over how many processes have each of the slice's rows, FP32 (rows, 1): their sum counts it once."""
+    def row_weights(self, rows: int) -> Tensor:
+        """Return 1 / (processes that have the row) for each of the shard's rows, FP32 (rows, 1)."""
         weights = torch.ones(rows, 1)
-        weights[rows - self.copied_rows :] /= self.sharers
+        weights[rows - self.replicated_rows :] /= self.kv_replicas
         return weights
 
-    def described(self, part: Tensor, first_row: int, rows: int) -> Pieces:
-        """Some rows of a slice that has so many, with where they lie in the whole."""
-        whole = [rows, *part.shape[1:]]
-        whole[self.dim] = self.whole_size
+    def as_distributed(self, part: Tensor, first_row: int, rows: int) -> UnevenShard:
+        """Attach to some rows of a shard, which has ``rows`` rows, their position in the whole parameter."""
+        shape = self.global_shape([rows, *part.shape[1:]])
         if self.dim != 0:
-            return Pieces.of(part, whole, [(part, (first_row, self.pieces[0].start), True)] if len(part) else [])
-        found, before = [], 0
-        for piece in self.pieces:
+            chunks = [(part, (first_row, self.ranges[0].start), True)] if len(part) else []
+            return UnevenShard.of(part, shape, chunks)
+        chunks, before = [], 0
+        for range_ in self.ranges:
             start = max(before, first_row)
-            before += piece.stop - piece.start
+            before += range_.stop - range_.start
             stop = min(before, first_row + part.shape[0])
             if start < stop:
-                row = piece.stop - before + start
-                found.append((part[start - first_row : stop - first_row], (row, 0), piece.writes))
-        return Pieces.of(part, whole, found)
+                row = range_.stop - before + start
+                chunks.append((part[start - first_row : stop - first_row], (row, 0), range_.writes))
+        return UnevenShard.of(part, shape, chunks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedHeads:
-    """A process's place among those that have a layer together.
+    """Which heads a tensor-parallel process has.
 
     Args:
         model: its shape.
-        head: the key/value head that it has, 0-based.
-        part: which part of that head's query heads, 0-based.
-        sharers: into how many parts they are cut.
+        kv_head: the process's key/value head, from 0.
+        replica: which of that head's replicas it has, from 0; this also selects its query heads.
+        kv_replicas: replicas of each key/value head.
     """
 
     model: ModelConfig
-    head: int
-    part: int
-    sharers: int
+    kv_head: int
+    replica: int
+    kv_replicas: int
 
     @classmethod
     def of(cls, model: ModelConfig, rank: int, tp_ranks: list[int], groups: list[list[int]]) -> SharedHeads:
-        """The place of a rank.
+        """Return the heads of a rank.
 
         Args:
             model: its shape.
             rank: among all processes.
-            tp_ranks: of the processes that have each layer together with it.
-            groups: ranks of those that share a key/value head, of all processes.
+            tp_ranks: ranks of its tensor-parallel group.
+            groups: for all processes, the ranks that share a key/value head.
 
         Raises:
-            ConfigError: the groups are not parts of these processes.
+            ConfigError: the groups do not divide the tensor-parallel group.
         """
         groups = [group for group in groups if set(group) <= set(tp_ranks)]
         if len(groups) != model.num_kv_heads:
             raise ConfigError(
                 f"model.num_kv_heads={model.num_kv_heads}, parallel.tensor_parallel_size={len(tp_ranks)}: the "
-                "library's groups for key/value heads do not lie within its tensor-parallel groups (those of 4 "
-                "processes it spreads over a trn1 node)",
+                "library's groups for key/value heads do not lie within its tensor-parallel groups (it spreads those "
+                "of 4 processes over a trn1 node)",
                 hint="set parallel.tensor_parallel_size to another multiple of model.num_kv_heads, or to a divisor",
             )
-        head = next(number for number, group in enumerate(groups) if rank in group)
-        return cls(model=model, head=head, part=groups[head].index(rank), sharers=len(groups[head]))
+        kv_head = next(number for number, group in enumerate(groups) if rank in group)
+        group = groups[kv_head]
+        return cls(model=model, kv_head=kv_head, replica=group.index(rank), kv_replicas=len(group))
 
-    def cut(self, name: str) -> Cut | None:
-        """Of a parameter by its name; none if the slices of that one lie in order of the processes' ranks."""
+    def shard_spec(self, name: str) -> ShardSpec | None:
+        """Return the spec of a parameter; None if its shards are in the order of the processes' ranks."""
         if name.endswith("attention.qkv.weight"):
-            return self._cut_of_qkv()
+            return self._spec_of_qkv()
         if name.endswith("attention.o.weight"):
             columns = self._queries * self.model.head_dim
-            start = (self.head * self.sharers + self.part) * columns
-            piece = Piece(start=start, stop=start + columns)
-            return Cut(dim=1, whole_size=self.model.num_heads * self.model.head_dim, pieces=(piece,))
+            start = (self.kv_head * self.kv_replicas + self.replica) * columns
+            columns_range = ShardRange(start=start, stop=start + columns)
+            return ShardSpec(dim=1, global_size=self.model.num_heads * self.model.head_dim, ranges=(columns_range,))
         return None
 
-    def _cut_of_qkv(self) -> Cut:
-        """The last part's query heads lie before the key head and the value head, so it writes all as one piece."""
-        queries, copies = self._queries * self.model.head_dim, 2 * self.model.head_dim
-        group = self.sharers * queries + copies
-        start, stop = self.head * group + self.part * queries, (self.head + 1) * group
-        pieces: tuple[Piece, ...] = (Piece(start=start, stop=stop),)
-        if self.part < self.sharers - 1:
-            pieces = (Piece(start=start, stop=start + queries), Piece(start=stop - copies, stop=stop, writes=False))
-        whole = self.model.num_kv_heads * group
-        return Cut(dim=0, whole_size=whole, pieces=pieces, copied_rows=copies, sharers=self.sharers)
+    def _spec_of_qkv(self) -> ShardSpec:
+        """The last replica's query heads come directly before the key head and the value head: one range."""
+        queries, replicated = self._queries * self.model.head_dim, 2 * self.model.head_dim
+        group = self.kv_replicas * queries + replicated
+        start, stop = self.kv_head * group + self.replica * queries, (self.kv_head + 1) * group
+        ranges: tuple[ShardRange, ...] = (ShardRange(start=start, stop=stop),)
+        if self.replica < self.kv_replicas - 1:
+            key_value = ShardRange(start=stop - replicated, stop=stop, writes=False)
+            ranges = (ShardRange(start=start, stop=start + queries), key_value)
+        return ShardSpec(
+            dim=0,
+            global_size=self.model.num_kv_heads * group,
+            ranges=ranges,
+            replicated_rows=replicated,
+            kv_replicas=self.kv_replicas,
+        )
 
     @property
     def _queries(self) -> int:
         """Query heads of a process."""
-        return self.model.num_heads // (self.model.num_kv_heads * self.sharers)
+        return self.model.num_heads // (self.model.num_kv_heads * self.kv_replicas)
 
 
-class Pieces(Tensor):
-    """A process's part of a tensor that is cut as no DTensor can say: that asks for equal slices.
+class UnevenShard(Tensor):
+    """A process's shard of a tensor whose shards are not equal blocks, which DTensor requires.
 
-    It is the part itself, with what torch.distributed.checkpoint asks of any tensor that tells its chunks (as DTensor
-    does): ``size()`` is the whole's. What is computed from it is a plain tensor.
+    It holds the shard and has the methods that torch.distributed.checkpoint calls on a tensor that lists its chunks
+    (as it does for DTensor). ``size()`` is that of the whole tensor. The results of operations on it are plain tensors.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    _whole: torch.Size
+    _global_shape: torch.Size
     _chunks: list[tuple[Tensor, torch.Size, bool]]
 
     @classmethod
-    def of(cls, part: Tensor, whole: list[int], chunks: list[tuple[Tensor, tuple[int, int], bool]]) -> Pieces:
-        """A part.
+    def of(cls, part: Tensor, shape: list[int], chunks: list[tuple[Tensor, tuple[int, int], bool]]) -> UnevenShard:
+        """Make a shard.
 
         Args:
             part: all that this process has.
-            whole: shape of the tensor that it is a part of.
-            chunks: views of the part, where each lies in the whole, and whether this process writes it.
+            shape: of the whole tensor.
+            chunks: views of the part, the offset of each in the whole, and whether this process writes it.
         """
-        pieces = part.as_subclass(cls)
-        pieces._whole = torch.Size(whole)
-        pieces._chunks = [(chunk, torch.Size(offsets), writes) for chunk, offsets, writes in chunks]
-        return pieces
+        shard = part.as_subclass(cls)
+        shard._global_shape = torch.Size(shape)
+        shard._chunks = [(chunk, torch.Size(offsets), writes) for chunk, offsets, writes in chunks]
+        return shard
 
     def to_local(self) -> Tensor:
-        """The part, a plain tensor."""
+        """Return the shard as a plain tensor."""
         return self.as_subclass(Tensor)
 
     def size(self, dim: int | None = None) -> Any:
-        """Of the whole."""
-        return self._whole if dim is None else self._whole[dim]
+        """Return the size of the whole tensor."""
+        return self._global_shape if dim is None else self._global_shape[dim]
 
     def __create_write_items__(self, fqn: str, tensor: Any) -> list[WriteItem]:
-        """What of it this process writes."""
+        """Return the chunks that this process writes."""
         return [
             WriteItem(
                 index=MetadataIndex(fqn, offsets),
@@ -189,7 +196,7 @@ class Pieces(Tensor):
                 tensor_data=TensorWriteData(
                     chunk=ChunkStorageMetadata(offsets=offsets, sizes=chunk.size()),
                     properties=TensorProperties.create_from_tensor(chunk),
-                    size=self._whole,
+                    size=self._global_shape,
                 ),
             )
             for chunk, offsets, writes in self._chunks
@@ -197,9 +204,9 @@ class Pieces(Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """What of it is read."""
+        """Return the chunks that this process reads."""
         return [ChunkStorageMetadata(offsets=offsets, sizes=chunk.size()) for chunk, offsets, _ in self._chunks]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        """The chunk that lies there."""
+        """Return the chunk at an offset."""
         return next(chunk for chunk, offsets, _ in self._chunks if offsets == index.offset)

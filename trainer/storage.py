@@ -1,6 +1,6 @@
-"""Tensors to and from a folder of safetensors shards, through torch.distributed.checkpoint. No pickle is involved.
+"""Reading and writing of safetensors shards through torch.distributed.checkpoint, without pickle.
 
-Each process writes the parts that it holds; whoever reads gets what it asks for, whatever layout wrote it.
+Each process writes its own shards. A reader can have any layout, regardless of the writer's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool, group: ProcessGroup | None = None) -> None:
-    """Write tensors, each process its parts of them; what several hold is written by one.
+    """Write tensors, each process its own shards. One process writes replicated ones.
 
     Args:
         tensors: by name.
-        folder: of the shards; it exists.
-        alone: this process has all of them.
-        group: for the processes to agree over; none: the default one.
+        folder: of the shards; must exist.
+        alone: this process has all tensors whole.
+        group: over which the processes coordinate; None: the default one.
 
     Raises:
         StorageError: a process can't write.
@@ -42,7 +42,7 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool, group
 
 
 def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool, group: ProcessGroup | None = None) -> None:
-    """Read into the tensors in place, converted to their number formats; arguments as in :func:`save_tensors`.
+    """Read into the tensors in place, converted to their dtypes. Arguments are those of :func:`save_tensors`.
 
     Raises:
         CheckpointError: a tensor is missing, has another shape, or can't be read.
@@ -57,7 +57,7 @@ def load_tensors(tensors: dict[str, Tensor], folder: Path, *, alone: bool, group
 
 
 def describe_tensors(folder: Path) -> dict[str, Tensor]:
-    """Shape and dtype of every tensor of a folder, as tensors without memory (on the meta device), by name."""
+    """Return every tensor of a folder, by name, without its values (on the meta device)."""
     import torch
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -71,11 +71,11 @@ def describe_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def why_not_loadable(folder: Path, listed: Iterable[str]) -> str | None:
-    """The first file that can't be read as what its name says, as ``"name: reason"``; None if all load.
+    """Return the first file that can't be read as its type, as ``"name: reason"``; None if all load.
 
     Args:
         folder: of a checkpoint.
-        listed: names that its manifest has; a shard besides them would be loaded with the others.
+        listed: file names in its manifest. Any other shard is an error, because it would be loaded too.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -88,7 +88,7 @@ def why_not_loadable(folder: Path, listed: Iterable[str]) -> str | None:
                 if path.name not in known:
                     return f"{path.name}: not in the manifest"
                 with safe_open(path, framework="pt") as shard:
-                    for name in shard.keys():  # noqa: SIM118 (it is no mapping)
+                    for name in shard.keys():  # noqa: SIM118 (not a mapping)
                         shard.get_tensor(name)
         except (OSError, ValueError, SafetensorError) as error:
             return f"{path.name}: {error}"
@@ -96,7 +96,7 @@ def why_not_loadable(folder: Path, listed: Iterable[str]) -> str | None:
 
 
 def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Whole tensors, by name, into this process alone."""
+    """Return the wanted tensors, whole, by name, in this process."""
     import torch
 
     described = {name: tensor for name, tensor in describe_tensors(folder).items() if wanted(name)}
@@ -106,16 +106,16 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tenso
 
 
 def _alone_is_no_warning() -> None:
-    """No word from torch about a process that is alone, where that was asked for.
+    """Silence torch's warning about a single process.
 
-    For the whole process: ``catch_warnings`` puts back what it found, and so would undo what another thread does.
+    This affects the whole process: ``catch_warnings`` restores filters, and would undo changes of other threads.
     """
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
 @contextmanager
 def _raised_as(error_type: type[HlatctlError], folder: Path) -> Iterator[None]:
-    """Torch's own exception is no ``Exception``, so that nobody would catch it, and holds a traceback as its text."""
+    """Raise torch's CheckpointException as ours: it isn't an ``Exception``, and its text contains a traceback."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:

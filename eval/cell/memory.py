@@ -1,9 +1,8 @@
-"""What all processes of a cell hold together: memory, what was swapped out of it, and what lies in their sockets.
+"""Measure the memory of all processes of a cell together: resident, swapped out, and in their sockets.
 
-Works in a worker that has its own view of processes and its own network. Some memory can't be seen from here.
-``eval.cell.seccomp`` refuses it to programs: memory behind descriptors and keys, shared memory without a file.
-The rest is bounded: files by the size of the cell's folder, pipes by the kernel's limit for each user
-(``pipe-user-pages-soft``, 64 MiB by default).
+Needs a worker with its own process and network namespaces. Memory that can't be seen here is refused by
+``eval.cell.seccomp`` (behind descriptors and keys, shared without a file) or bounded: files by the size of the cell's
+folder, pipes by the kernel's limit per user (``pipe-user-pages-soft``, 64 MiB by default).
 """
 
 from __future__ import annotations
@@ -20,49 +19,49 @@ _SOCKETS = re.compile(r"^sockets: used (\d+)$", re.MULTILINE)
 
 
 class Meter:
-    """Measures one cell. Made before it is: sockets that exist by then aren't its own."""
+    """Measures one cell. Create it before the cell: sockets that exist by then aren't the cell's."""
 
     def __init__(self) -> None:
         self._sockets_before = _sockets()
         self._socket_bytes = _most_bytes_in_a_socket()
 
     def is_above(self, limit_bytes: int) -> bool:
-        """Whether the cell holds more than this.
+        """Return whether the cell uses more memory than this.
 
-        Memory that its processes share counts once. That is slow to find, so it is only asked where the simple sum is
-        above. Every socket counts with the most that can lie in it.
+        Memory that its processes share counts once. That is slow to read, so it is read only if the plain sum is above
+        the limit. Every socket counts with the most that fits into it.
         """
         in_sockets = max(0, _sockets() - self._sockets_before) * self._socket_bytes
-        held = {name: size for name in os.listdir("/proc") if name.isdecimal() and (size := _bytes_held(name))}
-        if sum(held.values()) + in_sockets <= limit_bytes:
+        sizes = {name: size for name in os.listdir("/proc") if name.isdecimal() and (size := _resident_bytes(name))}
+        if sum(sizes.values()) + in_sockets <= limit_bytes:
             return False
-        return sum(_bytes_of_its_own(name, size) for name, size in held.items()) + in_sockets > limit_bytes
+        return sum(_proportional_bytes(name, size) for name, size in sizes.items()) + in_sockets > limit_bytes
 
 
-def _bytes_held(process: str) -> int:
-    """The memory of a process of the cell: one that also has an id in a namespace below this one; 0 for all others."""
+def _resident_bytes(process: str) -> int:
+    """Return the memory of a process of the cell, which has an id in a namespace below this one; 0 for all others."""
     text = _read(Path("/proc", process, "status"))
     return sum(int(size) << 10 for size in _SIZES.findall(text)) if _IDS.search(text) else 0
 
 
-def _bytes_of_its_own(process: str, held_bytes: int) -> int:
-    """A process's memory, with what it shares divided by how many share it."""
+def _proportional_bytes(process: str, resident_bytes: int) -> int:
+    """Return a process's memory; shared pages count in proportion to the number of processes that share them."""
     try:
         return sum(int(size) << 10 for size in _SHARES.findall(_read(Path("/proc", process, "smaps_rollup"))))
     except PermissionError:
-        return held_bytes  # a security module may keep it to itself; then all of it counts
+        return resident_bytes  # a security module may refuse this; then all of it counts
 
 
 def _sockets() -> int:
-    """Sockets in this network, those that are closed but still hold data included."""
-    found = _SOCKETS.search(Path("/proc/net/sockstat").read_text(encoding="ascii"))
-    return int(found[1]) if found else 0
+    """Return the number of sockets in this network, including closed ones that still hold data."""
+    used = _SOCKETS.search(Path("/proc/net/sockstat").read_text(encoding="ascii"))
+    return int(used[1]) if used else 0
 
 
 def _most_bytes_in_a_socket() -> int:
-    """What can wait to be read from a socket whose buffer has the size that a new one has.
+    """Return how many bytes can wait in a socket with the default buffer size.
 
-    The kernel lets a message begin while less than that waits, and a message can be as large again.
+    The kernel accepts a message while fewer bytes than that wait, and a message can have the same size again.
     """
     pair = socket.socketpair()
     try:
@@ -76,4 +75,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return ""  # it has ended since
+        return ""  # the process has ended

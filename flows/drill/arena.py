@@ -1,4 +1,4 @@
-"""A run under fire: its journal as it grows, its head, its processes."""
+"""The run of a drill: its growing journal, its driver and its processes."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from hlatctl.run.state import AttemptState, RunState
 _T = TypeVar("_T")
 
 _POLL_S = 0.02
-#: On few cores, MLflow and Prefect have to come up beside training that takes all of them.
+#: On a machine with few cores, MLflow and Prefect must be able to start beside training.
 _YIELDING = ("nice", "-n", "5")
-#: Waiting for anything ends after this and so many cold starts.
+#: A wait ends after this time plus this many cold starts.
 _PATIENCE_S, _PATIENCE_STARTS = 60.0, 8.0
-#: Before the first start has been seen.
+#: A wait's limit before the duration of a cold start is known.
 _FIRST_START_S = 1800.0
 _STOP_S = 120.0
 
 
 class NotRecovered(TrainingError):
-    """What had to follow a fault did not."""
+    """The run did not recover from a fault."""
 
 
 class NotTried(Exception):
-    """A fault that can't be done to this run; says why."""
+    """A fault can't be injected into this run; the message says why."""
 
 
 class Arena:
-    """A run that is driven by a head process of its own, to be looked at and to be broken.
+    """A run with a driver process of its own, to be observed and disturbed.
 
     Args:
-        run: made, and not begun.
-        journal: the drill's own, to enter faults in.
+        run: created, but not started.
+        journal: the drill's own, for faults.
     """
 
     def __init__(self, run: RunPaths, journal: JournalWriter) -> None:
         self.run, self.config = run, conf.load.load(run.config)
         self.state, self.events = RunState(), list[Event]()
         self.cold_start_s = 0.0
-        """From the head's start to the first optimizer step."""
+        """From the driver's start to the first optimizer step."""
         self._journal, self._tail, self._launcher = journal, JournalTail(run), LocalLauncher()
         self._driven = False
-        self._struck_step = 0
+        self._fault_step = 0
 
     def start(self) -> None:
         """Start the run and wait for its first step."""
@@ -66,34 +66,34 @@ class Arena:
         self.cold_start_s = step["time_unix_s"] - started_unix_s
 
     def drive(self) -> None:
-        """Start a head process."""
+        """Start a driver process."""
         detached.start_driver(self.run, inside=_YIELDING)
         self._driven = True
 
     def revive(self) -> None:
-        """Bring a run that has ended, or that a fault has left without a head, back to training, if that can be."""
+        """Resume the run if it has no driver."""
         if driver_pid(self.run) is None:
             with suppress(LaunchError):
                 self.drive()
         self._driven = True
 
     def under_way(self) -> None:
-        """Wait until there are two checkpoints, the newest of this attempt, and steps that came after it.
+        """Wait for two checkpoints, the newest of this attempt, and for a step after it.
 
-        All of them beyond the step of the last fault: the restart policy takes two like failures of one step for one
-        fault that will come again.
+        The newest checkpoint must be later than the step of the last fault: the restart policy treats two equal
+        failures at one step as a fault that repeats.
         """
 
         def ready() -> bool:
             attempt, checkpoints = self.attempt, self.state.checkpoints
             newest = attempt.newest_checkpoint
             good = len(checkpoints) > 1 and newest == checkpoints[-1]
-            return good and attempt.last_step > newest > self._struck_step
+            return good and attempt.last_step > newest > self._fault_step
 
         self.wait_until("two checkpoints and a step beyond them", ready)
 
     def look(self) -> None:
-        """Take in what is new in the journal."""
+        """Read what is new in the journal."""
         for event in self._tail.read_new():
             apply(self.state, event)
             self.events.append(event)
@@ -105,64 +105,64 @@ class Arena:
             raise NotRecovered("training has not been started")
         return self.state.attempt
 
-    def strike(self, fault: str, blow: Callable[[], object]) -> tuple[float, int]:
-        """Do a fault to the run; its Unix time, and the place in ``events`` from which on its consequences stand."""
+    def inject(self, fault: str, action: Callable[[], object]) -> tuple[float, int]:
+        """Inject a fault; returns its Unix time, and the index in ``events`` of the first event after it."""
         self.look()
         event = self._journal.append("fault_injected", durable=True, fault=fault, run_id=self.run.run_id)
-        mark, self._struck_step = len(self.events), self.state.step
-        blow()
+        mark, self._fault_step = len(self.events), self.state.step
+        action()
         return float(event["time_unix_s"]), mark
 
     def wait_for_event(
         self, what: str, mark: int, wanted: Callable[[Event], bool], patience_s: float | None = None
     ) -> Event:
-        """Wait for the first event from a place on that is the wanted one."""
+        """Wait for an event at or after an index for which ``wanted`` holds, and return the first one."""
         return self.wait_until(what, lambda: next((e for e in self.events[mark:] if wanted(e)), None), patience_s)
 
-    def wait_until(self, what: str, found: Callable[[], _T | None], patience_s: float | None = None) -> _T:
-        """Wait until something is found.
+    def wait_until(self, what: str, look_up: Callable[[], _T | None], patience_s: float | None = None) -> _T:
+        """Wait until a function returns something true, and return that.
 
         Raises:
-            NotRecovered: the run has ended, or it took too long.
+            NotRecovered: the run has ended, or it takes too long.
         """
         limit_s = patience_s or _PATIENCE_S + self.config.recovery.hang_floor_s + _PATIENCE_STARTS * self.cold_start_s
         deadline = time.monotonic() + limit_s
         while True:
             driven = driver_pid(self.run) is not None
             self.look()
-            if value := found():
+            if value := look_up():
                 return value
             if self._driven and not driven:
-                ended = f"the run {self.state.status}" if self.state.status != "running" else "its head process died"
+                ended = f"the run {self.state.status}" if self.state.status != "running" else "its driver died"
                 raise NotRecovered(": ".join(filter(None, [f"no sign of {what}; {ended}", self.state.message])))
             if time.monotonic() > deadline:
                 raise NotRecovered(f"no sign of {what} within {limit_s:.0f} s")
             time.sleep(_POLL_S)
 
-    def head(self) -> Identity:
-        """The process that drives the run; from here on it may be gone without that being a failure."""
-        head = processes.identify(driver_pid(self.run) or 0)
-        if head is None:
-            raise NotRecovered("nobody drives the run")
+    def driver(self) -> Identity:
+        """Return the driver's process. From now on its death is no failure."""
+        driver = processes.identify(driver_pid(self.run) or 0)
+        if driver is None:
+            raise NotRecovered("the run has no driver")
         self._driven = False
-        return head
+        return driver
 
     def job(self) -> Identity:
-        """The training job's program on this node."""
+        """Return the process of the training job's node program."""
         process = self._launcher.process(Handle.from_json(self.attempt.handle))
         if process is None:
             raise NotRecovered("the training job has no process")
         return process
 
     def process(self) -> Identity:
-        """One training process: that of the last rank."""
-        found = processes.ranks(self.job().pid)
-        if not found:
+        """Return the training process of the last rank."""
+        ranks = processes.ranks(self.job().pid)
+        if not ranks:
             raise NotRecovered("no training process is left")
-        return found[max(found)]
+        return ranks[max(ranks)]
 
     def stop(self) -> None:
-        """Stop the run with a checkpoint, whatever state it is in."""
+        """Stop the run with a checkpoint, in any state."""
         self._driven = False
         control.request_stop(self.run, by=DRILL_WRITER, wait_s=_STOP_S)
         self.look()

@@ -1,4 +1,4 @@
-"""One fault after another on a real run, and the comparison with a run that nobody disturbs."""
+"""Injects one fault after another into a real run, and compares it with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from flows.drill.arena import Arena, NotRecovered, NotTried
 from flows.drill.faults import FAULTS, Seen, no_tracking
 from flows.drill.tracking import Servers
 from flows.runtime.signals import Signals
-from hlatctl.report import build
+from hlatctl.report.build import build
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.run.journal import DRILL_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.suggest import suggest
 
 #: Names of the runs in a drill's folder.
 DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
-#: Checkpoints that a small disk holds beyond those that are kept.
+#: Checkpoints that fit on a small disk beyond those that are kept.
 _SMALL_DISK_SPARE = 3
-#: For its journal and its logs.
+#: Room for the journal and the logs.
 _SMALL_DISK_REST_BYTES = 16 << 20
 
 
 @dataclasses.dataclass
 class _Trial:
-    """A fault that was tried, and the steps that its run made until the next one."""
+    """A fault, its outcome, and the steps of its run until the next fault."""
 
     fault: str
     arena: Arena
@@ -44,31 +45,46 @@ class _Trial:
 
 
 def new_folder(runs_dir: Path) -> Path:
-    """Where a drill's runs, their cache and their databases go: apart from everything that is not to be broken."""
+    """Return a new runs folder for a drill, separate from all other runs, caches and databases."""
     return runs_dir / f"drill-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def check_names(faults: list[str]) -> None:
+    """Check that faults of these names exist.
+
+    Raises:
+        ConfigError: one doesn't.
+    """
+    for name in faults:
+        if name not in FAULTS:
+            raise ConfigError(f"--fault={name}: no such fault", hint=suggest(name, list(FAULTS)))
 
 
 def exercise(
     config: Config, folder: Path, faults: Sequence[str], *, argv: list[str], say: Callable[[str], None]
 ) -> RunPaths:
-    """Drill a configuration; returns the drilled run, whose journal and report hold the outcome of every fault.
+    """Drill a configuration; returns the drilled run. Its journal and report have the outcome of every fault.
 
     Args:
-        config: composed; long enough to be stopped rather than to end by itself.
-        folder: a runs folder of the drill's own.
+        config: of a run that is longer than the drill.
+        folder: a runs folder for this drill.
         faults: names from ``FAULTS``, in any order.
         argv: the command line, for provenance.
-        say: told what goes on, in sentences.
+        say: called with messages about the progress.
 
     Raises:
         ConfigError: the configuration can't be drilled.
-        HlatctlError: the run did not even begin, or the undisturbed one did not run.
+        HlatctlError: the drilled run did not start, or the undisturbed one failed.
     """
     if config.cluster.launcher != "local":
         raise ConfigError(
-            f"cluster.launcher={config.cluster.launcher}: a drill breaks real processes of this machine",
+            f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes of this machine",
             hint="hlatctl drill cluster.launcher=local",
         )
+    skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
+    if skipped.keys() == set(faults):
+        name, why = next(iter(skipped.items()))
+        raise ConfigError(f"--fault={name}: can't be injected, {why}", hint="choose other faults with --fault")
     servers = Servers(folder, say)
     tracking = dataclasses.replace(config.tracking, mlflow_uri=servers.mlflow_uri)
     config = dataclasses.replace(config, runs_dir=str(folder), tracking=tracking)
@@ -76,65 +92,79 @@ def exercise(
     with Signals().kept(), ExitStack() as stack:
         journal = stack.enter_context(JournalWriter(run, DRILL_WRITER))
         stack.callback(servers.stop)
-        skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
-        if config.tracking.enabled and not _start(servers, say):
-            skipped.update({name: "the servers do not start" for name in faults if FAULTS[name].skip is no_tracking})
-        wanted = [name for name in FAULTS if name in faults and name not in skipped]
-        arena = Arena(run, journal)
-        trials = list(_on_one_run(arena, [n for n in wanted if not FAULTS[n].small_disk], servers, say))
-        for name in wanted:
-            if FAULTS[name].small_disk:
-                trials.append(_on_a_small_disk(config, argv, name, arena, journal, servers, say))
-        _compare(_undisturbed(config, argv, journal, max(trial.last_step for trial in trials), say), trials)
-        _journal(journal, trials, skipped)
+        _Drill(config, argv, journal, servers, say).inject(run, faults, skipped)
     build(run)
     return run
 
 
-def _start(servers: Servers, say: Callable[[str], None]) -> bool:
-    """Start MLflow's and Prefect's servers; a drill goes on without them, and its runs do too."""
-    try:
-        servers.start()
-    except LaunchError as error:
-        servers.stop()
-        say(f"{error.message}, {error.hint}; the drill goes on without them")
-        return False
-    return True
+@dataclasses.dataclass(frozen=True)
+class _Drill:
+    """What the parts of a drill share."""
 
+    config: Config
+    argv: list[str]
+    journal: JournalWriter
+    servers: Servers
+    say: Callable[[str], None]
 
-def _on_one_run(arena: Arena, faults: list[str], servers: Servers, say: Callable[[str], None]) -> Iterator[_Trial]:
-    say(f"run {arena.run.run_id} in {arena.run.root}")
-    with _running(arena):
-        for name in faults:
-            yield _try(arena, name, servers, say)
+    def inject(self, run: RunPaths, faults: Sequence[str], skipped: dict[str, str]) -> None:
+        """Inject the faults, compare with an undisturbed run, and journal the outcomes."""
+        if self.config.tracking.enabled and not self._start_servers():
+            skipped |= {name: "the servers did not start" for name in faults if FAULTS[name].skip is no_tracking}
+        wanted = [name for name in FAULTS if name in faults and name not in skipped]
+        if not wanted:
+            raise LaunchError("no fault can be injected: MLflow's and Prefect's servers did not start")
+        arena = Arena(run, self.journal)
+        self.say(f"run {run.run_id} in {run.root}")
+        with _running(arena):
+            trials = [self._try(arena, name) for name in wanted if not FAULTS[name].small_disk]
+        trials += [self._try_on_small_disk(name, arena) for name in wanted if FAULTS[name].small_disk]
+        _compare(self._undisturbed(max(trial.last_step for trial in trials)), trials)
+        _journal(self.journal, trials, skipped)
 
+    def _start_servers(self) -> bool:
+        """Start MLflow's and Prefect's servers; whether they started. A drill continues without them."""
+        try:
+            self.servers.start()
+        except LaunchError as error:
+            self.servers.stop()
+            self.say(f"{error.message}, {error.hint}; the drill continues without them")
+            return False
+        return True
 
-def _on_a_small_disk(
-    config: Config,
-    argv: list[str],
-    fault: str,
-    drilled: Arena,
-    journal: JournalWriter,
-    servers: Servers,
-    say: Callable[[str], None],
-) -> _Trial:
-    """A run of its own whose directory lies on a disk that holds a few more checkpoints than it keeps."""
-    sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
-    size_bytes = max(sizes) * (config.checkpoint.keep + _SMALL_DISK_SPARE) + _SMALL_DISK_REST_BYTES
-    arena = Arena(pretrain.create(config, argv=argv, run_id=SMALL_DISK), journal)
-    with small_disk.under(arena.run.root, size_bytes), _running(arena):
-        return _try(arena, fault, servers, say)
+    def _try_on_small_disk(self, fault: str, drilled: Arena) -> _Trial:
+        """Inject a fault into a separate run, on a disk with room for few more checkpoints than the run keeps."""
+        sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
+        size_bytes = max(sizes) * (self.config.checkpoint.keep + _SMALL_DISK_SPARE) + _SMALL_DISK_REST_BYTES
+        arena = Arena(pretrain.create(self.config, argv=self.argv, run_id=SMALL_DISK), self.journal)
+        with small_disk.under(arena.run.root, size_bytes), _running(arena):
+            return self._try(arena, fault)
 
+    def _undisturbed(self, steps: int) -> Arena:
+        self.say(f"running the same {steps:,} steps undisturbed, for comparison")
+        arena = Arena(pretrain.create(self.config, argv=self.argv, run_id=UNDISTURBED), self.journal)
+        with _running(arena):
+            arena.wait_until(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
+        self.journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
+        return arena
 
-def _undisturbed(
-    config: Config, argv: list[str], journal: JournalWriter, steps: int, say: Callable[[str], None]
-) -> Arena:
-    say(f"the same {steps:,} steps undisturbed, to compare with")
-    arena = Arena(pretrain.create(config, argv=argv, run_id=UNDISTURBED), journal)
-    with _running(arena):
-        arena.wait_until(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
-    journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)
-    return arena
+    def _try(self, arena: Arena, name: str) -> _Trial:
+        """Inject one fault. A run that doesn't recover is resumed for the next one, as a person would do."""
+        trial = _Trial(name, arena, arena.state.step)
+        try:
+            arena.under_way()
+            trial.first_step = arena.state.step
+            trial.seen = FAULTS[name].test(arena, self.servers)
+            arena.under_way()
+            self.say(f"{FAULTS[name].title}: {describe(trial.seen)}")
+        except NotTried as error:
+            trial.skipped = str(error)
+        except (NotRecovered, LaunchError) as error:
+            trial.failure = error.message
+            self.say(f"{FAULTS[name].title}: NOT RECOVERED: {error.message}")
+            arena.revive()
+        trial.last_step = arena.state.step
+        return trial
 
 
 @contextmanager
@@ -146,46 +176,27 @@ def _running(arena: Arena) -> Iterator[None]:
         arena.stop()
 
 
-def _try(arena: Arena, name: str, servers: Servers, say: Callable[[str], None]) -> _Trial:
-    """One fault; a run that did not recover from it is brought back for the next one as a person would do it."""
-    trial = _Trial(name, arena, arena.state.step)
-    try:
-        arena.under_way()
-        trial.first_step = arena.state.step
-        trial.seen = FAULTS[name].meet(arena, servers)
-        arena.under_way()
-        say(f"{FAULTS[name].title}: {describe(trial.seen)}")
-    except NotTried as error:
-        trial.skipped = str(error)
-    except (NotRecovered, LaunchError) as error:
-        trial.failure = error.message
-        say(f"{FAULTS[name].title}: NOT RECOVERED: {error.message}")
-        arena.revive()
-    trial.last_step = arena.state.step
-    return trial
-
-
 def describe(seen: Seen) -> str:
-    """What was seen, in a few words."""
-    after = "training went on" if seen.recovered_s is None else f"recovered after {seen.recovered_s:.1f} s"
-    lost = f", {seen.lost_steps} steps done again" if seen.lost_steps else ""
+    """Return what was observed, in a few words."""
+    after = "training continued" if seen.recovered_s is None else f"recovered after {seen.recovered_s:.1f} s"
+    lost = f", {seen.lost_steps} steps repeated" if seen.lost_steps else ""
     return f"{seen.detected_as} after {seen.detected_s:.1f} s, {after}{lost}"
 
 
 def _compare(undisturbed: Arena, trials: list[_Trial]) -> None:
-    """Whether every step from a fault to the next one, done again or not, has the undisturbed run's very numbers."""
+    """Check that every step from a fault to the next one has exactly the undisturbed run's numbers."""
     expected = {
         event["step"]: (event["loss"], event["grad_norm"]) for event in undisturbed.events if event["kind"] == "step"
     }
     for trial in trials:
         lost = trial.seen.lost_steps if trial.seen else 0
         window = range(trial.first_step - lost + 1, trial.last_step + 1)
-        found = [event for event in trial.arena.events if event["kind"] == "step" and event["step"] in window]
-        trial.losses_equal = bool(found) and all(
-            (event["loss"], event["grad_norm"]) == expected[event["step"]] for event in found
+        steps = [event for event in trial.arena.events if event["kind"] == "step" and event["step"] in window]
+        trial.losses_equal = bool(steps) and all(
+            (event["loss"], event["grad_norm"]) == expected[event["step"]] for event in steps
         )
         if trial.seen and not trial.losses_equal:
-            trial.failure = "its losses are not those of the undisturbed run"
+            trial.failure = "its losses differ from the undisturbed run's"
 
 
 def _journal(journal: JournalWriter, trials: list[_Trial], skipped: dict[str, str]) -> None:

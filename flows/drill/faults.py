@@ -1,6 +1,6 @@
-"""What a drill does to a run, a function each: the blow, what it was noticed as, and how the run got over it.
+"""The faults of a drill, one function each: it injects the fault and observes detection and recovery.
 
-``FAULTS`` is their order. Every function leaves the run as it was, but for what the run itself has to mend.
+``FAULTS`` has them in order. Every function undoes its damage, except for what the run must repair itself.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,28 +23,29 @@ from hlatctl.run import files
 from hlatctl.run.journal import Event, heartbeat, train_writer
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import MANIFEST, steps_in
+from hlatctl.run.pace import median_step_s
 from hlatctl.run.processes import Identity, send
 
-#: A slowed process runs for the first of these and stands still for the second, again and again.
-_RUNS_S, _STANDS_S = 0.02, 0.1
-#: Steps that training has to make while the trackers are down.
+#: A slowed process alternately runs and pauses for these times.
+_RUNS_S, _PAUSES_S = 0.02, 0.1
+#: Steps of training while the trackers are down.
 _STEPS_WHILE_DOWN = 40
-#: What is damaged is read and written back whole.
+#: Damaged files are kept in memory, to restore them.
 _MAX_DAMAGED_BYTES = 1 << 30
-#: Text, and neither offsets nor headers, which are full of zeros.
+#: Matches text, but no offsets or headers, which are full of zeros.
 _TEXT = re.compile(rb"[\t\n\r\x20-\x7e]{64,}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """How a run met a fault.
+    """How a run reacted to a fault.
 
     Args:
-        detected_as: what the journal calls it.
-        detected_s: from the fault to that event.
-        recovered_s: from the fault to the next optimizer step, or until what was lost is back; None: training never
-            stood still and nothing had to come back.
-        lost_steps: optimizer steps done again.
+        detected_as: the journal's name of the fault.
+        detected_s: seconds from the fault to that event.
+        recovered_s: seconds from the fault to the next optimizer step, or until what was lost is back; None: training
+            continued and nothing was lost.
+        lost_steps: repeated optimizer steps.
     """
 
     detected_as: str
@@ -53,20 +53,30 @@ class Seen:
     recovered_s: float | None
     lost_steps: int = 0
 
+    @classmethod
+    def between(cls, injected_s: float, noticed: Event, recovered: Event | None, lost_steps: int = 0) -> Seen:
+        """Return the times from a fault to the events that show its detection and the recovery."""
+        return cls(
+            detected_as=_name(noticed),
+            detected_s=noticed["time_unix_s"] - injected_s,
+            recovered_s=recovered["time_unix_s"] - injected_s if recovered else None,
+            lost_steps=lost_steps,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing that breaks.
+    """One fault.
 
     Args:
         title: for people.
-        meet: does it to a run that is under way, and sees the run through it.
-        skip: why it can't be done with a configuration; empty if it can.
-        small_disk: it needs a run of its own whose directory lies on a small disk.
+        test: injects it into a running run and observes the recovery.
+        skip: returns why a configuration doesn't allow it; empty if it does.
+        small_disk: it needs a separate run on a small disk.
     """
 
     title: str
-    meet: Callable[[Arena, Servers], Seen]
+    test: Callable[[Arena, Servers], Seen]
     skip: Callable[[Config], str] = lambda config: ""
     small_disk: bool = False
 
@@ -77,19 +87,19 @@ def kill_process(arena: Arena, _: Servers) -> Seen:
 
 
 def stop_process(arena: Arena, _: Servers) -> Seen:
-    """A training process that stands still: nothing fails, and nothing goes on."""
+    """SIGSTOP to one training process: nothing fails, and no step follows."""
     rank = arena.process()
     return _restarted(arena, "stop_process", lambda: send(rank, signal.SIGSTOP), "hang")
 
 
 def preempt(arena: Arena, _: Servers) -> Seen:
-    """SIGTERM to the job's program on the node, as a scheduler sends it that wants its nodes back."""
+    """SIGTERM to the job's node program, as a scheduler sends it to reclaim the nodes."""
     job = arena.job()
     return _restarted(arena, "preempt", lambda: send(job, signal.SIGTERM), "attempt_ended")
 
 
 def bad_data(arena: Arena, _: Servers) -> Seen:
-    """The prepared corpus turns to bytes that are no text, until the attempt has ended of it."""
+    """Replace the text of the prepared corpus by invalid bytes until the attempt has failed."""
     corpus = [Path(entry["path"]) for entry in files.read_json(arena.run.dataset)["files"]]
     size_bytes = sum(path.stat().st_size for path in corpus)
     if size_bytes > _MAX_DAMAGED_BYTES:
@@ -98,7 +108,7 @@ def bad_data(arena: Arena, _: Servers) -> Seen:
 
     def damage() -> None:
         for path, content in zip(corpus, whole, strict=True):
-            _overwrite(path, _TEXT.sub(lambda found: b"\xff" * len(found[0]), content))
+            _overwrite(path, _TEXT.sub(lambda text: b"\xff" * len(text[0]), content))
 
     def restore() -> None:
         for path, content in zip(corpus, whole, strict=True):
@@ -108,7 +118,7 @@ def bad_data(arena: Arena, _: Servers) -> Seen:
 
 
 def flip_bytes(arena: Arena, _: Servers) -> Seen:
-    """A process dies, and bytes of the newest checkpoint flip before it is read."""
+    """Kill a process, and flip bytes of the newest checkpoint before it is read."""
 
     def damage() -> None:
         folder = _newest_checkpoint(arena)
@@ -123,7 +133,7 @@ def flip_bytes(arena: Arena, _: Servers) -> Seen:
 
 
 def cut_manifest(arena: Arena, _: Servers) -> Seen:
-    """A process dies, and the newest checkpoint's manifest loses its second half before it is read."""
+    """Kill a process, and cut the newest checkpoint's manifest in half before it is read."""
 
     def damage() -> None:
         manifest = _newest_checkpoint(arena) / MANIFEST
@@ -133,22 +143,22 @@ def cut_manifest(arena: Arena, _: Servers) -> Seen:
 
 
 def slow_process(arena: Arena, _: Servers) -> Seen:
-    """One process gets only a part of the time, until it is named."""
+    """Slow one process down until the journal names it."""
     attempt = arena.attempt.number
     with _slowed(arena.process()) as begin:
-        struck_s, mark = arena.strike("slow_process", begin)
-        last = arena.config.world_size - 1  # on a busy machine others may be slow besides
+        injected_s, mark = arena.inject("slow_process", begin)
+        last = arena.config.world_size - 1  # on a busy machine others may be slow too
         named = arena.wait_for_event(
             "the slow process's name", mark, lambda e: e["kind"] == "straggler" and e["rank"] == last
         )
-    _still(arena, attempt)
-    return Seen(detected_as=_name(named), detected_s=named["time_unix_s"] - struck_s, recovered_s=None)
+    _require_same(arena, attempt)
+    return Seen.between(injected_s, named, None)
 
 
 def trackers_down(arena: Arena, servers: Servers) -> Seen:
-    """MLflow's and Prefect's servers die; training goes on; when they are back, MLflow gets what it has missed."""
+    """Kill MLflow's and Prefect's servers, and start them again: training continues, and MLflow gets missed entries."""
     attempt = arena.attempt.number
-    struck_s, mark = arena.strike("trackers_down", servers.kill)
+    injected_s, mark = arena.inject("trackers_down", servers.kill)
     lost = arena.wait_for_event(
         "the loss of MLflow", mark, lambda e: e["kind"] == "tracking_lost" and e["what"] == "mlflow"
     )
@@ -156,33 +166,31 @@ def trackers_down(arena: Arena, servers: Servers) -> Seen:
     arena.wait_until("steps without MLflow and Prefect", lambda: arena.state.step >= goal)
     servers.start()
     arena.wait_until("the missed steps in MLflow", lambda: servers.last_step(arena.run) >= goal)
-    _still(arena, attempt)
+    _require_same(arena, attempt)
     back = arena.wait_for_event("MLflow's return", mark, _kind("tracking_back"))
-    return Seen(
-        detected_as=_name(lost), detected_s=lost["time_unix_s"] - struck_s, recovered_s=back["time_unix_s"] - struck_s
-    )
+    return Seen.between(injected_s, lost, back)
 
 
-def kill_head(arena: Arena, _: Servers) -> Seen:
-    """SIGKILL to the head process; another one takes over, and training has not noticed."""
-    attempt, head = arena.attempt.number, arena.head()
-    struck_s, mark = arena.strike("kill_head", lambda: send(head, signal.SIGKILL))
-    arena.wait_until("the head's end", lambda: driver_pid(arena.run) is None)
-    detected_s = time.time() - struck_s
+def kill_driver(arena: Arena, _: Servers) -> Seen:
+    """SIGKILL to the driver; another driver takes over, and training continues."""
+    attempt, driver = arena.attempt.number, arena.driver()
+    injected_s, mark = arena.inject("kill_head", lambda: send(driver, signal.SIGKILL))
+    arena.wait_until("the driver's end", lambda: driver_pid(arena.run) is None)
+    detected_s = time.time() - injected_s
     arena.drive()
     attached = arena.wait_for_event("re-attachment", mark, _kind("attempt_attached"))
     before = arena.state.step
-    arena.wait_until("steps under the new head", lambda: arena.state.step > before)
-    _still(arena, attempt)
-    return Seen(detected_as="interrupted", detected_s=detected_s, recovered_s=attached["time_unix_s"] - struck_s)
+    arena.wait_until("steps under the new driver", lambda: arena.state.step > before)
+    _require_same(arena, attempt)
+    return Seen(detected_as="interrupted", detected_s=detected_s, recovered_s=attached["time_unix_s"] - injected_s)
 
 
 def fill_disk(arena: Arena, _: Servers) -> Seen:
-    """The run's disk fills up to the last byte, for longer than a hang may last and until a save was due."""
+    """Fill the run's disk completely, for longer than a hang may last and until a checkpoint was due."""
     attempt, newest, ballast = arena.attempt.number, max(arena.state.checkpoints), arena.run.root / "ballast"
-    struck_s, mark = arena.strike("fill_disk", lambda: small_disk.fill(ballast))
+    injected_s, mark = arena.inject("fill_disk", lambda: small_disk.fill(ballast))
     try:
-        arena.wait_until("training on a full disk", _outlives(arena, ballast, struck_s))
+        arena.wait_until("training on a full disk", _outlives(arena, ballast, injected_s))
         if newest not in steps_in(arena.run.checkpoints):
             raise NotRecovered(f"the full disk cost the checkpoint of step {newest}")
     finally:
@@ -190,38 +198,34 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
     freed = len(arena.events)
     alarm = arena.wait_for_event("an alarm", mark, lambda e: e["kind"] == "alarm" and e["what"] == "disk_full")
     saved = arena.wait_for_event("a checkpoint after that", freed, _kind("checkpoint_committed"))
-    _still(arena, attempt)
+    _require_same(arena, attempt)
     steps = {event["step"] for event in arena.events[mark:] if event["kind"] == "step"}
     missing = sorted(set(range(min(steps), max(steps) + 1)) - steps)
     if missing:
         raise NotRecovered(f"the full disk cost the events of steps {missing}")
-    return Seen(
-        detected_as=_name(alarm),
-        detected_s=alarm["time_unix_s"] - struck_s,
-        recovered_s=saved["time_unix_s"] - struck_s,
-    )
+    return Seen.between(injected_s, alarm, saved)
 
 
-def _outlives(arena: Arena, ballast: Path, struck_s: float) -> Callable[[], bool]:
-    """Whether training has lived on a full disk for longer than a hang may last, and through a save."""
-    median_s = statistics.median(float(event["step_s"]) for event in arena.state.steps.values())
+def _outlives(arena: Arena, ballast: Path, injected_s: float) -> Callable[[], bool]:
+    """Return a function: whether training has run on a full disk for longer than a hang may last, and past a save."""
+    median_s = median_step_s(arena.state.steps.values()) or 0.0
     recovery, beats = arena.config.recovery, set[int]()
     limit_s = max(recovery.hang_floor_s, recovery.hang_factor * median_s)
 
     def lives() -> bool:
         small_disk.fill(ballast)  # old checkpoints may have been deleted
         beats.add(heartbeat(arena.run, train_writer(0)))
-        return len(beats) > 2 * arena.config.checkpoint.every_steps and time.time() - struck_s > limit_s
+        return len(beats) > 2 * arena.config.checkpoint.every_steps and time.time() - injected_s > limit_s
 
     return lives
 
 
 def _restarted(
-    arena: Arena, fault: str, blow: Callable[[], object], notice: str, then: Callable[[], None] | None = None
+    arena: Arena, fault: str, action: Callable[[], object], notice: str, then: Callable[[], None] | None = None
 ) -> Seen:
-    """A fault that ends an attempt: see its end noticed, do what else is to be done, and see the next make a step."""
+    """Inject a fault that ends an attempt, wait for its end, call ``then``, and wait for a step of the next attempt."""
     broken = arena.attempt
-    struck_s, mark = arena.strike(fault, blow)
+    injected_s, mark = arena.inject(fault, action)
     try:
         arena.wait_for_event("the attempt's end", mark, _kind("attempt_ended"))
     finally:
@@ -231,12 +235,7 @@ def _restarted(
         "a step of another attempt", mark, lambda e: e["kind"] == "step" and e["attempt"] > broken.number
     )
     noticed = arena.wait_for_event(notice, mark, _kind(notice))
-    return Seen(
-        detected_as=_name(noticed),
-        detected_s=noticed["time_unix_s"] - struck_s,
-        recovered_s=step["time_unix_s"] - struck_s,
-        lost_steps=broken.last_step - (arena.attempt.resumed_from_step or 0),
-    )
+    return Seen.between(injected_s, noticed, step, broken.last_step - (arena.attempt.resumed_from_step or 0))
 
 
 def _kind(kind: str) -> Callable[[Event], bool]:
@@ -244,7 +243,7 @@ def _kind(kind: str) -> Callable[[Event], bool]:
 
 
 def _name(event: Event) -> str:
-    """What an event calls a fault."""
+    """Return an event's name of a fault."""
     if event["kind"] == "checkpoint_rejected":
         return f"checkpoint rejected ({event['reason'].replace(event['path'] + '/', '')})"
     if event["kind"] == "straggler":
@@ -252,10 +251,10 @@ def _name(event: Event) -> str:
     return str(event.get("cause") or event.get("what") or event["kind"]).replace("_", " ")
 
 
-def _still(arena: Arena, attempt: int) -> None:
-    """Training must not have been restarted."""
+def _require_same(arena: Arena, attempt: int) -> None:
+    """Raise NotRecovered if training was restarted."""
     if arena.attempt.number != attempt:
-        raise NotRecovered(f"training was restarted (attempt {arena.attempt.number}), which it need not have been")
+        raise NotRecovered(f"training was restarted (attempt {arena.attempt.number}), which was not necessary")
 
 
 def _killer(arena: Arena) -> Callable[[], object]:
@@ -264,24 +263,24 @@ def _killer(arena: Arena) -> Callable[[], object]:
 
 
 def _newest_checkpoint(arena: Arena) -> Path:
-    """On the disk: the journal may not have got to it."""
+    """Return the newest checkpoint on the disk; the journal may not contain it yet."""
     return arena.run.checkpoint(max(steps_in(arena.run.checkpoints)))
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    """In place: whoever has mapped the file sees it."""
+    """Overwrite a file in place, so that processes that have mapped it see the change."""
     with path.open("r+b") as file:
         file.write(content)
 
 
 @contextmanager
 def _slowed(process: Identity) -> Iterator[Callable[[], None]]:
-    """A process that can be slowed by the function given, and is left running at full speed."""
+    """Yield a function that slows a process down; at the end it runs at full speed again."""
     over = threading.Event()
 
     def work() -> None:
         while not over.wait(_RUNS_S) and send(process, signal.SIGSTOP):
-            over.wait(_STANDS_S)
+            over.wait(_PAUSES_S)
             send(process, signal.SIGCONT)
 
     thread = threading.Thread(target=work, name="slow", daemon=True)
@@ -295,7 +294,7 @@ def _slowed(process: Identity) -> Iterator[Callable[[], None]]:
 
 def _one_process(config: Config) -> str:
     alone = config.cluster.processes_per_node * config.cluster.nodes < 2
-    return "with one process none is slower than the others" if alone else ""
+    return "with one process there is no slowest one" if alone else ""
 
 
 def _two_tiers(config: Config) -> str:
@@ -303,7 +302,7 @@ def _two_tiers(config: Config) -> str:
 
 
 def no_tracking(config: Config) -> str:
-    """Why MLflow's and Prefect's servers can't be taken down; empty if they can."""
+    """Return why MLflow's and Prefect's servers can't be killed; empty if they can."""
     return "" if config.tracking.enabled else "tracking.enabled=false"
 
 
@@ -312,14 +311,14 @@ def _no_small_disk(_: Config) -> str:
 
 
 FAULTS: dict[str, Fault] = {
-    "kill_process": Fault(title="kill -9 of a process", meet=kill_process),
-    "stop_process": Fault(title="SIGSTOP of a process", meet=stop_process),
-    "slow_process": Fault(title="a process slowed down", meet=slow_process, skip=_one_process),
-    "preempt": Fault(title="SIGTERM to the job", meet=preempt),
-    "bad_data": Fault(title="the loader can't read its data", meet=bad_data),
-    "flip_bytes": Fault(title="bytes of the newest checkpoint flipped", meet=flip_bytes, skip=_two_tiers),
-    "cut_manifest": Fault(title="the newest manifest cut in half", meet=cut_manifest, skip=_two_tiers),
-    "trackers_down": Fault(title="MLflow and Prefect down for a while", meet=trackers_down, skip=no_tracking),
-    "kill_head": Fault(title="kill -9 of the head", meet=kill_head),
-    "fill_disk": Fault(title="the disk full", meet=fill_disk, skip=_no_small_disk, small_disk=True),
+    "kill_process": Fault(title="kill -9 of a process", test=kill_process),
+    "stop_process": Fault(title="SIGSTOP of a process", test=stop_process),
+    "slow_process": Fault(title="a process slowed down", test=slow_process, skip=_one_process),
+    "preempt": Fault(title="SIGTERM to the job", test=preempt),
+    "bad_data": Fault(title="the loader can't read its data", test=bad_data),
+    "flip_bytes": Fault(title="bytes of the newest checkpoint flipped", test=flip_bytes, skip=_two_tiers),
+    "cut_manifest": Fault(title="the newest manifest cut in half", test=cut_manifest, skip=_two_tiers),
+    "trackers_down": Fault(title="MLflow and Prefect down for a while", test=trackers_down, skip=no_tracking),
+    "kill_head": Fault(title="kill -9 of the driver", test=kill_driver),
+    "fill_disk": Fault(title="the disk full", test=fill_disk, skip=_no_small_disk, small_disk=True),
 }

@@ -1,4 +1,4 @@
-"""A disk small enough to be filled: a tmpfs of bubblewrap's, which every process of this user can use."""
+"""A small disk that can be filled: a tmpfs made by bubblewrap, which every process of this user can use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK = bytes(1 << 20)
 
 
 def why_unavailable() -> str:
-    """Why there can be none here, with what helps; empty if there can."""
+    """Return why this machine can't have one, and what helps; empty if it can."""
     bwrap = shutil.which("bwrap")
     if not sys.platform.startswith("linux") or bwrap is None:
         return "needs bubblewrap (apt-get install bubblewrap)"
@@ -25,10 +25,10 @@ def why_unavailable() -> str:
 
 @contextmanager
 def under(folder: Path, size_bytes: int) -> Iterator[None]:
-    """Put a folder, with all that it holds, on a disk of its own; afterwards it is a plain folder again.
+    """Move a folder to a disk of its own; at the end it is a plain folder again.
 
-    Bubblewrap mounts the disk for a process that only keeps it. Others reach it through that process's root in /proc,
-    which is where the folder's path leads meanwhile.
+    Bubblewrap mounts the disk for a process that keeps it mounted. Meanwhile the folder is a link to the disk, through
+    that process's root in /proc.
     """
     mount = folder.with_name(f".{folder.name}.disk")
     mount.mkdir()
@@ -38,7 +38,7 @@ def under(folder: Path, size_bytes: int) -> Iterator[None]:
         assert keeper.stdout
         keeper.stdin.write(b"\n")
         keeper.stdin.flush()
-        keeper.stdout.readline()  # it answers: the disk is there
+        keeper.stdout.readline()  # its answer means that the disk is mounted
         pid = (processes.descendants(keeper.pid) or [keeper.pid])[-1]
         on_disk = Path(f"/proc/{pid}/root") / mount.relative_to("/") / folder.name
         _replace(folder, on_disk)
@@ -47,12 +47,12 @@ def under(folder: Path, size_bytes: int) -> Iterator[None]:
         finally:
             folder.unlink()
             shutil.copytree(on_disk, folder)
-            keeper.stdin.close()  # its end is the disk's
+            keeper.stdin.close()  # ends the process, which removes the disk
     mount.rmdir()
 
 
 def fill(ballast: Path) -> None:
-    """Add to a file until its disk has not a byte left."""
+    """Append to a file until its disk is full."""
     with ballast.open("ab", buffering=0) as file, suppress(OSError):
         while file.write(_BLOCK):
             pass

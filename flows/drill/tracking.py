@@ -1,4 +1,4 @@
-"""Prefect's and MLflow's servers for a drill: started as `hlatctl ui` starts them, killed, and asked."""
+"""Prefect's and MLflow's servers for a drill: started with `hlatctl ui`, killed, and queried."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from hlatctl.run import files, processes
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
 
-_TELL_EVERY_S = 15.0
 _POLL_S = 0.1
 
 
 class Servers:
-    """The two servers of a runs folder, on free ports of this machine.
+    """The servers of a runs folder, on free ports of this machine.
 
     Args:
         runs_dir: the folder.
-        say: told how long the servers have been waited for.
+        say: called while waiting for the servers.
     """
 
     def __init__(self, runs_dir: Path, say: Callable[[str], None]) -> None:
@@ -39,14 +38,14 @@ class Servers:
 
     @property
     def mlflow_uri(self) -> str:
-        """Where MLflow answers while it is up."""
+        """MLflow's address."""
         return f"http://127.0.0.1:{self._mlflow_port}"
 
     def start(self) -> None:
-        """Start both, and return when they answer; `hlatctl ui` itself gives up on servers that don't.
+        """Start both, and return when they answer. `hlatctl ui` limits the wait.
 
         Raises:
-            LaunchError: they do not.
+            LaunchError: they don't start.
         """
         self._runs_dir.mkdir(parents=True, exist_ok=True)
         log = self._runs_dir / "ui.log"
@@ -54,20 +53,18 @@ class Servers:
         with log.open("ab") as output:
             serve = spawn.command("hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir))
             self._ui = spawn.beside(serve, output)
-        began_s = told_s = time.monotonic()
+        wait = local_server.Wait(self._say)
         while (record := ui_record.read(self._runs_dir)) is None:
             if self._ui.poll() is not None:
                 raise LaunchError("MLflow's and Prefect's servers do not start", hint=f"see {log}")
-            if (now_s := time.monotonic()) - told_s > _TELL_EVERY_S:
-                told_s = now_s
-                self._say(f"waiting for MLflow's and Prefect's servers to start, {now_s - began_s:.0f} s so far")
+            wait.so_far_s("MLflow's and Prefect's servers")
             time.sleep(_POLL_S)
         self._auth = record.auth
         if record.mlflow is None:
             raise LaunchError("MLflow's server does not start", hint=f"see {log}")
 
     def kill(self) -> None:
-        """SIGKILL to both; what started them ends by itself."""
+        """Kill both. `hlatctl ui` then ends by itself."""
         if self._ui is None:
             return
         for process in map(processes.identify, processes.descendants(self._ui.pid)):
@@ -77,14 +74,14 @@ class Servers:
         self._ui = None
 
     def stop(self) -> None:
-        """End both."""
+        """Stop both."""
         if self._ui is not None:
             self._ui.terminate()
             self._ui.wait()
             self._ui = None
 
     def last_step(self, run: RunPaths) -> int:
-        """The newest step of a run that MLflow itself says it has; 0 while it says nothing."""
+        """Return the newest step of a run in MLflow; 0 if MLflow doesn't answer."""
         with suppress(OSError, ValueError, KeyError):
             mlflow_run_id = str(files.read_json(run.mirror)["mlflow_run_id"])
             url = f"{self.mlflow_uri}/api/2.0/mlflow/runs/get?run_id={mlflow_run_id}"
@@ -94,7 +91,7 @@ class Servers:
 
 
 def _free_ports() -> tuple[int, int]:
-    """Two ports of loopback that nobody listens on."""
+    """Return two free ports on loopback."""
     with socket.socket() as first, socket.socket() as second:
         for probe in (first, second):
             probe.bind(("127.0.0.1", 0))

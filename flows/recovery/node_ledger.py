@@ -6,7 +6,6 @@ the other functions are pure.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hlatctl.run.errors import StorageError, cannot_write
+from hlatctl.run.locks import locked_file
 from hlatctl.run.reading import DAMAGED, parse_json, read_bytes
 
 Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
@@ -62,9 +62,7 @@ def record(path: Path, entries: Iterable[Entry]) -> None:
     """
     text = "".join(json.dumps(asdict(entry)) + "\n" for entry in entries)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked_file(path), path.open("ab") as file:
             if file.tell() and not _ends_with_newline(path):
                 text = "\n" + text  # a writer died in the middle of a line; its line is lost, ours is not
             file.write(text.encode())

@@ -6,7 +6,6 @@ causes come from ``flows.recovery.failure_causes``.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,14 +13,13 @@ from typing import Literal
 from conf.schema import RecoveryConfig
 from flows.recovery.failure_causes import NODE_CAUSES, Cause, Ending
 from hlatctl.run.errors import LaunchError
+from hlatctl.run.pace import median_step_s, newest_steps
 from hlatctl.run.state import AttemptState, RunState
 
 Action = Literal["done", "restart", "restart_without", "walk_back", "skip_data", "stop"]
 
 #: Causes that never count as repeated: each of their attempts wrote a checkpoint or excluded a batch.
 _NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "rollback"})
-#: The recent median is over this many steps.
-_RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,12 +212,11 @@ def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:
     """
     attempt = state.attempts[-1]
     first_step = (attempt.resumed_from_step or 0) + 1
-    recent = [float(state.steps[step]["step_s"]) for step in sorted(state.steps)[-_RECENT_STEPS:] if step >= first_step]
-    if not attempt.last_step or not recent:
+    median_s = median_step_s(event for event in newest_steps(state) if event["step"] >= first_step)
+    if not attempt.last_step or median_s is None:
         limit_s = config.start_timeout_s
         sentence = f"no first step after {limit_s:g} s (recovery.start_timeout_s)"
     else:
-        median_s = statistics.median(recent)
         limit_s = max(config.hang_floor_s, config.hang_factor * median_s)
         sentence = (
             f"no step after step {attempt.last_step} for {limit_s:g} s, the recent median being {median_s:.3g} s "

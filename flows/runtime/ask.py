@@ -27,11 +27,11 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
     """
     with private_folder("ask") as own:
         error_file = own.path / "error.json"
-        told = {ERROR_TOLD_ENV: "1"} if show_talk else {}
+        shown = {ERROR_TOLD_ENV: "1"} if show_talk else {}
         try:
             result = subprocess.run(
                 spawn.command(module, *argv),
-                env={**spawn.environment(), ERROR_FILE_ENV: os.fspath(error_file), **told},
+                env={**spawn.environment(), ERROR_FILE_ENV: os.fspath(error_file), **shown},
                 stdout=subprocess.PIPE,
                 stderr=None if show_talk else subprocess.PIPE,
                 text=True,

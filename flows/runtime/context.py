@@ -200,11 +200,8 @@ class FlowContext:
         return self.launcher.hosts(self.config.cluster.nodes)
 
     def training_lives(self) -> bool:
-        """Return whether the newest attempt's job is running."""
-        attempt = self.state.attempt
-        if attempt is None or attempt.ended_unix_s is not None:
-            return False
-        return not self.launcher.status(Handle.from_json(attempt.handle)).ended
+        """Whether the newest attempt's job runs now, whoever started it."""
+        return live_training(self.state, self.launcher) is not None
 
     def place(self) -> node_ledger.Placement:
         """Return the hosts that the node ledger leaves out now."""
@@ -234,6 +231,15 @@ class FlowContext:
     def job_beside_training(self, name: str, *argv: str) -> Job:
         """Return a job of one process that may run beside training and must not slow it."""
         return dataclasses.replace(self.job(name, *argv), beside_training=True)
+
+
+def live_training(state: RunState, launcher: Launcher) -> Handle | None:
+    """Return the handle of the newest attempt's job if that job runs now, whoever started it."""
+    attempt = state.attempt
+    if attempt is None or attempt.ended_unix_s is not None:
+        return None
+    handle = Handle.from_json(attempt.handle)
+    return None if launcher.status(handle).ended else handle
 
 
 def cache_root(config: Config) -> Path:

@@ -1,4 +1,4 @@
-"""Simulated checkpoints: folders with a true manifest and nothing in them, kept and deleted like real ones."""
+"""Simulated checkpoints: folders with a valid manifest and no tensors, kept and deleted like real ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from conf.schema import Config
+from conf.training_rules import CheckpointPolicy
 from hlatctl.run import files
 from hlatctl.run.manifest import MANIFEST, Manifest, checkpoint_steps
 from hlatctl.run.paths import RunPaths, step_name
 
 
 def write(run: RunPaths, config: Config, step: int) -> tuple[Path, Manifest]:
-    """Make one; its folder and manifest. Not made to survive a power cut: there are hundreds and nothing is in them."""
+    """Write a checkpoint, without fsync; return its folder and manifest."""
     folder, temporary = run.checkpoint(step), run.checkpoints / f".tmp-{step_name(step)}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -41,21 +42,18 @@ class Kept:
     """
 
     def __init__(self, run: RunPaths, config: Config) -> None:
-        self._run, self._config, self._milestones = run, config, config.milestones
+        self._run, self._config, self._policy = run, config, CheckpointPolicy(config)
         self.steps = checkpoint_steps(run)
 
     def add(self, step: int) -> tuple[Path, Manifest, list[int]]:
         """Write one, and delete what the trainer would: its folder, its manifest, the steps of those deleted."""
         folder, manifest = write(self._run, self._config, step)
         self.steps = sorted({*self.steps, step})
-        rolling = [step for step in self.steps if not self._is_protected(step)]
-        unwanted = rolling[: -self._config.checkpoint.keep]
-        for gone in unwanted:
-            shutil.rmtree(self._run.checkpoint(gone), ignore_errors=True)
-            self.steps.remove(gone)
-        return folder, manifest, unwanted
+        deleted = sorted(self._policy.to_delete(self.steps, verified=self.steps, is_evaluated=self._is_evaluated))
+        for step in deleted:
+            shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
+            self.steps.remove(step)
+        return folder, manifest, deleted
 
-    def _is_protected(self, step: int) -> bool:
-        tokens = self._milestones.get(step)
-        waits = tokens is not None and not (self._run.eval(tokens) / "results.json").is_file()
-        return waits or self._config.is_permanent(step)
+    def _is_evaluated(self, milestone_tokens: int) -> bool:
+        return (self._run.eval(milestone_tokens) / "results.json").is_file()

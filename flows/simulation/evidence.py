@@ -1,7 +1,7 @@
-"""What a failure leaves behind: exit code, lines of the log, an error for a person.
+"""What a simulated failure leaves: exit code, end of the log, error record.
 
-In the words that torchrun, the kernel and the trainer use in reality, so that ``flows.recovery.failure_causes`` has to
-find the cause by itself.
+These are what torchrun, the kernel and the trainer really leave, so that a dry run tests
+``flows.recovery.failure_causes``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ _ABORTED, _FAILED = -6, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """How a job ends.
-
-    Args:
-        log: its last lines.
-        error: for a person.
-    """
+    """What a job leaves: its exit code, the end of its log, its error."""
 
     exit_code: int
     log: str = ""
@@ -40,18 +35,18 @@ class Evidence:
 
 
 def broken_device(host: str) -> Evidence:
-    """The runtime aborts a process whose device has failed."""
+    """Return the evidence of a failed device: the runtime aborts its process."""
     return Evidence(exit_code=1, log="nrt: device failure, aborting\n" + _SUMMARY.format(host=host, exitcode=_ABORTED))
 
 
 def collective_timeout(host: str) -> Evidence:
-    """A process has waited for another in vain; torchrun names whichever gave up first."""
-    said = f"[rank0]: RuntimeError: [{host}] Timed out waiting 300000ms for recv operation to complete\n"
-    return Evidence(exit_code=1, log=said + _SUMMARY.format(host=host, exitcode=_FAILED))
+    """Return the evidence of a collective's time-out; torchrun names the process that failed first."""
+    log = f"[rank0]: RuntimeError: [{host}] Timed out waiting 300000ms for recv operation to complete\n"
+    return Evidence(exit_code=1, log=log + _SUMMARY.format(host=host, exitcode=_FAILED))
 
 
 def disk_full(run: RunPaths, step: int, needed_bytes: int) -> Evidence:
-    """A checkpoint that must be written finds no room."""
+    """Return the evidence of a required checkpoint that doesn't fit on the disk."""
     error = StorageError(
         f"{run.checkpoint(step)}: needs {needed_bytes} bytes, 0 are free",
         hint="free space, then resume the run",
@@ -61,7 +56,7 @@ def disk_full(run: RunPaths, step: int, needed_bytes: int) -> Evidence:
 
 
 def not_finite(step: int) -> Evidence:
-    """A step that must not be gone on with."""
+    """Return the evidence of a step that is not finite."""
     error = TrainingError(
         f"step {step}: loss=nan, grad_norm=nan: not finite; the parameters are not updated with it",
         hint="lower optimizer.lr, or look at the steps before it in the journal",
@@ -71,13 +66,11 @@ def not_finite(step: int) -> Evidence:
 
 
 def unfit(host: str, more: int) -> Evidence:
-    """A preflight that has found a host wanting."""
+    """Return the evidence of a preflight that rejected a host and ``more`` others."""
     others = f"; and {more} more" if more else ""
-    error = PreflightError(
-        f"worker {host}: {UNFIT}{others}", hint="mend or replace the worker, or set the threshold to what it can do"
-    )
+    error = PreflightError(f"worker {host}: {UNFIT}{others}", hint="repair or replace the worker, or change the limit")
     return Evidence(exit_code=error.exit_code, error=error)
 
 
-#: What an unfit host shows.
+#: The failed check of a rejected host.
 UNFIT = "its device does not answer (simulated)"

@@ -1,4 +1,4 @@
-"""What breaks on a simulated cluster and when: drawn, each kind at its own constant rate. Pure."""
+"""Draw the failures of a simulated cluster, each kind at a constant rate. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass
 from conf.schema import FailureRatesConfig
 
 _S_PER_RATE = 1000 * 3600.0
-#: Of one node, the head's.
-_OF_THE_HEAD = ("head_crash", "mlflow_outage")
+#: Rates of one node, the head node.
+_OF_HEAD_NODE = ("head_crash", "mlflow_outage")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One thing that breaks.
+    """One failure.
 
     Args:
         kind: a field of ``FailureRatesConfig``.
-        host: where, as far as it has a place.
-        after_s: since the one before.
+        host: its host; without meaning for failures of no host.
+        after_s: seconds since the previous failure.
     """
 
     kind: str
@@ -28,21 +28,21 @@ class Failure:
 
 
 class Failures:
-    """An endless sequence of them.
+    """An endless sequence of failures.
 
     Args:
         rates: per 1,000 node-hours.
-        hosts: of the cluster, spare ones too.
-        random_numbers: that they are drawn with.
+        hosts: of the cluster, including spare ones.
+        random_numbers: their source.
     """
 
     def __init__(self, rates: FailureRatesConfig, hosts: tuple[str, ...], random_numbers: random.Random) -> None:
         self._hosts, self._random = hosts, random_numbers
         per_s = {kind: float(rate) / _S_PER_RATE for kind, rate in asdict(rates).items()}
-        self._kinds = {kind: rate * (1 if kind in _OF_THE_HEAD else len(hosts)) for kind, rate in per_s.items()}
+        self._kinds = {kind: rate * (1 if kind in _OF_HEAD_NODE else len(hosts)) for kind, rate in per_s.items()}
 
     def next(self) -> Failure | None:
-        """The next one; None if nothing ever breaks."""
+        """Return the next failure; None if all rates are 0."""
         total_per_s = sum(self._kinds.values())
         if not total_per_s:
             return None

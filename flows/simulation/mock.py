@@ -1,7 +1,6 @@
-"""The mock cluster behind the real protocol: jobs are scripts that are played on a virtual clock.
+"""The launcher of a dry run: jobs are scripts that run on a virtual clock.
 
-`--dry-run` selects it, and the flow that runs on it is the real one. What a job leaves in the run directory has the
-real files' form. The cluster itself is ``flows.simulation.world``'s.
+What a job writes in the run directory has the form of the real files. The cluster is ``flows.simulation.world``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Plan, Status
 from flows.launch.local import LocalLauncher
-from flows.simulation.process import Process, Struck
+from flows.simulation.process import Fault, Process
 from flows.simulation.scripts import script_of
 from flows.simulation.world import TRAIN, World, exit_file, hosts_of
 from hlatctl.run.errors import LaunchError
@@ -20,11 +19,11 @@ _POLL_S = 0.5
 
 
 class MockLauncher:
-    """Plays jobs instead of running them.
+    """Simulates jobs instead of running them.
 
     Args:
         config: of the run.
-        world: where they are played; without one, a process that plays none asks.
+        world: the simulated cluster; None: jobs can't be submitted.
     """
 
     name = "mock"
@@ -32,28 +31,28 @@ class MockLauncher:
 
     def __init__(self, config: Config, world: World | None = None) -> None:
         self._config, self._world = config, world
-        self._head = world.head if world else 0
+        self._driver = world.driver if world else 0
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
-        """Those of the simulated cluster."""
+        """Return the hosts of the simulated cluster."""
         return hosts_of(self._config)
 
     def render(self, job: Job) -> Plan:
-        """The text that the local launcher would submit."""
+        """Return the text that the local launcher would submit."""
         return LocalLauncher().render(job)
 
     def handle(self, plan: Plan) -> Handle:
-        """The job's place."""
+        """Return the job's launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: Plan) -> Handle:
-        """Begin to play it.
+        """Start the simulated job.
 
         Raises:
-            LaunchError: there is no world to play it in.
+            LaunchError: there is no simulated cluster.
         """
         if self._world is None:
-            raise LaunchError(f"job {plan.job.name}: cluster.launcher=mock plays jobs inside of a flow only")
+            raise LaunchError(f"job {plan.job.name}: cluster.launcher=mock simulates jobs only inside a flow")
         handle = self.handle(plan)
         plan.script_path.parent.mkdir(parents=True, exist_ok=True)
         plan.script_path.write_text(plan.script, encoding="utf-8")
@@ -63,7 +62,7 @@ class MockLauncher:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """Running while it is played here; then its exit code, or lost if it has none."""
+        """Return running while it runs here; then the state by its exit code, or lost without one."""
         process = self._process(handle)
         if process and process.alive:
             return Status(state="running")
@@ -74,23 +73,23 @@ class MockLauncher:
         return Status(state="succeeded" if code == 0 else "failed", exit_code=code)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask it to end, and make it after the grace."""
+        """Ask training to stop, and end any job after ``grace_s``."""
         process, world = self._process(handle), self._world
-        if not (process and process.alive and world) or self._head != world.head:  # a dead head cancels nothing
+        if not (process and process.alive and world) or self._driver != world.driver:  # a dead driver cancels nothing
             return
         if grace_s and handle.name == TRAIN:
-            process.strike(Struck("stop"))
+            process.inject(Fault("stop"))
             deadline_s = world.clock.now_unix_s() + grace_s
             while process.alive and world.clock.now_unix_s() < deadline_s:
                 world.clock.sleep(_POLL_S)
         process.kill()
 
     def dump_stacks(self, handle: Handle) -> str:
-        """There are no processes."""
+        """Do nothing: there are no processes."""
         return "a simulated job has no stacks"
 
     def oom_kills(self) -> int | None:
-        """No kernel is asked."""
+        """Return None: there is no kernel."""
         return None
 
     def _process(self, handle: Handle) -> Process | None:

@@ -1,4 +1,4 @@
-"""A simulated job: a script of things it does, with pauses, played on a virtual clock."""
+"""A simulated job: a script with pauses that runs on a virtual clock."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TypeAlias
 
 from flows.runtime.clock import VirtualClock
 
-#: Yields the seconds until it goes on; returns the exit code.
+#: Yields the seconds to pause; returns the exit code.
 Script: TypeAlias = Generator[float, None, int]
 
 KILLED = 137
 
 
-class Struck(Exception):
-    """Something befalls a job: raised inside its script, where it pauses.
+class Fault(Exception):
+    """A failure of a job, or a request to stop; raised inside its script, where it pauses.
 
     Args:
         kind: of the failure, or ``stop``.
-        host: where.
+        host: of the failure; empty: no host.
     """
 
     def __init__(self, kind: str, host: str = "") -> None:
@@ -28,12 +28,12 @@ class Struck(Exception):
 
 
 class Process:
-    """One script that is being played.
+    """A running script.
 
     Args:
-        clock: that it lives by.
+        clock: the virtual clock.
         script: what it does.
-        ended: told its exit code.
+        ended: takes its exit code.
     """
 
     def __init__(self, clock: VirtualClock, script: Script, ended: Callable[[int], None]) -> None:
@@ -42,15 +42,15 @@ class Process:
         self._pauses = 0
         self._pause(0.0)
 
-    def strike(self, what: Struck) -> None:
-        """Have something befall it now; nothing can that has not begun, so it begins."""
+    def inject(self, fault: Fault) -> None:
+        """Raise a fault in the script now, after starting it if it hasn't started."""
         if self.alive and getgeneratorstate(self._script) == GEN_CREATED:
-            self._go_on(lambda: next(self._script))
+            self._advance(lambda: next(self._script))
         if self.alive:
-            self._go_on(lambda: self._script.throw(what))
+            self._advance(lambda: self._script.throw(fault))
 
     def kill(self) -> None:
-        """End it without a word."""
+        """End it at once, as by SIGKILL."""
         if self.alive:
             self._script.close()
             self._end(KILLED)
@@ -60,12 +60,12 @@ class Process:
         current = self._pauses
 
         def wake() -> None:
-            if self.alive and self._pauses == current:  # nothing has befallen it meanwhile
-                self._go_on(lambda: next(self._script))
+            if self.alive and self._pauses == current:  # no fault has come meanwhile
+                self._advance(lambda: next(self._script))
 
         self._clock.at(self._clock.now_unix_s() + seconds, wake)
 
-    def _go_on(self, advance: Callable[[], float]) -> None:
+    def _advance(self, advance: Callable[[], float]) -> None:
         try:
             self._pause(advance())
         except StopIteration as end:

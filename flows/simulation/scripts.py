@@ -1,4 +1,4 @@
-"""The scripts of all simulated jobs but training, by the job's name: how long each takes and what it leaves."""
+"""The scripts of simulated jobs other than training: how long each takes and what it writes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 from hlatctl.run.journal import eval_writer
 
-#: The contract of what is simulated; compare never sets it beside another.
+#: The contract of simulated evaluations; compare never ranks it with another.
 _CONTRACT = "simulated"
 _ITEMS, _VALIDATION_TOKENS = 40, 65_536
 
 
 def script_of(world: World, job: Job) -> Script:
-    """The script of a job."""
+    """Return the script of a job."""
     return SCRIPTS[job.name.split("-")[0]](world, job)
 
 
 def argument(job: Job, name: str) -> str:
-    """The value of an option of a job's program."""
+    """Return the value of an option of a job's program."""
     return job.argv[job.argv.index(name) + 1]
 
 
@@ -47,9 +47,9 @@ def _preflight(world: World, job: Job) -> Script:
     files.write_json(world.run.preflight, {"v": 1, "ok": not unfit, "simulated": True, "workers": workers})
     if not unfit:
         return 0
-    found = evidence.unfit(unfit[0], len(unfit) - 1)
-    world.end_with(job, found.log, found.error)
-    return found.exit_code
+    end = evidence.unfit(unfit[0], len(unfit) - 1)
+    world.end_with(job, end.log, end.error)
+    return end.exit_code
 
 
 def _data(world: World, job: Job) -> Script:
@@ -76,14 +76,14 @@ def _data(world: World, job: Job) -> Script:
 def _compile(world: World, job: Job) -> Script:
     yield world.settings.compile_s
     folder = Path(job.env[cache_variable(world.config)])
-    if job.wrapper:  # its graphs lie by node
+    if job.wrapper:  # its graphs are in folders by node
         for host in world.hosts_for(job):
             (folder / f"node-{host}" / "neuronxcc-simulated").mkdir(parents=True)
     files.write_json(folder / MANIFEST, {"files": []})
     return 0
 
 
-def _look_for_graphs(world: World, job: Job) -> Script:
+def _check_coverage(world: World, job: Job) -> Script:
     yield world.settings.start_s
     files.write_json(world.run.coverage, {"v": 1, "simulated": True, "hits": 0, "misses": 0, "missing": []})
     return 0
@@ -95,7 +95,7 @@ def _warm_cache(world: World, job: Job) -> Script:
 
 
 def _train(world: World, job: Job) -> Script:
-    return Training(world, job).play()
+    return Training(world, job).script()
 
 
 def _export(world: World, job: Job) -> Script:
@@ -123,10 +123,8 @@ def _evaluate(world: World, job: Job) -> Script:
             journal.append("eval_task_started", **of_task)
             yield world.settings.evaluation_s / len(tasks)
             journal.append("eval_task_finished", **of_task, scores={task: score})
-        wall_s, scores = (
-            world.clock.now_unix_s() - started_s,
-            {"validation_loss": validation, **dict.fromkeys(tasks, score)},
-        )
+        wall_s = world.clock.now_unix_s() - started_s
+        scores = {"validation_loss": validation, **dict.fromkeys(tasks, score)}
         files.write_sealed_json(
             world.run.eval(milestone_tokens) / "results.json",
             {
@@ -151,7 +149,7 @@ SCRIPTS: dict[str, Callable[[World, Job], Script]] = {
     "data": _data,
     "compile": _compile,
     "warm": _warm_cache,
-    "coverage": _look_for_graphs,
+    "coverage": _check_coverage,
     "train": _train,
     "export": _export,
     "eval": _evaluate,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from conf import fingerprint
 from conf.amend import check_same_corpus
+from conf.schema import Config
 from flows.runtime.context import FlowContext, cache_root
 from flows.runtime.jobs import run_job
 from flows.stages import run_stage
@@ -14,6 +16,7 @@ from flows.stages.provenance import add_data_fingerprints
 from hlatctl.plan.epochs import epochs
 from hlatctl.run import files
 from hlatctl.run.journal import read_events
+from hlatctl.run.paths import cache_dir
 from hlatctl.run.reading import reading
 
 
@@ -44,6 +47,19 @@ def prepare_data(ctx: FlowContext) -> None:
         return f"prepared before in {folder}"
 
     run_stage(ctx, "data", key, work, done=done)
+
+
+def prepared_folder(config: Config) -> Path:
+    """Return where the corpus of a configuration is prepared. Ignores its launcher: a simulation prepares none."""
+    return cache_dir(Path(config.runs_dir)) / "data" / fingerprint.data_fingerprint(config)
+
+
+def prepared_dataset(config: Config) -> dict[str, Any]:
+    """Return ``dataset.json`` of the prepared corpus. Empty if it isn't prepared or can't be read."""
+    try:
+        return files.read_sealed_json(prepared_folder(config) / "dataset.json")
+    except (OSError, ValueError):
+        return {}
 
 
 def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:

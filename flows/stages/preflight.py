@@ -1,4 +1,4 @@
-"""Preflight: every worker shows that it is fit before training takes it; the node ledger keeps what it showed."""
+"""Preflight: measure every worker before training starts, and record the results in the node ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hlatctl.run.reading import reading
 
 
 def preflight(ctx: FlowContext) -> None:
-    """Measure every worker; a host that falls short is replaced by a spare one, as long as there is one.
+    """Measure every worker; a host that fails is replaced by a spare one, if there is one.
 
     Raises:
         PreflightError: names the worker and the measure.
@@ -34,15 +34,15 @@ def preflight(ctx: FlowContext) -> None:
                 newly = ctx.rejected_hosts().difference(placement.left_out)
                 failed |= newly
                 if not newly or not failed.issubset(ctx.place().left_out):
-                    raise  # it was no host's fault, or there is no spare one
-                ctx.message(f"preflight: {error.message}; measuring again with another node in its place")
+                    raise  # no host is at fault, or there is no spare one
+                ctx.message(f"preflight: {error.message}; measuring again with another node")
                 continue
             with reading(ctx.run.preflight):
                 workers = files.read_json(ctx.run.preflight)["workers"]
                 return {"workers": len(workers), "left_out_hosts": list(placement.left_out)}
 
     def done() -> str:
-        # A head that takes over must neither slow what it looks after, nor measure nodes that are busy.
+        # A driver that takes over a running attempt must not slow it down, nor measure busy nodes.
         return "training is running on the nodes" if ctx.training_lives() else ""
 
     run_stage(ctx, "preflight", fingerprint.hardware_fingerprint(ctx.config), work, done=done)
@@ -55,18 +55,18 @@ def _measure(ctx: FlowContext) -> None:
     try:
         run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s, timeout_key="preflight.timeout_s")
     finally:
-        _enter(ctx)
+        _record(ctx)
 
 
-def _enter(ctx: FlowContext) -> None:
-    """Put what each host showed into the node ledger; a job that died has left nothing."""
+def _record(ctx: FlowContext) -> None:
+    """Record each host's result in the node ledger; a job that died has none."""
     if not ctx.run.preflight.is_file():
         return
     failures: dict[str, list[str]] = {}
     with reading(ctx.run.preflight):
         for worker in files.read_json(ctx.run.preflight)["workers"]:
             failures.setdefault(worker["host"], []).extend(worker["failures"])
-    ctx.hold_against([host for host, found in failures.items() if not found], "preflight_passed", "")
-    for host, found in failures.items():
-        if found:
-            ctx.hold_against([host], "preflight_failed", "; ".join(found))
+    ctx.hold_against([host for host, texts in failures.items() if not texts], "preflight_passed", "")
+    for host, texts in failures.items():
+        if texts:
+            ctx.hold_against([host], "preflight_failed", "; ".join(texts))

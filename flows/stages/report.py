@@ -12,7 +12,7 @@ from flows.stages import run_stage
 
 def write_report(ctx: FlowContext) -> None:
     """Build the run's report."""
-    from hlatctl.report import build
+    from hlatctl.report.build import build
 
     def work() -> dict[str, Any]:
         return {"page": os.fspath(build(ctx.run))}

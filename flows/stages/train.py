@@ -19,12 +19,11 @@ from flows.runtime.context import FlowContext, make_job
 from flows.runtime.jobs import ENDING_TAIL, log_tail
 from flows.stages.compile import cache_env, local_cache
 from flows.stages.preflight import preflight
-from hlatctl.run import files
-from hlatctl.run.errors import StoppedError, TrainingError, load_error
+from hlatctl.run.batches import batches_drawn
+from hlatctl.run.errors import DamagedFileError, StoppedError, TrainingError, load_error
 from hlatctl.run.journal import heartbeat, read_events, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import AttemptState
 
 #: Takes the tokens of a milestone to evaluate.
@@ -247,16 +246,14 @@ def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending, f
 
 
 def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
-    """Number of the batch that the attempt's failing step trains on, counted from the newest checkpoint before it."""
-    step = policy.failing_step(attempt)
+    """Return the batch that the attempt's failing step trains on, counted from the newest checkpoint before it."""
+    step, events = policy.failing_step(attempt), read_events(ctx.run)
     newest = max((s for s in ctx.state.checkpoints if s < step), default=0)
-    drawn = 0
-    if newest:
-        try:
-            drawn = int(files.read_json(ctx.run.checkpoint(newest) / "rank-00000.json")["loader"][0][0])
-        except (OSError, *DAMAGED):
-            return None
-    return batch_after(drawn, step - newest, skipped_batches(ctx.config, read_events(ctx.run)))
+    try:
+        drawn = batches_drawn(ctx.run, newest, events)
+    except DamagedFileError:
+        return None
+    return batch_after(drawn, step - newest, skipped_batches(ctx.config, events))
 
 
 def _sentence(attempt: AttemptState, ending: failure_causes.Ending, decision: policy.Decision) -> str:

@@ -29,7 +29,7 @@ def validate(ctx: FlowContext) -> None:
                 "environment_collision",
                 name=collision.name,
                 configured=collision.configured,
-                found=collision.found,
+                found=collision.present,
                 message=str(collision),
             )
             ctx.message(str(collision))

@@ -1,6 +1,6 @@
-"""Sweeps: many runs of one configuration that differ in a few keys, compared while they go on.
+"""Sweeps: many runs of one configuration that differ in a few keys, compared while they run.
 
-``create`` makes a sweep or extends it, ``head`` drives it from wherever it stands, ``trials`` looks after one run of
-it, ``study`` is the only importer of Optuna, ``objective`` and ``signs`` judge a run by its state (both pure), ``cost``
-predicts what a sweep takes. The sweep's journal is the truth; ``hlatctl.run.sweep`` folds it.
+``create`` makes or extends a sweep, ``driver`` drives it, and ``trials`` handles one run of it. ``study`` is the only
+importer of Optuna. ``objective`` and ``signs`` compute from a run's state (both pure), and ``cost`` predicts what a
+sweep takes. The sweep's journal is the only record; ``hlatctl.run.sweep`` folds it.
 """

@@ -1,6 +1,6 @@
-"""A sweep's journal and what follows from it: how the sweep stands, which trial comes next, which one falls behind.
+"""A sweep's journal and what follows from it: the sweep's state, the next trial, and which trial falls behind.
 
-Threads that play trials write here too: every method holds one lock.
+Threads that simulate trials call these methods too, so each method that changes something holds a lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply
 
 
 class Book:
-    """Opens a sweep's journal for writing.
+    """A sweep's journal, opened for writing.
 
     Args:
         sweep: its directory.
@@ -57,17 +57,17 @@ class Book:
 
     @property
     def trials(self) -> list[TrialState]:
-        """All that were asked for, by number."""
+        """All trials so far, by number."""
         return [self.state.trials[number] for number in sorted(self.state.trials)]
 
     def event(self, kind: str, *, durable: bool = True, **fields: Any) -> None:
-        """Journal an event and fold it."""
+        """Journal an event and apply it to the state."""
         with self.lock:
             self._tail.add(self._journal.append(kind, durable=durable, **fields), FLOW_WRITER)
             self.refresh()
 
     def refresh(self) -> None:
-        """Fold what others have written."""
+        """Apply what other processes have written to the state."""
         with self.lock:
             if self._journal.unwritten:
                 self._journal.flush()
@@ -75,7 +75,7 @@ class Book:
                 apply(self.state, event)
 
     def next_arm(self) -> tuple[int, dict[str, str] | None] | None:
-        """Number and point of the next trial's arm, the point being None if it is to be drawn; None at the end."""
+        """Return number and point of the next trial's arm; the point is None if Optuna draws it. None at the end."""
         trials = self.trials
         if trials and sum(trial.arm == trials[-1].arm for trial in trials) < self.settings.seeds:
             return trials[-1].arm, trials[-1].point
@@ -87,12 +87,12 @@ class Book:
         return (arm, None) if arm < self.space.arms else None
 
     def ask(self) -> int | None:
-        """The number of one more trial, or None if there is none."""
+        """Journal the next trial and return its number; None if there is none."""
         with self.lock:
             following = self.next_arm()
             if following is None:
                 return None
-            # Not their count: the line of an earlier one may be lost.
+            # Not the number of trials: the line of an earlier one may be damaged.
             number, (arm, point) = max(self.state.trials, default=-1) + 1, following
             point = self._study.draw(arm) if point is None else point
             overrides = [*self.space.overrides, *(f"{key}={value}" for key, value in point.items())]
@@ -113,26 +113,26 @@ class Book:
             return number
 
     def rung(self, number: int, tokens: int, value: float) -> bool:
-        """A trial's objective at a rung; whether it has fallen behind."""
+        """Journal a trial's objective at a rung; returns whether the pruner would end the trial."""
         with self.lock:
             self.event("trial_rung", durable=False, trial=number, tokens=tokens, value=value)
             return self._study.report(number, tokens, value)
 
     def end(self, number: int, outcome: str, why: str, **fields: Any) -> None:
-        """A trial's end.
+        """Journal a trial's end.
 
         Args:
             number: of the trial.
             outcome: ``finished``, ``pruned``, ``diverged`` or ``failed``.
-            why: of one that has not finished.
-            fields: of the event besides, in place of nothing.
+            why: the reason, if it has not finished.
+            fields: further fields of the event; the defaults are zeros.
         """
         nothing = {"value": None, "tokens": 0, "process_hours": 0.0, "saved_process_hours": 0.0}
         with self.lock:
             self.event("trial_ended", trial=number, outcome=outcome, why=why, **(nothing | fields))
             self._study.tell(self.state.trials[number])
 
-    def told(self) -> str:
-        """How many trials there are, and how they stand."""
+    def summary(self) -> str:
+        """Return the number of trials, in total and by status, in words."""
         counts = [f"{n} {status}" for status in (*ENDED, "paused") if (n := self.state.count(status))]
         return f"{len(self.state.trials)} of {self.space.trials} trials" + (f": {', '.join(counts)}" if counts else "")

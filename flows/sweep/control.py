@@ -13,13 +13,13 @@ from hlatctl.run.sweep import SweepState, fold
 def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
     """Ask a sweep to stop all its trials, each with a checkpoint, and wait for it.
 
-    The process that drives it sees the request in the journal. Where none does, trials that a dead one has left running
-    are asked themselves; whoever resumes the sweep goes on with them.
+    The sweep's driver reads the request from the journal. If the driver is dead, the trials that still run are asked
+    directly; when the sweep is resumed, they continue.
 
     Args:
         sweep: its directory.
-        by: who asks; goes into the journals.
-        wait_s: how long to wait until nothing drives the sweep any more.
+        by: the name of the requester; written to the journals.
+        wait_s: seconds to wait for the driver to end.
 
     Returns:
         The state after that.
@@ -27,12 +27,9 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
     with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
         journal.append("stop_requested", durable=True, by=by)
         if driver_pid(sweep) is None:
-            for trial in _running(fold(read_events(sweep))):
-                journal.append("trial_paused", durable=True, trial=trial)
-                control.request_stop(sweep.trial(trial), by=by, wait_s=wait_s)
+            for number, trial in fold(read_events(sweep)).trials.items():
+                if trial.status == "running":
+                    journal.append("trial_paused", durable=True, trial=number)
+                    control.request_stop(sweep.trial(number), by=by, wait_s=wait_s)
     wait_until_undriven(sweep, wait_s)
     return fold(read_events(sweep))
-
-
-def _running(state: SweepState) -> list[int]:
-    return [number for number, trial in state.trials.items() if trial.status == "running"]

@@ -1,12 +1,11 @@
-"""What a sweep will take: trials, hours, dollars, as far as that is known before it starts.
+"""Predicts what a sweep takes: trials, hours and dollars.
 
-How long a step takes is what an earlier run of the same shapes on the same number of processes has measured, or else
-what ``hlatctl.plan`` predicts from the hardware.
+The time of a step is that of an earlier run with the same shapes and number of processes. If there is none,
+``hlatctl.plan`` predicts it from the hardware.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,26 +18,28 @@ from hlatctl.plan.cost import cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.fold import fold
-from hlatctl.run.journal import number, read_events
+from hlatctl.run.journal import read_events
+from hlatctl.run.pace import median_step_s
 from hlatctl.run.runs import list_runs
 from hlatctl.units import duration
 
-#: Earlier runs that are looked at, newest first.
+#: Earlier runs that are read, newest first.
 _MOST_RUNS = 50
-#: Fewer steps say little of a pace: the first one compiles.
+#: A median over fewer steps is not representative: the first one compiles.
 _LEAST_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a sweep will take at most: trials that are ended early take less.
+    """What a sweep takes at most; trials that are ended early take less.
 
     Args:
         arms, seeds, trials: how many.
+        parallel: trials at once.
         steps, tokens: of all trials.
-        wall_s: of training, with so many trials at once; None where nothing tells how long a step takes.
-        measured: the time a step takes is that of an earlier run, for every arm.
-        process_hours: of all processes.
+        wall_s: time of training; None if the time of a step is unknown.
+        measured: for every arm, the time of a step was measured by an earlier run.
+        process_hours: of all processes; None if the time of a step is unknown.
         usd: of all nodes; None if it can't be predicted.
         priced: the nodes have a price.
     """
@@ -56,12 +57,12 @@ class Plan:
     priced: bool
 
     def text(self) -> str:
-        """In one sentence."""
+        """Return the plan as one sentence."""
         seeds = f" x {self.seeds} seeds" if self.seeds > 1 else ""
-        took = "time unknown: no earlier run has these shapes, and cluster.hardware does not say enough"
+        took = "time unknown: no earlier run has these shapes, and cluster.hardware is incomplete"
         if self.wall_s is not None and self.process_hours is not None:
-            whence = "as measured before" if self.measured else "as predicted"
-            took = f"at most {duration(self.wall_s)} of training, {self.process_hours:.2g} process-hours, {whence}"
+            source = "measured by an earlier run" if self.measured else "predicted"
+            took = f"at most {duration(self.wall_s)} of training, {self.process_hours:.2g} process-hours, {source}"
         dollars = f", {self.usd:,.2f} USD" if self.usd is not None else ", cost unknown" if self.priced else ""
         return (
             f"{self.trials} trials ({self.arms} arms{seeds}), {self.parallel} at once: {self.steps:,} steps, "
@@ -70,21 +71,21 @@ class Plan:
 
 
 def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
-    """The plan of a sweep.
+    """Predict what a sweep takes.
 
     Args:
         space: of the sweep.
-        arms: of each arm that is known its configuration; one stands for all where they are drawn.
-        runs_dir: of the earlier runs.
+        arms: the configuration of each known arm; a single one represents all arms if they are drawn later.
+        runs_dir: the folder of the earlier runs.
     """
     known, pace = list(arms), _Pace(runs_dir)
     each = space.trials / len(known)
     measured = [pace.step_s(config) for config in known]
-    paces = [found or step_time_s(config) for found, config in zip(measured, known, strict=True)]
-    told = [(cost(config, step_s), config) for step_s, config in zip(paces, known, strict=True) if step_s is not None]
-    complete = len(told) == len(known)
-    days = sum(found.days for found, _ in told)
-    usd = [found.usd for found, _ in told if found.usd is not None]
+    step_times = [step_s or step_time_s(config) for step_s, config in zip(measured, known, strict=True)]
+    costs = [cost(config, step_s) for step_s, config in zip(step_times, known, strict=True) if step_s is not None]
+    complete = len(costs) == len(known)
+    days = sum(one.days for one in costs)
+    usd = [one.usd for one in costs if one.usd is not None]
     return Plan(
         arms=space.arms,
         seeds=space.settings.seeds,
@@ -94,14 +95,14 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
         tokens=round(each * sum(config.total_tokens for config in known)),
         wall_s=each * days * 86400 / space.settings.parallel if complete else None,
         measured=all(measured),
-        process_hours=each * sum(found.accelerator_hours for found, _ in told) if complete else None,
+        process_hours=each * sum(one.accelerator_hours for one in costs) if complete else None,
         usd=each * sum(usd) if len(usd) == len(known) else None,
         priced=any(config.cluster.price_usd_per_node_hour for config in known),
     )
 
 
 class _Pace:
-    """Median step times of earlier runs, by what they depend on."""
+    """Median step times of earlier runs, by shapes, batch size and number of processes."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs = list_runs(runs_dir)[::-1][:_MOST_RUNS]
@@ -109,13 +110,13 @@ class _Pace:
         self._configs: list[tuple[int, Config]] | None = None
 
     def step_s(self, config: Config) -> float | None:
-        """Seconds a step, or None if no earlier run tells."""
+        """Return the seconds of a step; None if there is no such earlier run."""
         if config.cluster.launcher == "mock":
             return None
         key = _shape(config)
         if key not in self._known:
             alike = (self._runs[index] for index, other in self._read() if _shape(other) == key)
-            paces = (_median_step_s(read_events(run)) for run in alike)
+            paces = (median_step_s(fold(read_events(run)).steps.values(), least=_LEAST_STEPS) for run in alike)
             self._known[key] = next((pace for pace in paces if pace), None)
         return self._known[key]
 
@@ -126,7 +127,7 @@ class _Pace:
                 try:
                     config = conf.load.load(run.config)
                 except HlatctlError:
-                    continue  # a damaged run tells nothing; `hlatctl runs` tells of it
+                    continue  # `hlatctl runs` reports damaged runs
                 if config.cluster.launcher != "mock":
                     self._configs.append((index, config))
         return self._configs
@@ -134,9 +135,3 @@ class _Pace:
 
 def _shape(config: Config) -> tuple[str, int, int]:
     return graph_key(config), config.train.global_batch_size, config.world_size
-
-
-def _median_step_s(events: list[dict[str, object]]) -> float | None:
-    steps = fold(events).steps
-    times = [number(steps[step], "step_s") for step in steps]
-    return statistics.median(times) if len(times) >= _LEAST_STEPS else None

@@ -1,4 +1,4 @@
-"""Making a sweep, or giving one more values: everything is checked, and its plan is known, before anything is made."""
+"""Creates a sweep, or extends one. Everything is checked, and its plan is known, before anything is created."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from hlatctl.run.redact import hide
 from hlatctl.run.sweep import fold
 
 _PROCESSES = "cluster.processes_per_node"
-#: What a dry run adds: trials are played, and no failure is staged in each of them.
+#: What a dry run adds: trials are simulated, and no failure is staged for show.
 MOCK = ("cluster.launcher=mock", "rehearsal.shows_recovery=false")
-#: Arms that are looked at before a sweep begins; those that are drawn are looked at when they are.
+#: Arms that are checked before a sweep begins. Arms that are drawn later are checked then.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
-#: Seeds are below this, for torch takes no larger ones.
+#: torch takes seeds below this.
 _SEEDS = 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A sweep that could be made."""
+    """A sweep that is checked and can be created."""
 
     space: Space
     plan: Plan
@@ -53,39 +53,39 @@ class Prepared:
 
 
 def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepared:
-    """Check a sweep that is asked for; makes nothing.
+    """Check the arguments of a new sweep; creates nothing.
 
     Args:
         arguments: as ``conf.space.parse`` takes them.
-        folder: that relative paths begin in.
-        simulated: its trials are only played.
+        folder: base of relative paths.
+        simulated: its trials are only simulated.
 
     Raises:
-        ConfigError, DataError: an axis, an arm or its inputs, or the objective.
+        ConfigError, DataError: an axis, an arm, an input or the objective is wrong.
     """
     return _checked(_with_slots(spaces.parse([*arguments, *(MOCK if simulated else [])], folder)), simulated=simulated)
 
 
 def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:
-    """Check what a sweep is to try besides; changes nothing.
+    """Check additional values of a sweep; changes nothing.
 
     Raises:
-        ConfigError: it is another space than the sweep's, or an arm is bad.
+        ConfigError: they change the sweep's search space, or an arm is wrong.
     """
     space = spaces.extend(spaces.load(sweep.space), arguments)
     return _checked(space, simulated=fold(read_events(sweep)).simulated)
 
 
 def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepPaths:
-    """Make a sweep's directory.
+    """Create a sweep's directory.
 
     Args:
         prepared: the sweep.
-        sweep_id: none: one made from the experiment's name and the time.
+        sweep_id: None: made from the experiment's name and the time.
         argv: the command line.
 
     Raises:
-        ConfigError, RunExistsError, StorageError: the directory can't be made.
+        ConfigError, RunExistsError, StorageError: the directory can't be created.
     """
     sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-sweep")
     sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space), int(prepared.runs_mode, 8))
@@ -108,10 +108,10 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
 
 
 def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:
-    """Give a sweep its larger space; the next head goes on with it.
+    """Replace a sweep's space by a larger one, which its next driver uses.
 
     Raises:
-        RunBusyError: a process drives it.
+        RunBusyError: the sweep has a driver.
     """
     try:
         with files.created_like(sweep.root), hold_driver(sweep), JournalWriter(sweep, FLOW_WRITER) as journal:
@@ -133,10 +133,10 @@ def _space_fields(space: Space) -> dict[str, Any]:
 
 
 def _with_slots(space: Space) -> Space:
-    """On this machine the trials at once divide its cores.
+    """Divide this machine's cores among the trials that run at once.
 
     Raises:
-        ConfigError: together they would take more than there are.
+        ConfigError: together they need more cores than there are.
     """
     config = _variations(space).compose(space.example())
     parallel, cores = space.settings.parallel, local_cores()
@@ -148,8 +148,8 @@ def _with_slots(space: Space) -> Space:
     each = config.cluster.processes_per_node * config.cluster.threads_per_process if named else 1
     if parallel * each > cores:
         raise ConfigError(
-            f"sweep.parallel={parallel}: with {each} processes or threads each, the trials take {parallel * each} "
-            f"cores, and this machine has {cores}",
+            f"sweep.parallel={parallel}: with {each} processes or threads each, the trials need {parallel * each} "
+            f"cores, but this machine has {cores}",
             hint=f"sweep.parallel={max(1, cores // each)}" + (f", or fewer {_PROCESSES}" if each > 1 else ""),
         )
     return space
@@ -160,7 +160,7 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
     first = variations.compose(space.example())
     if first.seed + space.settings.seeds > _SEEDS:
         raise ConfigError(
-            f"sweep.seeds={space.settings.seeds}: the last trial's seed would not be below 2^64",
+            f"sweep.seeds={space.settings.seeds}: the last trial's seed must be below 2^64",
             hint=f"lower sweep.seeds or seed={first.seed}",
         )
     aim = objective(space.settings, first)
@@ -183,10 +183,10 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
 
 
 def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Config]:
-    """The configuration of every arm that is known before.
+    """Yield the configuration of every arm of a grid.
 
     Raises:
-        ConfigError: one of them is bad; the message names it.
+        ConfigError: an arm is wrong; the message names it.
     """
     if space.sampler != "grid":
         return
@@ -202,7 +202,7 @@ def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Conf
 
 
 def _check_inputs(configs: list[Config]) -> None:
-    """Ask about corpus, tokenizer, suite and initial weights once for all arms that have the same."""
+    """Check corpus, tokenizer, suite and initial weights, once for all arms that share them."""
     seen: list[Any] = []
     for config in configs:
         inputs = (config.data, config.tokenizer, config.eval, config.train.init_from, config.model.vocab_size)
@@ -212,7 +212,7 @@ def _check_inputs(configs: list[Config]) -> None:
 
 
 def _check_task(aim: Objective, config: Config) -> None:
-    """Ask whether there is a task of the objective's name."""
+    """Check that there is a task of the objective's name."""
     if not aim.score or aim.score.startswith("validation"):
         return
     asked = dataclasses.replace(config, eval=dataclasses.replace(config.eval, tasks=[aim.score]))

@@ -1,7 +1,7 @@
-"""Driving a sweep from wherever it stands: starts its trials, compares them, ends those that fall behind.
+"""The driver of a sweep: it starts trials, compares them, and ends those that fall behind.
 
-Everything is journalled before it is done, so that a head which dies at any point leaves a journal from which the next
-one goes on: an asked trial gets its run directory once, a running one is watched again, an ended one is never touched.
+Every action is journalled before it is done. So a driver that dies at any point can be replaced by another one: a
+trial gets its run directory once, a running trial is watched again, and an ended one is never touched.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import ENDED, SweepState, TrialState
 
-#: A trial whose head process is gone so often, with nothing in its journal that says why, has failed.
+#: A trial fails if its driver dies this often without a reason in its journal.
 _MAX_LOST_DRIVERS = 3
-#: Played trials at once: they wait for the disk more than they compute.
-_PLAYED_AT_ONCE = 2
+#: Simulated trials at once: they wait for the disk more than they compute.
+_SIMULATED_AT_ONCE = 2
 _POLL_S = 0.5
-_PLAYED_POLL_S = 0.02
+_SIMULATED_POLL_S = 0.02
 
 
 def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
-    """Bring a sweep to its end from wherever it stands.
+    """Drive a sweep to its end; start or resume it.
 
     Args:
         sweep: its directory.
-        say: told a sentence for whoever watches.
+        say: called with each message for the user.
 
     Raises:
-        RunBusyError: another process drives it.
+        RunBusyError: it already has a driver.
         StoppedError: it was stopped on request and can be resumed.
         ConfigError: no trial reports the objective.
         TrainingError: every trial has failed.
     """
     with files.created_like(sweep.root), hold_driver(sweep):
         book = Book(sweep)
-        player = ThreadPoolExecutor(_PLAYED_AT_ONCE) if book.state.simulated else None
+        player = ThreadPoolExecutor(_SIMULATED_AT_ONCE) if book.state.simulated else None
         try:
             return _Driver(book, say, player).run()
         finally:
@@ -69,7 +69,7 @@ class _Driver:
     Args:
         book: of the sweep.
         say: as for :func:`drive`.
-        player: plays the trials of a dry run.
+        player: runs the simulated trials of a dry run.
     """
 
     def __init__(self, book: Book, say: Callable[[str], None], player: ThreadPoolExecutor | None) -> None:
@@ -80,10 +80,10 @@ class _Driver:
         self._running: dict[int, Trial] = {}
         self._waiting = [trial.number for trial in book.trials if not trial.ended]
         self._unreported: ConfigError | None = None
-        self._prefect = PrefectView(book.sweep, say)
+        self._prefect = PrefectView(book.sweep, say, start=book.example.tracking.enabled)
 
     def run(self) -> SweepState:
-        """All of it."""
+        """Drive the sweep to its end."""
         if self._all_done() and self._book.state.status in ("finished", "failed"):
             self._say(f"sweep {self._book.sweep.run_id} is finished")
             return self._book.state
@@ -94,8 +94,9 @@ class _Driver:
         try:
             with self._signals.kept():
                 self._loop()
-        except SystemExit:  # the head is told to go (SIGTERM): trials have processes of their own
-            self._say(f"this process ends, its trials go on; `hlatctl resume {self._book.sweep.run_id}` watches them")
+        except SystemExit:  # SIGTERM: trials have driver processes of their own
+            name = self._book.sweep.run_id
+            self._say(f"the sweep's driver ends, its trials continue; `hlatctl resume {name}` continues the sweep")
             raise
         return self._finish()
 
@@ -105,7 +106,7 @@ class _Driver:
                 self._signals.check()
                 self._book.refresh()
                 for trial in list(self._running.values()):
-                    if not (trial.is_played and trial.alive):  # the thread that plays one looks itself
+                    if not (trial.is_played and trial.alive):  # the thread that simulates one looks itself
                         self._look(trial)
                 if self._ending:
                     self._pause_all()
@@ -113,7 +114,7 @@ class _Driver:
                     self._fill()
                 if not self._running and (self._ending or self._all_done()):
                     return
-                time.sleep(_PLAYED_POLL_S if self._player else _POLL_S)
+                time.sleep(_SIMULATED_POLL_S if self._player else _POLL_S)
             except KeyboardInterrupt:
                 self._signals.take()
                 if self._book.state.stop_requested:
@@ -132,16 +133,15 @@ class _Driver:
         error: HlatctlError | None = self._unreported
         if error is None and state.stop_requested and not self._all_done():
             error = StoppedError(
-                f"{name}: stopped, {book.told()}", hint=f"`hlatctl resume {book.sweep.run_id}` continues the sweep"
+                f"{name}: stopped, {book.summary()}", hint=f"`hlatctl resume {book.sweep.run_id}` continues the sweep"
             )
         if error is None and state.count("failed") == len(state.trials):
             first = state.trials[0]
             error = TrainingError(
-                f"{name}: every trial has failed, {first.run_id} with: {first.why}",
-                hint=f"hlatctl status {first.run_id}",
+                f"{name}: every trial failed; {first.run_id}: {first.why}", hint=f"hlatctl status {first.run_id}"
             )
         outcome = "finished" if error is None else "stopped" if isinstance(error, StoppedError) else "failed"
-        book.event("sweep_finished", outcome=outcome, message=error.message if error else book.told())
+        book.event("sweep_finished", outcome=outcome, message=error.message if error else book.summary())
         self._prefect.end(outcome)
         if self._player is None and book.trials:
             conclude_sweep(book.sweep, book.example, self._say)
@@ -151,14 +151,14 @@ class _Driver:
         return state
 
     def _report(self) -> None:
-        """The page; a sweep whose report can't be written has ended as it did all the same."""
+        """Write the report; an error here doesn't change the sweep's outcome."""
         try:
             self._say(f"report: {report.build(self._book.sweep)}")
         except HlatctlError as error:
             self._say(f"no report: {error.message}; `hlatctl sweep-report {self._book.sweep.run_id}` tries again")
 
     def _adopt(self) -> None:
-        """Watch again what still runs; a trial that nobody drives waits for its turn."""
+        """Watch running trials again. A trial without a driver waits for its turn."""
         for number in list(self._waiting):
             trial = self._trial(number)
             if trial is not None and trial.alive:
@@ -169,8 +169,8 @@ class _Driver:
                     trial.request_stop(self._book.sweep.run_id)
 
     def _fill(self) -> None:
-        """Start trials, first come, first served, while there are slots."""
-        slots = max(_PLAYED_AT_ONCE, self._settings.parallel) if self._player else self._settings.parallel
+        """Start trials in order while there are slots."""
+        slots = max(_SIMULATED_AT_ONCE, self._settings.parallel) if self._player else self._settings.parallel
         while len(self._running) < slots:
             if not self._waiting:
                 asked = self._book.ask()
@@ -179,21 +179,21 @@ class _Driver:
                 self._waiting.append(asked)
             trial = self._trial(self._waiting[0])
             if trial is not None and any(trial.prepares_alike(other) for other in self._running.values()):
-                return  # when that is prepared, it is there for both
+                return  # the other trial prepares it for both
             self._waiting.pop(0)
             if trial is not None:
                 self._begin(trial)
 
     def _trial(self, number: int) -> Trial | None:
-        """What looks after a trial; None if it can't be run, and has failed by that."""
+        """Return a trial by its number; None if it can't be run, which is journalled as a failure."""
         if number in self._trials:
             return self._trials[number]
         book, asked = self._book, self._book.state.trials[number]
         try:
             config = book.variations.compose(asked.point)
             check(book.objective, config)
-            if self._player is None:  # a drawn arm is known no sooner
-                refuse_simulation(config, hint="leave values out that choose cluster.launcher=mock")
+            if self._player is None:  # a drawn arm is not known earlier
+                refuse_simulation(config, hint="remove the values that set cluster.launcher=mock")
         except HlatctlError as error:
             self._end(asked, "failed", error.message)
             return None
@@ -203,7 +203,7 @@ class _Driver:
         return self._trials[number]
 
     def _begin(self, trial: Trial) -> None:
-        """Start a trial, or see to one that has ended while nobody looked."""
+        """Start a trial, unless it has already ended."""
         asked = self._book.state.trials[trial.of.trial]
         self._running[asked.number] = trial
         resumed = asked.status == "paused" and trial.state.status == "stopped"
@@ -214,28 +214,28 @@ class _Driver:
         try:
             trial.start(partial(self._look_in, trial), self._prefect.trial_environment(asked.number, asked.run_id))
         except LaunchError as error:
-            if not trial.alive:  # otherwise another process was quicker
+            if not trial.alive:  # otherwise another process drives it
                 del self._running[asked.number]
                 self._end(asked, "failed", error.message)
             return
-        if asked.status == "stopping":  # a request from before its head began is forgotten
+        if asked.status == "stopping":  # its driver ignores requests from before its start
             trial.request_stop(self._book.sweep.run_id)
 
     def _look_in(self, trial: Trial) -> None:
-        """From the thread that plays it."""
+        """Compare a trial; called by the thread that simulates it."""
         with self._book.lock:
             self._compare(trial)
 
     def _look(self, trial: Trial) -> None:
         with self._book.lock:
-            alive = trial.alive  # first: what it wrote before it ended is then read
+            alive = trial.alive  # checked first, so that everything it wrote before its end is read
             self._compare(trial)
             if not alive:
-                trial.end_of_play()
+                trial.raise_unexpected()
                 self._conclude(trial)
 
     def _compare(self, trial: Trial) -> None:
-        """Journal what is new of the objective, and end the trial if it falls behind or diverges."""
+        """Journal new values of the objective, and stop the trial if it falls behind or diverges."""
         book, state, asked = self._book, trial.refresh(), self._book.state.trials[trial.of.trial]
         rungs = book.objective.rungs(trial.config, self._settings.rungs)
         for tokens, value in book.objective.values(state, rungs).items():
@@ -252,7 +252,7 @@ class _Driver:
             return
         self._book.event("trial_stopping", trial=asked.number, outcome=outcome, why=why)
         trial.request_stop(self._book.sweep.run_id)
-        self._say(f"{trial.run.run_id}: stops, {why}")
+        self._say(f"{trial.run.run_id}: stopping, {why}")
 
     def _pause_all(self) -> None:
         for number, trial in self._running.items():
@@ -261,7 +261,7 @@ class _Driver:
                 trial.request_stop(self._book.sweep.run_id)
 
     def _conclude(self, trial: Trial) -> None:
-        """What the end of a trial's process means."""
+        """Journal the outcome of a trial whose driver has ended."""
         asked, state = self._book.state.trials[trial.of.trial], trial.state
         del self._running[asked.number]
         if state.status == "finished":
@@ -282,20 +282,20 @@ class _Driver:
         if value is not None and math.isfinite(value):
             self._end(asked, "finished", "", trial, value)
             return
-        if asked.stops_as:  # it was told to stop when all but its evaluations was done
+        if asked.stops_as:  # the stop came when only evaluations were left
             self._end(asked, asked.stops_as, asked.why, trial)
             return
-        why = f"sweep.objective={aim.name}: {trial.run.run_id} has finished and does not report it"
+        why = f"sweep.objective={aim.name}: {trial.run.run_id} has finished without reporting it"
         self._end(asked, "failed", f"{why} as a number", trial)
         if value is None and not any(other.value is not None for other in self._book.trials):
             reported = sorted({name for m in trial.state.milestones.values() for name in m.scores})
             self._unreported = ConfigError(why, hint=f"it reports {', '.join(reported) or 'loss alone'}")
 
     def _conclude_lost(self, trial: Trial, asked: TrialState) -> None:
-        """Its process is gone, and its journal does not say why."""
+        """Restart a trial whose driver died without a reason in its journal; fail it after several times."""
         self._book.event("trial_head_lost", trial=asked.number)
         if asked.lost_drivers >= _MAX_LOST_DRIVERS:
-            self._end(asked, "failed", f"its process was gone {asked.lost_drivers} times, see its logs/head.log", trial)
+            self._end(asked, "failed", f"its driver died {asked.lost_drivers} times, see its logs/head.log", trial)
         else:
             self._waiting.insert(0, asked.number)
 
@@ -315,8 +315,9 @@ class _Driver:
         self._book.end(asked.number, outcome, why, value=value, **took)
         self._trials.pop(asked.number, None)
         self._prefect.trial_ended(asked.number, outcome)
-        told = why if value is None else f"{self._book.objective.name} {value:.4f}"
-        self._say(f"{asked.run_id}: {outcome}, {told} ({self._book.state.count(*ENDED)} of {self._book.space.trials})")
+        result = why if value is None else f"{self._book.objective.name} {value:.4f}"
+        ended = f"{self._book.state.count(*ENDED)} of {self._book.space.trials}"
+        self._say(f"{asked.run_id}: {outcome}, {result} ({ended})")
 
 
 def _text(asked: TrialState) -> str:

@@ -1,4 +1,4 @@
-"""A sweep's report: what has won, ready to be trained; axes by importance; figures, page, Markdown and JSON."""
+"""A sweep's report: the best arm as an experiment file, axes by importance, figures, page, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from hlatctl.run.sweep import SweepState, fold
 
 
 def build(sweep: SweepPaths) -> Path:
-    """Build a sweep's report from the journals as they are now and return its page.
+    """Write a sweep's report from its journals, and return the path of its page.
 
     Raises:
-        ConfigError: ``sweep.yaml`` is damaged, or what has won composes no more.
+        ConfigError: ``sweep.yaml`` is damaged, or the best arm can't be composed any more.
         StorageError: the report can't be written.
         DependencyError: matplotlib, optuna or scikit-learn is not installed.
     """
@@ -71,7 +71,7 @@ def _winner(state: SweepState) -> Winner | None:
 
 def _numbers(state: SweepState, importances: dict[str, float], winner: Winner | None) -> str:
     first = best(state)
-    found = [
+    ranked = [
         {
             "arm": arm.number,
             "point": arm.point,
@@ -83,7 +83,7 @@ def _numbers(state: SweepState, importances: dict[str, float], winner: Winner | 
         }
         for arm in arms(state)
     ]
-    for trial in (told := dataclasses.asdict(state))["trials"].values():  # JSON has no NaN
+    for trial in (record := dataclasses.asdict(state))["trials"].values():  # JSON has no NaN
         trial["rungs"] = {tokens: value if math.isfinite(value) else None for tokens, value in trial["rungs"].items()}
-    record = {**told, "best_first": found, "importances": importances, "command": winner.command if winner else None}
+    record |= {"best_first": ranked, "importances": importances, "command": winner.command if winner else None}
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"

@@ -1,6 +1,6 @@
-"""Signs that a run will come to nothing, as the trainer's monitor sees them. Pure.
+"""Signs that a run diverges, from the events of the trainer's monitor. Pure.
 
-HLAT (arXiv 2404.10630, section 4.3) tells runs that diverge by their gradient norm and loss.
+HLAT (arXiv 2404.10630, section 4.3) recognizes diverging runs by their gradient norm and loss.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import math
 from hlatctl.run.journal import number
 from hlatctl.run.state import RunState
 
-#: A spike of the gradient norm that goes on for so many steps is no spike: its running mean has grown with it.
+#: A spike of the gradient norm that lasts this many steps is growth: the running mean has risen with it.
 GROWTH_STEPS = 20
-#: And it is growth only from so many times the mean that it began above.
+#: The norm must also exceed this multiple of the mean before the spike.
 GROWTH_FACTOR = 2.0
-#: Steps that the loss of "now" and that of the start are taken over.
+#: Steps at the start and at the end of a run whose losses are compared.
 WINDOW_STEPS = 20
 
 
 def divergence(state: RunState) -> str:
-    """Why a run has diverged, in a sentence; empty if it has not."""
+    """Return why a run has diverged, in a sentence; empty if it has not."""
     return _not_finite(state) or _growing(state) or _above_start(state)
 
 
 def _not_finite(state: RunState) -> str:
-    """The run's own rule (``train.on_nonfinite``) says when that is its end."""
+    """``train.on_nonfinite`` decides whether such a step ends the run."""
     attempt = state.attempt
     return attempt.evidence if attempt and attempt.cause == "nonfinite" and state.status == "failed" else ""
 
@@ -44,7 +44,7 @@ def _growing(state: RunState) -> str:
 
 
 def _above_start(state: RunState) -> str:
-    """The mean of the newest steps is above the worst of the first: noise alone does not lift a mean so far."""
+    """The mean of the newest losses is above the largest of the first: noise alone doesn't raise a mean so far."""
     steps = sorted(state.steps)
     if len(steps) < 2 * WINDOW_STEPS:
         return ""

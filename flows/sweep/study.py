@@ -1,8 +1,7 @@
-"""What Optuna does for a sweep: it draws arms and says which trials fall behind. The only importer of Optuna.
+"""Optuna's part of a sweep: it draws arms and decides which trials fall behind. The only importer of Optuna.
 
-The study is a view of the sweep's journal: every head makes it anew from there, so that it can't differ from it
-whatever has died in between. A sampler holds nothing besides the study: it is seeded anew for every arm, so that a
-sweep which was interrupted draws what it would have drawn.
+The study is a view of the sweep's journal. Every driver rebuilds it from there, so that the two never differ. The
+sampler is seeded again for every arm, so that an interrupted sweep draws the same arms as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from hlatctl.run.sweep import SweepState, TrialState
 if TYPE_CHECKING:
     from optuna.trial import TrialState as OptunaState
 
-#: Of successive halving: the better half goes on at each rung whose tokens are a power of two times the first's.
+#: Successive halving: the better half continues at each rung whose tokens are a power of two times the first's.
 _REDUCTION = 2
-#: Of each arm for fANOVA, whose trees see samples with repetition: with one, most would lack a third of the arms.
+#: Copies of each arm for fANOVA. Its trees draw samples with replacement; with one copy, most lack a third of the arms.
 _COPIES = 8
-#: NumPy, which Optuna draws with, takes seeds below this.
+#: NumPy, which Optuna uses to draw, takes seeds below this.
 _SEEDS = 2**32
 
 
@@ -32,12 +31,12 @@ class Study:
     """The trials of a sweep as Optuna sees them, by the same numbers.
 
     Args:
-        space: what is swept.
-        state: of the sweep; its trials are the study's.
+        space: the search space.
+        state: the sweep's; its trials become the study's.
         minimize: less is better.
-        seed: that arms are drawn with.
-        first_rung_tokens: of the first comparison.
-        path: of its database, which is replaced; None: it is kept in memory.
+        seed: for drawing arms.
+        first_rung_tokens: tokens at the first comparison.
+        path: of its database, which is replaced; None: in memory.
     """
 
     def __init__(
@@ -58,28 +57,28 @@ class Study:
             self._add(trial)
 
     def draw(self, arm: int) -> dict[str, str]:
-        """A new arm, as the sampler draws it from what is known by now; by axis."""
+        """Draw a new arm from the results so far; returns its values by axis."""
         self._study.sampler = self._sampler((self.seed + arm) % _SEEDS)
         drawn = self._study.ask(self._distributions).params
         return {key: str(value) for key, value in drawn.items()}
 
     def add(self, trial: TrialState) -> None:
-        """A trial that was asked for; one that was drawn has been added by that."""
+        """Add a trial, unless drawing it has added it."""
         if len(self._study.get_trials(deepcopy=False)) <= trial.number:
             self._add(trial)
 
     def report(self, number: int, tokens: int, value: float) -> bool:
-        """A trial's objective at a rung; whether it shall be pruned."""
+        """Store a trial's objective at a rung; returns whether to prune the trial."""
         frozen = self._study.get_trials(deepcopy=False)[number]
         trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
         trial.report(value, tokens)
         return bool(trial.should_prune())
 
     def importances(self) -> dict[str, float]:
-        """Share of each axis in how the means of arms differ, the greatest first; together 1.
+        """Return each axis's share of the variance between the arms' means, largest first; the sum is 1.
 
-        Each axis by itself, without what it does together with others (fANOVA: Hutter et al., ICML 2014). Empty where
-        that says nothing: fewer than two axes, or no two arms that differ.
+        Interactions between axes are not included (fANOVA: Hutter et al., ICML 2014). Empty if there are fewer than two
+        axes, or if all means are equal.
 
         Raises:
             DependencyError: scikit-learn is not installed.
@@ -88,7 +87,7 @@ class Study:
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state.name == "COMPLETE":
                 values.setdefault(tuple(trial.params[key] for key in self._distributions), []).append(trial.value)
-        means = {point: statistics.fmean(found) for point, found in values.items()}
+        means = {point: statistics.fmean(results) for point, results in values.items()}
         if len(self._distributions) < 2 or len(set(means.values())) < 2:
             return {}
         study = self._optuna.create_study()
@@ -113,7 +112,7 @@ class Study:
         return {key: float(share) for key, share in shares.items()}
 
     def tell(self, trial: TrialState) -> None:
-        """How a trial has ended."""
+        """Store a trial's end."""
         state, value = self._outcome(trial)
         self._study.tell(trial.number, value if state.name == "COMPLETE" else None, state=state)
 
@@ -132,7 +131,7 @@ class Study:
         )
 
     def _outcome(self, trial: TrialState) -> tuple[OptunaState, float | None]:
-        """A trial that ended early counts with its newest rung; one without a number has failed."""
+        """Return state and value in Optuna. A trial that was ended early has its newest rung's value."""
         states = self._optuna.trial.TrialState
         if not trial.ended:
             return states.RUNNING, None
@@ -155,7 +154,7 @@ class Study:
         samplers = self._optuna.samplers
         if self._space.sampler == "random":
             return samplers.RandomSampler(seed=seed)
-        # Trials that run count as bad ones, so that those beside them are drawn elsewhere.
+        # constant_liar treats running trials as bad ones, so that further ones are drawn elsewhere.
         return samplers.TPESampler(seed=seed, n_startup_trials=self._space.settings.startup_trials, constant_liar=True)
 
     def _pruner(self, first_rung_tokens: int) -> Any:

@@ -1,7 +1,7 @@
-"""One trial of a sweep as its head sees it: a run in a process of its own, or played by this one in a dry run.
+"""One trial of a sweep: a run with a driver process of its own, or, in a dry run, simulated in this process.
 
-The process is a head as ``hlatctl resume`` starts it, and outlives the sweep's: whoever drives the sweep next finds it
-by its head lock.
+The trial's driver is ``hlatctl resume`` and outlives the sweep's. The next driver of the sweep finds it by the trial's
+driver lock.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 
-#: How long a person's command may hold the journal of requests.
+#: How long another command may hold the journal of requests.
 _OPERATOR_S = 10.0
 _POLL_S = 0.1
-#: Stages that a played trial leaves out: the sweep has validated it, and 200 pages of figures take minutes.
-_NOT_PLAYED = ("validate", "report")
+#: Stages that a simulated trial skips: the sweep has validated it, and 200 reports take minutes.
+_NOT_SIMULATED = ("validate", "report")
 
 
 class Trial:
-    """A trial's run directory and whoever drives it.
+    """A trial's run directory and its driver.
 
     Args:
         run: its directory, which may not exist yet.
         config: of the run.
         of: its place in the sweep.
         argv: the sweep's command line, for provenance.
-        player: plays the run in this process, for a dry run; None: it is driven by a process of its own.
+        player: runs the simulation in a dry run; None: the trial gets a driver process.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Trial:
 
     @property
     def is_played(self) -> bool:
-        """By this process."""
+        """Whether it is simulated in this process."""
         return self._player is not None
 
     @property
     def alive(self) -> bool:
-        """Somebody drives it."""
+        """Whether it has a driver."""
         if self._played is not None:
             return not self._played.done()
         if self._process is not None and self._process.poll() is None:
@@ -73,21 +73,21 @@ class Trial:
         return driver_pid(self.run) is not None
 
     def refresh(self) -> RunState:
-        """Fold what is new in its journal."""
+        """Apply what is new in its journal to its state, and return the state."""
         for event in self._tail.read_new():
             apply(self.state, event)
         return self.state
 
     def start(self, on_update: Callable[[], None], env: dict[str, str]) -> None:
-        """Drive it from wherever it stands, making its directory if there is none.
+        """Start or resume it; creates its directory if there is none.
 
         Args:
-            on_update: called by the thread that plays it, whenever there may be news.
+            on_update: called by the thread that simulates it, whenever its journal may have grown.
             env: variables for its process.
 
         Raises:
             LaunchError: its process has ended at once.
-            StorageError: the directory can't be made.
+            StorageError: the directory can't be created.
         """
         if self._player is not None:
             self._played = self._player.submit(self._play, on_update)
@@ -95,26 +95,26 @@ class Trial:
             self._make()
             self._process = detached.start_driver(self.run, env=env)
 
-    def end_of_play(self) -> None:
-        """Raise what has ended a played trial, if that is no error that its journal tells of."""
+    def raise_unexpected(self) -> None:
+        """Raise the error of a simulated trial if it isn't a HlatctlError, which the journal contains."""
         error = self._played.exception() if self._played is not None else None
         if error is not None and not isinstance(error, HlatctlError):
             raise error
 
     def request_stop(self, by: str) -> None:
-        """Ask it to write a checkpoint and end."""
+        """Ask it to write a checkpoint and stop."""
         with self._operator() as journal:
             journal.append("stop_requested", durable=True, by=by)
 
     def drop_checkpoints(self) -> None:
-        """Delete its checkpoints, and tell its journal."""
+        """Delete its checkpoints and journal that."""
         with self._operator() as journal:
             for step in folder_steps(self.run):
                 shutil.rmtree(self.run.checkpoint(step), ignore_errors=True)
                 journal.append("checkpoint_deleted", step=step)
 
     def prepares_alike(self, other: Trial) -> bool:
-        """The other one prepares, now, what this one needs too: the same corpus, or the same graphs."""
+        """Whether another trial is preparing the same corpus or the same graphs."""
         if other.needs("data") and data_fingerprint(self.config) == data_fingerprint(other.config):
             return True
         return (
@@ -122,23 +122,23 @@ class Trial:
         )
 
     def needs(self, stage: str) -> bool:
-        """It has not come through a stage."""
-        found = self.state.stages.get(stage)
-        return found is None or found.status == "running"
+        """Whether it has yet to complete a stage."""
+        known = self.state.stages.get(stage)
+        return known is None or known.status == "running"
 
     @property
     def process_hours(self) -> float:
-        """Hours that its training has taken by now, over all its processes."""
+        """Hours of training so far, summed over its processes."""
         ends_s = [(a.ended_unix_s or self.state.last_event_unix_s) - a.started_unix_s for a in self.state.attempts]
         return self.config.world_size * sum(ends_s) / 3600
 
     @property
     def left_process_hours(self) -> float:
-        """Hours that the rest of its training would take; 0 if its pace is not known."""
+        """Hours that the rest of its training would take, summed over its processes; 0 if its pace is unknown."""
         return self.config.world_size * (training_left_s(self.state, self.config.total_steps) or 0.0) / 3600
 
     def _operator(self) -> JournalWriter:
-        """The journal of requests, which a person's command may hold for a moment."""
+        """Open the journal of requests, which another command may hold for a moment."""
         deadline = time.monotonic() + _OPERATOR_S
         while True:
             try:
@@ -151,7 +151,7 @@ class Trial:
     def _make(self) -> None:
         if self.state.run_id:
             return
-        # Nothing tells of what a head that died here had begun to make; the number is this trial's alone.
+        # A driver that died here may have left an incomplete directory. Only this trial has the number.
         shutil.rmtree(self.run.root, ignore_errors=True)
         pretrain.create(self.config, argv=self._argv, run_id=self.run.run_id, of=self.of)
 
@@ -162,27 +162,27 @@ class Trial:
 
 def _player(ctx: FlowContext) -> _Player:
     assert ctx.world is not None
-    ctx.world.notifies_steps = True  # whoever prunes must see them
+    ctx.world.notifies_steps = True  # the pruner needs them
     return _Player(ctx.clock)
 
 
 class _Player(pretrain.PlainCaller):
-    """Calls the stages of a played trial."""
+    """Calls the stages of a simulated trial."""
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Call the stage, unless it is one of those that only a real trial needs."""
-        return None if name in _NOT_PLAYED else super().call(name, stage)
+        """Call the stage, unless only a real trial needs it."""
+        return None if name in _NOT_SIMULATED else super().call(name, stage)
 
 
 @dataclasses.dataclass
 class _Watcher:
-    """Tells the sweep's head, in the thread that plays the trial, that there may be news."""
+    """Calls a function whenever the trial's journal may have grown."""
 
     on_update: Callable[[], None]
 
     def update(self, state: RunState, config: Config) -> None:
-        """There may be."""
+        """Call the function."""
         self.on_update()
 
     def message(self, text: str) -> None:
-        """Of no interest to whoever watches a sweep."""
+        """Ignore it: a sweep doesn't show messages of its trials."""

@@ -1,63 +1,64 @@
-"""Copies to MLflow beside a flow: processes of their own, so that a slow or absent MLflow delays nothing."""
+"""Copying to MLflow in separate processes, so that a slow or absent MLflow delays nothing."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 from conf.schema import Config
 from flows.runtime import spawn
 from flows.runtime.context import FlowContext
 from hlatctl.run.paths import SweepPaths
 
+Process = subprocess.Popen[bytes]
 
-def start(ctx: FlowContext) -> subprocess.Popen[bytes] | None:
-    """Start ``python -m flows.tracking.mlflow_sync RUN_DIR``; None if tracking is off."""
+
+def start(ctx: FlowContext) -> Process | None:
+    """Start the process that copies a run's journal to MLflow while it grows; None if tracking is off."""
     if not ctx.config.tracking.enabled:
         return None
     log_dir = ctx.run.logs(0)
     log_dir.mkdir(parents=True, exist_ok=True)
-    with (log_dir / "mirror.log").open("ab") as log:
-        return spawn.beside(spawn.command("flows.tracking.mlflow_sync", os.fspath(ctx.run.root)), log)
+    return _copier("mlflow_sync", ctx.run.root, log_dir / "mirror.log")
 
 
-def finish(ctx: FlowContext, follower: subprocess.Popen[bytes] | None) -> None:
-    """Wait a bounded time until the mirror has brought everything; what is missing, ``hlatctl sync`` brings later."""
-    if follower is None:
-        return
-    try:
-        code = follower.wait(timeout=ctx.config.tracking.final_sync_timeout_s)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        follower.terminate()
-        code = follower.wait()
-    if code:
-        ctx.message(f"MLflow has not got everything yet; bring it up to date with: hlatctl sync {ctx.run.run_id}")
+def finish(ctx: FlowContext, copier: Process | None) -> None:
+    """Wait until everything is copied, at most ``tracking.final_sync_timeout_s``. `hlatctl sync` copies the rest."""
+    if copier and not _completes(copier, ctx.config):
+        ctx.message(f"MLflow is not up to date yet; to copy the rest: hlatctl sync {ctx.run.run_id}")
 
 
-def abandon(follower: subprocess.Popen[bytes] | None) -> None:
-    """End the mirror at once."""
-    if follower is not None:
-        follower.terminate()
-        follower.wait()
+def abandon(copier: Process | None) -> None:
+    """End the process at once."""
+    if copier is not None:
+        copier.terminate()
+        copier.wait()
 
 
 def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]) -> None:
-    """Copy a sweep's figures to its MLflow run, in a bounded time.
+    """Copy a sweep's numbers to its MLflow run, within ``tracking.final_sync_timeout_s``.
 
     Args:
         sweep: its directory.
         config: of its trials.
-        say: told if it fails.
+        say: called with a message if it fails.
     """
-    if not config.tracking.enabled:
-        return
-    with (sweep.root / "mirror.log").open("ab") as log:
-        copier = spawn.beside(spawn.command("flows.tracking.mlflow_sweep", os.fspath(sweep.root)), log)
+    log = sweep.root / "mirror.log"
+    if config.tracking.enabled and not _completes(_copier("mlflow_sweep", sweep.root, log), config):
+        say(f"the sweep's numbers are not in MLflow; see {log}")
+
+
+def _copier(module: str, folder: Path, log: Path) -> Process:
+    with log.open("ab") as output:
+        return spawn.beside(spawn.command(f"flows.tracking.{module}", os.fspath(folder)), output)
+
+
+def _completes(copier: Process, config: Config) -> bool:
+    """Wait for a copy; whether it succeeded in time. A timeout or Ctrl-C ends it."""
     try:
-        code = copier.wait(config.tracking.final_sync_timeout_s)
-    except subprocess.TimeoutExpired:
-        copier.terminate()
-        code = copier.wait()
-    if code:
-        say(f"MLflow has not got the sweep's figures; see {sweep.root / 'mirror.log'}")
+        return copier.wait(timeout=config.tracking.final_sync_timeout_s) == 0
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        abandon(copier)
+        return False

@@ -1,9 +1,9 @@
-"""A web server on loopback that answers its own user only: Prefect's and MLflow's, for `hlatctl ui` and for one flow.
+"""A web server on loopback that answers only its own user: Prefect's and MLflow's, for `hlatctl ui` and for one flow.
 
-Every user of a machine reaches its loopback, and so does any web page that one of them opens. So there is a password,
-which the server finds in its environment (:data:`AUTH_ENV`; other users can't read it there), and requests for another
-host name (DNS rebinding) or from another page (cross-site requests) are refused. The server listens on a socket that
-its parent has bound, so no one else can take the port in between, and ends with its parent.
+Every user of a machine can reach its loopback, and so can any web page that they open. So requests need a password, and
+requests for another host name (DNS rebinding) or from another page (cross-site requests) are refused. The server gets
+the password from its environment (:data:`AUTH_ENV`), which other users can't read. It listens on a socket that its
+parent has bound, so that no other process can take the port, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -24,8 +25,9 @@ from hlatctl.run.errors import ConfigError
 
 HOST = "127.0.0.1"
 USER = "hlatctl"
-#: ``USER:PASSWORD`` that a server asks for.
+#: ``USER:PASSWORD`` that a server requires.
 AUTH_ENV = "HLATCTL_SERVER_AUTH"
+_SAY_EVERY_S = 15.0
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -34,20 +36,20 @@ App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 
 def new_auth() -> str:
-    """A user name and a new password: ``hlatctl:PASSWORD``."""
+    """Return a user name and a new password: ``hlatctl:PASSWORD``."""
     return f"{USER}:{secrets.token_urlsafe(18)}"
 
 
 def basic(auth: str) -> str:
-    """The value of an ``Authorization`` header for a user name and a password."""
+    """Return the ``Authorization`` header for ``USER:PASSWORD``."""
     return f"Basic {base64.b64encode(auth.encode()).decode()}"
 
 
 def get(url: str, auth: str = "", timeout_s: float = 1.0) -> bytes:
-    """What a server on loopback answers, whatever proxy is configured.
+    """Return the answer of a server on loopback; proxies are not used.
 
     Raises:
-        OSError: it does not answer, or refuses.
+        OSError: it doesn't answer, or answers with an error.
     """
     request = urllib.request.Request(url, headers={"Authorization": basic(auth)} if auth else {})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout_s) as response:
@@ -55,22 +57,42 @@ def get(url: str, auth: str = "", timeout_s: float = 1.0) -> bytes:
 
 
 def own_hosts(port: int) -> tuple[str, ...]:
-    """The host names that a server on this port answers to."""
+    """Return the host names that a server on this port answers to."""
     return f"{HOST}:{port}", f"localhost:{port}"
 
 
 def own_origins(port: int) -> tuple[str, ...]:
-    """The pages that may send requests to a server on this port: its own."""
+    """Return the origins that may send requests to a server on this port: its own pages."""
     return tuple(f"http://{host}" for host in own_hosts(port))
 
 
-class Gate:
-    """Passes on what is asked of us by name, by our own pages or by no page, with the password.
+class Wait:
+    """Reports every 15 s how long servers have been waited for.
 
     Args:
-        app: what answers then.
-        port: that it is served on.
-        auth: ``USER:PASSWORD``; none: the app asks for it itself.
+        say: called with the message.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began_s = self._said_s = time.monotonic()
+
+    def so_far_s(self, what: str, hint: str = "") -> float:
+        """Return the seconds waited so far."""
+        now_s = time.monotonic()
+        if now_s - self._said_s > _SAY_EVERY_S:
+            self._said_s = now_s
+            self._say(f"waiting for {what} to start, {now_s - self._began_s:.0f} s so far{hint}")
+        return now_s - self._began_s
+
+
+class Gate:
+    """Passes requests to an app if host name, origin and password are right.
+
+    Args:
+        app: answers the requests.
+        port: of the server.
+        auth: ``USER:PASSWORD``; None: the app checks it itself.
         health: a path that needs no password.
     """
 
@@ -81,7 +103,7 @@ class Gate:
         self._authorization = basic(auth).encode() if auth else None
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Answer, or pass on."""
+        """Pass a request on, or refuse it."""
         status = self._refusal(scope) if scope["type"] in ("http", "websocket") else 0
         if not status:
             await self._app(scope, receive, send)
@@ -96,7 +118,7 @@ class Gate:
             await send({"type": "http.response.body", "body": _REASONS[status]})
 
     def _refusal(self, scope: _Scope) -> int:
-        """An HTTP status; 0 if there is no objection."""
+        """Return the HTTP status of a refusal; 0 if the request is allowed."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
@@ -110,41 +132,39 @@ class Gate:
 
 
 _REASONS = {
-    401: b"A user name and password are needed; `hlatctl ui` has printed them.\n",
+    401: b"A user name and a password are required; `hlatctl ui` has printed them.\n",
     403: b"This server answers only to its own address and its own pages.\n",
 }
 
 
 def take_auth() -> str:
-    """The user name and password that this server process has to ask for; its children don't get them.
+    """Remove ``USER:PASSWORD`` from the environment, so that child processes don't get it, and return it.
 
     Raises:
-        ConfigError: there is none, and nothing here is served without.
+        ConfigError: it is not set.
     """
     auth = os.environ.pop(AUTH_ENV, "")
     if not auth.partition(":")[2]:
-        raise ConfigError(
-            f"{AUTH_ENV}: is not set, and nothing is served without a password", hint="start it with `hlatctl ui`"
-        )
+        raise ConfigError(f"{AUTH_ENV}: is not set; servers need a password", hint="start it with `hlatctl ui`")
     return auth
 
 
 def inherited(fd: int) -> tuple[socket.socket, int]:
-    """The listening socket of that descriptor, and its port."""
+    """Return the listening socket of a descriptor, and its port."""
     listener = socket.socket(fileno=fd)
     return listener, int(listener.getsockname()[1])
 
 
 def run(app: App, listener: socket.socket) -> int:
-    """Serve until standard input closes, which it does with the parent, or until SIGTERM; the exit code."""
+    """Serve until the parent ends, which closes standard input, or until SIGTERM; returns the exit code."""
     import uvicorn
 
-    # Connections are not waited for: whoever held them is gone, or has already been told that its events are stored.
+    # Don't wait for open connections: their clients are gone, or know that their events are stored.
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=0))
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
-        # Prefect's background services stop at once for a signal, and take seconds for `should_exit`.
+        # Prefect's background services stop at once for a signal; with `should_exit` they take seconds.
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -1,8 +1,8 @@
-"""Steps that are done again, as MLflow shows them: only the values that count, where its store lets us remove rows.
+"""Superseded steps in MLflow.
 
-When an attempt starts from step k, later steps of earlier attempts are superseded. MLflow's interface can add values
-but can't remove them. So they are removed from its database, where that is an SQLite file. On a tracking server both
-values of such a step stay. The later one has the later time, and MLflow takes it for the latest.
+When an attempt starts from step k, later steps of earlier attempts are superseded. MLflow's API can't remove values, so
+they are removed from its database if that is an SQLite file. On a tracking server a repeated step keeps both values;
+the later one has the later time and counts as the latest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUPERSEDED = "run_uuid = :run AND ((key GLOB :by_step AND step > :step) OR (key
 
 @dataclass(frozen=True)
 class Rewind:
-    """The last step, and its tokens, that still counts among those copied before."""
+    """The last copied step that still counts, and its tokens."""
 
     step: int
     tokens: int
@@ -33,16 +33,16 @@ class Rewind:
 def new_steps(
     events: Iterable[Event], *, last_step: int, attempt: int, tokens_per_step: int
 ) -> tuple[list[Event], Rewind | None, int]:
-    """What new events change about the steps that have been copied.
+    """Find the steps to copy, and whether copied steps were superseded.
 
     Args:
         events: new ones, in order of time.
         last_step: newest step that has been copied.
-        attempt: the newest that has been seen to start.
-        tokens_per_step: for a ``train_started`` that does not tell its tokens.
+        attempt: the newest attempt seen so far.
+        tokens_per_step: for a ``train_started`` without tokens.
 
     Returns:
-        The step events to copy; how far to go back before that, if at all; the newest attempt now.
+        The step events to copy; the step to go back to first, or None; the newest attempt now.
     """
     steps: dict[int, Event] = {}
     rewind = None
@@ -53,14 +53,14 @@ def new_steps(
             if step < last_step:
                 last_step = step
                 rewind = Rewind(step, int(event.get("tokens") or step * tokens_per_step))
-        # A late line of an attempt that another has replaced counts no more.
+        # Late lines of a superseded attempt don't count.
         elif event["kind"] == "step" and event["attempt"] >= attempt and event["step"] > last_step:
             steps[event["step"]] = event
     return [steps[number] for number in sorted(steps)], rewind, attempt
 
 
 def remove(database: Path, mlflow_run_id: str, to: Rewind) -> None:
-    """Remove the metrics of superseded steps; doing it again changes nothing.
+    """Remove the metrics of superseded steps; idempotent.
 
     Raises:
         sqlite3.Error: the database can't be written.
@@ -80,7 +80,7 @@ def remove(database: Path, mlflow_run_id: str, to: Rewind) -> None:
 def _statements() -> Iterator[str]:
     yield f"DELETE FROM metrics WHERE {_SUPERSEDED}"
     yield f"DELETE FROM latest_metrics WHERE {_SUPERSEDED}"
-    # SQLite takes the other columns from the row that has the maximum.
+    # With MAX, SQLite takes the other columns from the row of the maximum.
     yield (
         f"INSERT OR IGNORE INTO latest_metrics ({_COLUMNS}) SELECT key, value, timestamp, MAX(step), is_nan, run_uuid "
         "FROM metrics WHERE run_uuid = :run AND (key GLOB :by_step OR key GLOB :by_tokens) GROUP BY key"

@@ -1,7 +1,7 @@
 """One hlatctl run as one MLflow run: parameters, metrics, tags, artifacts, status.
 
-Which events become which rows, and the cursor that says how far they have been copied. When to copy, and what to do
-about an MLflow that does not answer, is ``flows.tracking.mlflow_sync``'s.
+This module turns events into MLflow's rows and keeps the cursor, which says how far they have been copied.
+``flows.tracking.mlflow_sync`` decides when to copy, and handles an MLflow that doesn't answer.
 """
 
 from __future__ import annotations
@@ -10,40 +10,36 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from conf.load import flatten
 from conf.schema import Config
-from flows.tracking.mlflow_parent import trial_tags
+from flows.tracking import mlflow_client
 from flows.tracking.mlflow_rewind import BY_STEP, BY_TOKENS, new_steps, remove
+from flows.tracking.mlflow_sweep import trial_tags
 from hlatctl.run import contract, files
 from hlatctl.run.journal import FLOW_WRITER, Event, JournalTail
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, mlflow_artifacts
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
 from hlatctl.run.simulated import marked
 from hlatctl.units import duration
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Run
     from mlflow.tracking import MlflowClient
 
 _STEP_FIELDS = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "step_s", "data_wait_s")
-_STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 RUN_ID_TAG = "hlatctl.run_id"
 CREATED_TAG = "hlatctl.created_unix_s"
 LAST_STEP_TAG = "hlatctl.last_step"
 
-#: Limits of MLflow's REST API: `log_batch` and the length of a parameter's value.
-_MAX_METRICS_PER_BATCH = 1000
-_MAX_PARAMS_PER_BATCH = 100
-_MAX_PARAM_CHARS = 6000
-
-_T = TypeVar("_T")
+#: MLflow's REST API takes 1,000 metrics and tags a request. Metrics have to be in the request of their batch's tag.
+_MAX_METRICS_PER_BATCH = 999
 
 Row = tuple[str, float, int, int]
-"""Key, value, time in Unix milliseconds, step: what MLflow takes for the identity of a metric."""
+"""Key, value, time in Unix milliseconds, step. MLflow drops a row that is equal to another in all four."""
 
 
 @dataclass
@@ -51,15 +47,15 @@ class Cursor:
     """``mirror.json``: how far a run has been copied.
 
     Args:
-        tracking_uri: where to; another address starts over.
+        tracking_uri: MLflow's address; a different address starts over.
         mlflow_run_id: the run's id there.
-        offsets: bytes copied by journal file stem.
-        last_step: last optimizer step copied; earlier steps are not copied again, unless training goes back.
-        attempt: the newest that has started.
-        artifacts: ``[bytes, mtime_ns]`` of each file uploaded.
-        created_unix_s: by the journal.
-        shift_s: from the journal's times to real ones. The journal of a simulated run begins at the same moment as that
-            of every other; the times of its files are the real ones.
+        offsets: copied bytes by journal file stem.
+        last_step: last optimizer step copied; earlier steps are copied again only if training goes back.
+        attempt: the newest attempt that has started.
+        artifacts: ``[bytes, mtime_ns]`` of each uploaded file.
+        created_unix_s: from the journal.
+        shift_s: added to the journal's times to get real ones. The journals of all simulated runs begin at the same
+            virtual time; their files have real times.
     """
 
     tracking_uri: str
@@ -73,7 +69,7 @@ class Cursor:
 
     @classmethod
     def read(cls, path: Path, tracking_uri: str) -> Cursor:
-        """What the last copy left behind; a new one if that is missing, damaged, or of another address."""
+        """Read the cursor of the last copy; a new one if it is missing, damaged or of another address."""
         try:
             cursor = cls(**files.read_json(path))
             cursor.offsets = {str(name): int(offset) for name, offset in cursor.offsets.items()}
@@ -85,7 +81,7 @@ class Cursor:
 
 
 def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
-    """The rows of one ``step`` event, by step and, for the loss, by tokens too; see ``Cursor`` for the shift."""
+    """Return the rows of a ``step`` event by step, and the loss by tokens too; ``Cursor`` explains the shift."""
     time_ms = int((event["time_unix_s"] + shift_s) * 1000)
     rows = [
         (f"{BY_STEP}{name}", float(event[name]), time_ms, int(event["step"])) for name in _STEP_FIELDS if name in event
@@ -96,11 +92,11 @@ def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
 
 
 def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> list[Row]:
-    """The rows of one ``eval_finished`` event, by step and by milestone tokens.
+    """Return the rows of an ``eval_finished`` event, by step and by milestone tokens.
 
     Args:
         event: the event.
-        own_contract: of the run; what was measured under another one gets metrics of its own.
+        own_contract: the run's contract; scores under another contract get separate metrics.
         shift_s: see ``Cursor``.
     """
     contract = str(event.get("contract", ""))
@@ -121,26 +117,16 @@ class MirrorRun:
         run: the run directory.
         config: its configuration.
         client: MLflow.
-        uri: its address.
-        artifact_location: where a new experiment keeps artifacts; None leaves it to the server.
-        database: its SQLite file; None if it is on a server.
+        uri: MLflow's address.
     """
 
-    def __init__(
-        self,
-        run: RunPaths,
-        config: Config,
-        client: MlflowClient,
-        uri: str,
-        artifact_location: str | None,
-        database: Path | None = None,
-    ) -> None:
-        self._run, self._config, self._client, self._database = run, config, client, database
-        self._artifact_location = artifact_location
+    def __init__(self, run: RunPaths, config: Config, client: MlflowClient, uri: str) -> None:
+        self._run, self._config, self._client = run, config, client
+        self._database = Path(uri.removeprefix(mlflow_client.SQLITE)) if uri.startswith(mlflow_client.SQLITE) else None
         self._cursor = Cursor.read(run.mirror, hide(uri))
 
     def copy_new(self) -> int:
-        """Copy what is new; the number of events that MLflow had not got yet."""
+        """Copy new events and files; returns the number of events that were missing in MLflow."""
         if not self._still_there():
             self._cursor = Cursor(self._cursor.tracking_uri)
         tail = JournalTail(self._run, self._cursor.offsets)
@@ -149,7 +135,7 @@ class MirrorRun:
             return 0
         if events:
             copied = self._log_events(events)
-            self._tell_status(events)
+            self._update_status(events)
             self._cursor.offsets = tail.offsets
         else:
             copied = 0
@@ -159,7 +145,7 @@ class MirrorRun:
         return copied
 
     def _still_there(self) -> bool:
-        """Whether the known MLflow run can still be logged to; people delete runs, and databases."""
+        """Whether the known MLflow run still exists; people delete runs and databases."""
         from mlflow.exceptions import MlflowException
 
         if not self._cursor.mlflow_run_id:
@@ -172,7 +158,7 @@ class MirrorRun:
             raise
 
     def _find_or_create(self, events: list[Event]) -> bool:
-        """Bind the cursor to this run's MLflow run; False if the journal does not tell yet what run it is."""
+        """Find or create the MLflow run; False if the journal has no ``run_created`` yet."""
         created = next((event for event in events if event["kind"] == "run_created"), None)
         if created is None:
             return False
@@ -181,27 +167,30 @@ class MirrorRun:
             self._cursor.shift_s = self._run.config.stat().st_mtime - self._cursor.created_unix_s
         experiment_id = self._experiment_id()
         identity = {RUN_ID_TAG: self._run.run_id, CREATED_TAG: repr(created["time_unix_s"])}
-        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
-        found = self._client.search_runs([experiment_id], wanted, max_results=1)
-        if found:
-            self._cursor.last_step = int(found[0].data.tags.get(LAST_STEP_TAG, 0))
-            self._cursor.mlflow_run_id = found[0].info.run_id
+        known = mlflow_client.find_run(self._client, experiment_id, identity)
+        if known:
+            self._cursor.last_step = int(known.data.tags.get(LAST_STEP_TAG, 0))
         else:
-            tags = identity | {"hlatctl.simulated": str(bool(created.get("simulated", False))).lower()}
-            tags |= trial_tags(self._client, experiment_id, self._run.root.parent, created)
-            name = marked(self._run.run_id, simulated=bool(created.get("simulated", False)))
-            start_ms = int((created["time_unix_s"] + self._cursor.shift_s) * 1000)
-            new = self._client.create_run(experiment_id, start_ms, tags | self._provenance_tags(), name)
-            self._cursor.mlflow_run_id = new.info.run_id
-        self._log_params()
+            known = self._create(experiment_id, created, identity)
+        self._cursor.mlflow_run_id = known.info.run_id
+        mlflow_client.log_params(self._client, self._cursor.mlflow_run_id, flatten(self._config))
         return True
+
+    def _create(self, experiment_id: str, created: Event, identity: dict[str, str]) -> Run:
+        simulated = bool(created.get("simulated", False))
+        tags = identity | {"hlatctl.simulated": str(simulated).lower()}
+        tags |= trial_tags(self._client, experiment_id, self._run.root.parent, created) | self._provenance_tags()
+        start_ms = int((created["time_unix_s"] + self._cursor.shift_s) * 1000)
+        return self._client.create_run(experiment_id, start_ms, tags, marked(self._run.run_id, simulated=simulated))
 
     def _experiment_id(self) -> str:
         name = self._config.tracking.experiment
         experiment = self._client.get_experiment_by_name(name)
         if experiment:
             return str(experiment.experiment_id)
-        return self._client.create_experiment(name, self._artifact_location)
+        # A server decides itself where it keeps artifacts.
+        location = mlflow_artifacts(self._run.root.parent.absolute()).as_uri() if self._database else None
+        return self._client.create_experiment(name, location)
 
     def _provenance_tags(self) -> dict[str, str]:
         try:
@@ -216,14 +205,6 @@ class MirrorRun:
         }
         return {name: str(value) for name, value in tags.items() if value}
 
-    def _log_params(self) -> None:
-        from mlflow.entities import Param
-
-        values = {key: hide(str(value)) for key, value in flatten(self._config).items()}
-        params = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in values.items()]
-        for batch in _batches([[param] for param in params], _MAX_PARAMS_PER_BATCH):
-            self._client.log_batch(self._cursor.mlflow_run_id, params=batch)
-
     def _log_events(self, events: list[Event]) -> int:
         from mlflow.entities import Metric
 
@@ -233,12 +214,12 @@ class MirrorRun:
         own = contract.own(self._run) if evals else ""
         groups = [[Metric(*row) for row in step_rows(event, self._cursor.shift_s)] for event in steps]
         groups += [[Metric(*row)] for event in evals for row in eval_rows(event, own, self._cursor.shift_s)]
-        for batch in _batches(groups, _MAX_METRICS_PER_BATCH):
+        for batch in _batches(groups):
             self._log_metrics(batch)
         return len(events) - all_steps + len(steps)
 
     def _new_steps(self, events: list[Event]) -> list[Event]:
-        """The steps to copy, once MLflow has gone back to where the newest attempt started."""
+        """Return the steps to copy, after superseded steps were removed from MLflow."""
         cursor = self._cursor
         steps, rewind, cursor.attempt = new_steps(
             events, last_step=cursor.last_step, attempt=cursor.attempt, tokens_per_step=self._config.tokens_per_step
@@ -257,8 +238,8 @@ class MirrorRun:
         tag = RunTag(LAST_STEP_TAG, str(self._cursor.last_step))
         self._client.log_batch(self._cursor.mlflow_run_id, metrics=batch, tags=[tag])
 
-    def _tell_status(self, events: list[Event]) -> None:
-        """Bring status and tags in line with the newest event that changes them."""
+    def _update_status(self, events: list[Event]) -> None:
+        """Set status and tags according to the newest event that changes them."""
         run_id = self._cursor.mlflow_run_id
         if any(event["kind"] == "stage_finished" and event.get("stage") == "provenance" for event in events):
             for name, value in self._provenance_tags().items():
@@ -278,39 +259,39 @@ class MirrorRun:
             self._client.set_tag(run_id, "hlatctl.simulated_duration", duration(played_s))
             end_unix_s = (self._run.journal / f"{FLOW_WRITER}.jsonl").stat().st_mtime
         end_ms = int(end_unix_s * 1000)
-        self._client.set_terminated(run_id, status=_STATUS.get(outcome, "FAILED"), end_time=end_ms)
+        self._client.set_terminated(run_id, status=mlflow_client.STATUS.get(outcome, "FAILED"), end_time=end_ms)
 
     def _upload_artifacts(self) -> bool:
         uploaded = False
         for path in self._artifacts():
             name = path.relative_to(self._run.root).as_posix()
-            seen = [path.stat().st_size, path.stat().st_mtime_ns]
-            if self._cursor.artifacts.get(name) != seen:
+            version = [path.stat().st_size, path.stat().st_mtime_ns]
+            if self._cursor.artifacts.get(name) != version:
                 self._upload(path, name)
-                self._cursor.artifacts[name] = seen
+                self._cursor.artifacts[name] = version
                 uploaded = True
         return uploaded
 
     def _artifacts(self) -> list[Path]:
         run = self._run
-        found = [run.config, run.provenance, *run.evals.rglob("results.json")]
-        found += [path for path in run.report.rglob("*") if not path.name.startswith(".")]
-        return [path for path in found if path.is_file()]
+        paths = [run.config, run.provenance, *run.evals.rglob("results.json")]
+        paths += [path for path in run.report.rglob("*") if not path.name.startswith(".")]
+        return [path for path in paths if path.is_file()]
 
     def _upload(self, path: Path, name: str) -> None:
         if path in (self._run.config, self._run.provenance):
-            # What was typed may hold an address with a password; these two repeat it.
+            # Both repeat the command line, which may contain an address with a password.
             self._client.log_text(self._cursor.mlflow_run_id, hide(path.read_text("utf-8")), name)
         else:
             folder = Path(name).parent.as_posix()
             self._client.log_artifact(self._cursor.mlflow_run_id, str(path), None if folder == "." else folder)
 
 
-def _batches(groups: Iterable[list[_T]], limit: int) -> Iterator[list[_T]]:
-    """Join groups into lists of at most `limit`; a group (the rows of one event) is never cut."""
-    batch: list[_T] = []
+def _batches(groups: Iterable[list[Metric]]) -> Iterator[list[Metric]]:
+    """Join groups into batches; a group (the rows of one event) is never split."""
+    batch: list[Metric] = []
     for group in groups:
-        if batch and len(batch) + len(group) > limit:
+        if batch and len(batch) + len(group) > _MAX_METRICS_PER_BATCH:
             yield batch
             batch = []
         batch.extend(group)

@@ -1,8 +1,8 @@
 """MLflow's server with its pages for `hlatctl ui`; it ends with the process that started it.
 
-``python -m flows.tracking.mlflow_server FD RUNS_DIR`` serves on the listening socket that it inherits; see
-``flows.tracking.local_server`` for who may use it. `mlflow server` has a password only with packages and a database of
-users that nobody here needs, and it answers to any host name that begins with 10. or 192.168.
+``python -m flows.tracking.mlflow_server FD RUNS_DIR`` serves on the listening socket that it inherits.
+``flows.tracking.local_server`` says who may use it. `mlflow server` isn't used: it supports passwords only with more
+packages and a database of users, and it answers to any host name that begins with 10. or 192.168.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from flows.tracking import mlflow_sync
+from flows.tracking import mlflow_client
 from flows.tracking.local_server import Gate, inherited, own_hosts, own_origins, run, take_auth
 from hlatctl.run.errors import run_main
+from hlatctl.run.paths import mlflow_artifacts
 
 
 def main(argv: list[str]) -> int:
@@ -23,19 +24,19 @@ def main(argv: list[str]) -> int:
     os.environ.update(
         MLFLOW_SERVER_ALLOWED_HOSTS=",".join(own_hosts(port)),
         MLFLOW_SERVER_CORS_ALLOWED_ORIGINS=",".join(own_origins(port)),
-        # What it could do besides showing runs.
+        # Switch off what is not needed to show runs.
         MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",
         MLFLOW_DISABLE_TELEMETRY="true",
         DO_NOT_TRACK="true",
     )
-    import uvicorn  # noqa: F401  MLflow looks whether it is imported, and checks requests only then
+    import uvicorn  # noqa: F401  MLflow checks requests only if it is imported
     from mlflow.server import constants, handlers
 
-    uri, root = mlflow_sync.default_tracking_uri(runs_dir), "mlflow-artifacts:/"
-    # As `mlflow server` tells its own processes.
+    uri, root = mlflow_client.default_tracking_uri(runs_dir), "mlflow-artifacts:/"
+    # The variables that `mlflow server` sets for its processes.
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = uri
     os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = root
-    os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = str(mlflow_sync.artifacts_dir(runs_dir))
+    os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = str(mlflow_artifacts(runs_dir.absolute()))
     os.environ[constants.SERVE_ARTIFACTS_ENV_VAR] = "true"
     handlers.initialize_backend_stores(uri, uri, root)
     from mlflow.server.fastapi_app import app

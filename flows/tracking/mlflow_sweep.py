@@ -1,56 +1,87 @@
-"""What the MLflow run of a sweep says, the parent of its trials' runs.
+"""A sweep in MLflow: one run with its status, parameters and numbers, the parent of its trials' runs.
 
-``python -m flows.tracking.mlflow_sweep SWEEP_DIR`` copies status, parameters and figures from the sweep's journal. It
-is idempotent and never in the way of a sweep, as ``flows.tracking.mlflow_sync`` never is of a run.
+The first trial that is copied creates the sweep's run. ``python -m flows.tracking.mlflow_sweep SWEEP_DIR`` copies the
+rest from the sweep's journal; it is idempotent.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.load import load
 from conf.schema import TrackingConfig
-from flows.tracking import mlflow_sync
-from flows.tracking.mlflow_parent import parent_run_id
+from flows.tracking import mlflow_client
 from hlatctl.report.sweep import best
 from hlatctl.run.errors import run_main
-from hlatctl.run.journal import read_events
+from hlatctl.run.journal import Event, read_events
+from hlatctl.run.lease import hold
 from hlatctl.run.paths import SweepPaths
-from hlatctl.run.redact import hide
+from hlatctl.run.simulated import marked
 from hlatctl.run.sweep import SweepState, fold
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-_STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-_MAX_PARAM_CHARS = 6000
+_SWEEP_TAG, _TRIAL_TAG, _PARENT_TAG = "hlatctl.sweep_id", "hlatctl.trial", "mlflow.parentRunId"
+_CREATED_TAG = "hlatctl.sweep_created_unix_s"
+_POLL_S = 0.1
+
+
+def trial_tags(client: MlflowClient, experiment_id: str, runs_dir: Path, created: Event) -> dict[str, str]:
+    """Return the tags that make a run a child of its sweep's run; none if the run is no trial.
+
+    Args:
+        client: MLflow.
+        experiment_id: the experiment of the run.
+        runs_dir: contains the run and the sweep.
+        created: the run's ``run_created`` event.
+    """
+    if "sweep" not in created:
+        return {}
+    sweep = SweepPaths(runs_dir / str(created["sweep"]))
+    tags = {_SWEEP_TAG: sweep.run_id, _TRIAL_TAG: str(created["trial"])}
+    if sweep.space.is_file():  # otherwise the trial was copied to another runs folder
+        tags[_PARENT_TAG] = _parent_run_id(client, experiment_id, sweep)
+    return tags
 
 
 def conclude(sweep: SweepPaths, tracking: TrackingConfig) -> None:
-    """Bring the parent's status, parameters and figures up to date.
+    """Copy a sweep's status, parameters and numbers to its MLflow run.
 
     Raises:
         DependencyError: MLflow is not installed.
-        StorageError: MLflow can't be reached, or refuses.
+        StorageError: MLflow doesn't answer, or rejects a request.
     """
-    uri = tracking.mlflow_uri or mlflow_sync.default_tracking_uri(sweep.root.parent)
-    with mlflow_sync.as_storage_error(uri):
-        client = mlflow_sync.connect(uri, sweep.root.parent)
+    with mlflow_client.connection(tracking, sweep.root.parent) as (client, _):
         experiment = client.get_experiment_by_name(tracking.experiment)
-        if experiment is None:  # no trial has come so far
-            return
-        run_id = parent_run_id(client, str(experiment.experiment_id), sweep)
-        _log(client, run_id, fold(read_events(sweep)))
+        if experiment is not None:  # otherwise no trial has been copied yet
+            run_id = _parent_run_id(client, str(experiment.experiment_id), sweep)
+            _log(client, run_id, fold(read_events(sweep)))
+
+
+def _parent_run_id(client: MlflowClient, experiment_id: str, sweep: SweepPaths) -> str:
+    """Return the id of the sweep's MLflow run, which is created if it doesn't exist. A lock prevents a second one."""
+    state = fold(read_events(sweep))
+    identity = {_SWEEP_TAG: state.sweep_id, _CREATED_TAG: repr(state.created_unix_s)}
+    with hold(sweep.root / "mirror.lock", lambda _: time.sleep(_POLL_S)):
+        run = mlflow_client.find_run(client, experiment_id, identity)
+        if run is None:
+            tags = identity | {"hlatctl.simulated": str(state.simulated).lower()}
+            name = marked(state.sweep_id, simulated=state.simulated)
+            run = client.create_run(experiment_id, int(state.created_unix_s * 1000), tags, name)
+        return str(run.info.run_id)
 
 
 def _log(client: MlflowClient, run_id: str, state: SweepState) -> None:
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric
 
     params = {"objective": state.objective, "direction": state.direction, "overrides": " ".join(state.overrides)}
     params |= {f"sweep.{name}": str(value) for name, value in state.settings.items()}
     winner = best(state)
-    figures = {
+    numbers = {
         "trials": len(state.trials),
         "trials_finished": state.count("finished"),
         "process_hours": sum(trial.process_hours for trial in state.trials.values()),
@@ -58,24 +89,19 @@ def _log(client: MlflowClient, run_id: str, state: SweepState) -> None:
         **({"best_objective": winner.mean} if winner and winner.mean is not None else {}),
     }
     now_ms = int(state.last_event_unix_s * 1000)
-    known = client.get_run(run_id).data.params  # which MLflow lets nobody change
-    client.log_batch(
-        run_id,
-        metrics=[Metric(name, float(value), now_ms, 0) for name, value in figures.items()],
-        params=[Param(name, hide(value)[:_MAX_PARAM_CHARS]) for name, value in params.items() if name not in known],
-    )
+    known = client.get_run(run_id).data.params
+    mlflow_client.log_params(client, run_id, {name: value for name, value in params.items() if name not in known})
+    client.log_batch(run_id, metrics=[Metric(name, float(value), now_ms, 0) for name, value in numbers.items()])
     if winner:
         client.set_tag(run_id, "hlatctl.best", winner.text)
-    client.set_terminated(run_id, status=_STATUS.get(state.status, "RUNNING"), end_time=now_ms)
+    client.set_terminated(run_id, status=mlflow_client.STATUS.get(state.status, "RUNNING"), end_time=now_ms)
 
 
 def main(argv: list[str]) -> int:
     """``python -m flows.tracking.mlflow_sweep SWEEP_DIR``."""
-    import conf.load
-
     sweep = SweepPaths(Path(argv[0]).absolute())
     trial = next(iter(fold(read_events(sweep)).trials.values()))
-    conclude(sweep, conf.load.load(sweep.trial(trial.number).config).tracking)
+    conclude(sweep, load(sweep.trial(trial.number).config).tracking)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Which Prefect API a flow reports to, and Prefect's settings: no telemetry, no console logs, no pickles.
+"""Chooses a flow's Prefect API and sets Prefect's settings: no telemetry, no console logs, no pickles.
 
-``configure`` has to be called before prefect is imported anywhere. It never needs a network: without a server that the
-user names, and without `hlatctl ui`, it starts an API of this runs folder's own beside the flow.
+``configure`` must be called before prefect is imported. It needs no network: without a server that the user names, and
+without `hlatctl ui`, it starts an API for this runs folder beside the flow.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flows.runtime import spawn
@@ -25,24 +25,23 @@ _API_URL = "PREFECT_API_URL"
 _API_AUTH = "PREFECT_API_AUTH_STRING"
 #: A busy machine takes minutes to import Prefect.
 _START_TIMEOUT_S = 300.0
-_TELL_EVERY_S = 15.0
 _STOP_TIMEOUT_S = 5.0
 
-#: What a user has set in the environment stays as it is.
+#: Defaults; variables that the user has set are kept.
 _DEFAULTS = {
-    # Nothing leaves this machine: Prefect's server and its client each have their own switch.
+    # No telemetry: Prefect's server and its client have separate switches.
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
-    # The command line shows progress and errors itself; Prefect's API still gets every line.
+    # The command line shows progress and errors; Prefect's API still gets every line.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_HANDLERS_DEBUG_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    # The default is pickle, which is never loaded here. The journal holds what stages return.
+    # The default is pickle, which is never loaded here. Results are in the journal.
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
-    # An API that goes away in the middle must not hold up the end of a run: 5 retries are three minutes.
+    # Prefect's default of 5 retries takes three minutes if the API disappears during a run.
     "PREFECT_CLIENT_MAX_RETRIES": "1",
 }
 
@@ -50,55 +49,68 @@ _own_server: subprocess.Popen[bytes] | None = None
 
 
 def settings(runs_dir: Path) -> dict[str, str]:
-    """Prefect's settings for a runs folder, as environment variables; the user's own come first."""
+    """Return Prefect's settings for a runs folder as environment variables; the user's values take precedence."""
     values = _DEFAULTS | {"PREFECT_HOME": str(home(runs_dir))}
     return {name: os.environ.get(name, value) for name, value in values.items()}
 
 
 def home(runs_dir: Path) -> Path:
-    """Where Prefect keeps the database of a runs folder, if the user has set no other place."""
+    """Return the folder of Prefect's database for a runs folder, unless the user sets ``PREFECT_HOME``."""
     return runs_dir.absolute() / ".prefect"
 
 
-def configure(runs_dir: Path, say: Callable[[str], None] | None = None) -> None:
-    """Make Prefect report to an API that answers: the user's, else `hlatctl ui`'s, else one of this process's own.
+def configure(runs_dir: Path, say: Callable[[str], None] | None = None, *, start: bool = True) -> bool:
+    """Make Prefect report to an API that answers: the user's, else that of `hlatctl ui`, else one of this process.
 
     Args:
-        runs_dir: its ``.prefect`` folder holds the database of the latter two.
-        say: told when the user's API does not answer (stderr by default), and how long another is waited for.
+        runs_dir: its ``.prefect`` folder contains the database of the latter two.
+        say: called if the user's API doesn't answer (default: print to stderr), and while waiting for another.
+        start: start an API if none is running.
+
+    Returns:
+        Whether there is an API.
 
     Raises:
-        prefect.exceptions.PrefectException: no API could be started; a flow can still be run without Prefect.
+        prefect.exceptions.PrefectException: no API could be started; a flow can still run without Prefect.
     """
-    begin(runs_dir, say)
+    if not begin(runs_dir, say, start=start):
+        return False
     _wait_for_own(say)
-    _give_up_on_events_soon()
+    _drop_events_soon()
+    return True
 
 
-def begin(runs_dir: Path, say: Callable[[str], None] | None = None) -> None:
-    """The part of ``configure`` that does not wait: the API comes up while the caller does something else."""
-    _use_settings(runs_dir)
+def begin(runs_dir: Path, say: Callable[[str], None] | None = None, *, start: bool = True) -> bool:
+    """Do the part of ``configure`` that doesn't wait. The API starts while the caller continues."""
     if _own_server is not None and _own_server.poll() is None:
-        return
-    named = os.environ.get(_API_URL)
-    if named and answers(named):
-        return
-    if named:
-        (say or _to_stderr)(f"{_API_URL}={hide(named)} does not answer; Prefect runs beside this flow instead")
+        return True
+    named = os.environ.get(_API_URL, "")
     ui = ui_record.read(runs_dir)
-    if ui and ui.prefect and answers(f"{ui.prefect}/api"):
+    if named and not answers(named):
+        instead = "starting one beside this flow" if start else "continuing without Prefect"
+        (say or _to_stderr)(f"{_API_URL}={hide(named)} does not answer; {instead}")
+        named = ""
+        del os.environ[_API_URL]
+    if named:
+        _use_settings(runs_dir)
+    elif ui and ui.prefect and answers(f"{ui.prefect}/api"):
+        _use_settings(runs_dir)
         _use(f"{ui.prefect}/api", ui.auth)
-        return
-    _start_own()
+    elif start:
+        _use_settings(runs_dir)
+        _start_own()
+    else:
+        return False
+    return True
 
 
 def _use(api_url: str, auth: str) -> None:
-    """Let this process, and those that it starts, report there."""
+    """Let this process, and those that it starts, report to that API."""
     os.environ[_API_URL], os.environ[_API_AUTH] = api_url, auth
 
 
 def answers(api_url: str, timeout_s: float = 1.0) -> bool:
-    """Whether something speaks HTTP there; a refusal to let us in is left to Prefect, which has the key."""
+    """Whether an HTTP server answers, even with an error: Prefect handles a wrong password."""
     try:
         with urllib.request.urlopen(f"{api_url.rstrip('/')}/health", timeout=timeout_s):
             return True
@@ -109,7 +121,7 @@ def answers(api_url: str, timeout_s: float = 1.0) -> bool:
 
 
 def stop() -> None:
-    """Stop the API that ``configure`` started, if it did; done by itself when this process ends."""
+    """Stop the API that ``configure`` started, if any. This also happens when this process ends."""
     global _own_server
     server, _own_server = _own_server, None
     if server is None:
@@ -124,13 +136,24 @@ def stop() -> None:
 
 
 def is_prefects(error: BaseException) -> bool:
-    """It comes from Prefect or from the connection to it, and not from a stage."""
+    """Whether an error comes from Prefect or the connection to it, and not from a stage."""
     return type(error).__module__.split(".")[0] in ("prefect", "httpx", "httpcore", "anyio", "sqlalchemy", "websockets")
+
+
+@contextmanager
+def tolerated(on_lost: Callable[[str], None]) -> Iterator[None]:
+    """Call a function with the text of an error of Prefect instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        if not is_prefects(error):
+            raise
+        on_lost(f"{type(error).__name__}: {error}")
 
 
 def _use_settings(runs_dir: Path) -> None:
     os.environ.update(settings(runs_dir))
-    # Prefect's client honours http_proxy, and no proxy can reach our loopback.
+    # Prefect's client uses http_proxy, and no proxy can reach this machine's loopback.
     unproxied = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if "127.0.0.1" not in unproxied.split(","):
         os.environ["no_proxy"] = f"{unproxied},127.0.0.1".lstrip(",")
@@ -138,7 +161,7 @@ def _use_settings(runs_dir: Path) -> None:
 
 
 def _start_own() -> None:
-    """Start the API. Requests wait in its socket's queue until it is up, so nobody has to know when that is."""
+    """Start the API. Requests wait in its socket's queue until it is up."""
     global _own_server
     with socket.create_server(("127.0.0.1", 0)) as listener, _server_log().open("ab") as log:
         port, auth = listener.getsockname()[1], local_server.new_auth()
@@ -154,26 +177,23 @@ def _start_own() -> None:
 
 
 def _wait_for_own(say: Callable[[str], None] | None) -> None:
-    began_s = told_s = time.monotonic()
-    while _own_server is not None and (now_s := time.monotonic()) - began_s < _START_TIMEOUT_S:
-        if _own_server.poll() is not None:
-            break
+    wait = local_server.Wait(say or (lambda text: None))
+    while _own_server is not None and _own_server.poll() is None:
         if answers(os.environ[_API_URL]):
             return
-        if say and now_s - told_s > _TELL_EVERY_S:
-            told_s = now_s
-            say(f"waiting for Prefect's API to start, {now_s - began_s:.0f} s so far")
+        if wait.so_far_s("Prefect's API") > _START_TIMEOUT_S:
+            break
     if _own_server is not None:
         os.environ.pop(_API_URL, None)
         os.environ.pop(_API_AUTH, None)
         stop()
         from prefect.exceptions import PrefectException
 
-        raise PrefectException(f"Prefect's API does not start; its last words are in {_server_log()}")
+        raise PrefectException(f"Prefect's API does not start; see {_server_log()}")
 
 
-def _give_up_on_events_soon() -> None:
-    """Drop events that an API which went away can't take; Prefect would try each of them for 7 s, at exit too."""
+def _drop_events_soon() -> None:
+    """Drop events when the API has disappeared. Prefect would retry each of them for 7 s, at exit too."""
     import logging
 
     from prefect.events.clients import PrefectEventsClient
@@ -181,7 +201,7 @@ def _give_up_on_events_soon() -> None:
 
     if "prefect.cloud" not in os.environ[_API_URL]:
         EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=2)
-    # The standard library's switch for production; Prefect asks it before it complains on stderr about lost log lines.
+    # Prefect checks this switch before it reports lost log lines on stderr.
     logging.raiseExceptions = False
 
 

@@ -1,6 +1,6 @@
-"""The pipeline as a Prefect flow: every stage becomes a task, and nothing else changes.
+"""The pipeline as a Prefect flow: every stage is a task.
 
-Prefect is a view. A run whose Prefect does not answer, or goes away in the middle, goes on without it.
+Prefect is a view. If it doesn't answer, or disappears during a run, the run continues without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flows.runtime.clock import Clock
 from flows.runtime.context import FlowContext
 from flows.tracking import prefect_api, prefect_stale
 from flows.tracking.prefect_stale import LOCK
-from hlatctl.run.errors import HlatctlError, StoppedError
+from hlatctl.run.errors import StoppedError
 from hlatctl.run.journal import read_events
 from hlatctl.run.simulated import marked
 from hlatctl.run.state import RunState
@@ -28,12 +28,12 @@ from hlatctl.run.state import RunState
 Pipeline = Callable[[FlowContext, Any], None]
 _T = TypeVar("_T")
 _PROGRESS_EVERY_S = 10.0
-#: Names the task run of a sweep's flow run that stands for this process's run.
+#: The id of the task run that represents this process's run in a sweep's flow run.
 PARENT_ENV = "HLATCTL_PREFECT_PARENT"
 
 
 class PrefectCaller:
-    """Calls every stage as a Prefect task of the flow run that is current."""
+    """Calls every stage as a task of the current flow run."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -50,18 +50,18 @@ class PrefectCaller:
 
         stop = _Stop()
         run.__name__ = name.replace(" ", "_")
-        # What is done is the journal's to say: Prefect neither caches, nor keeps results, nor retries.
+        # The journal says what is done: Prefect doesn't cache, retry or keep results.
         run_task = task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(run)
         return stop.raised_after(run_task)
 
     def submit(self, name: str, stage: Callable[[], Any]) -> Future[Any]:
-        """Queue the stage for the one worker thread, as a task of the same flow run."""
+        """Queue the stage for the worker thread, as a task of the same flow run."""
         context = contextvars.copy_context()
         return self._clock.beside(partial(context.run, self.call, name, stage))
 
 
 class _Stop:
-    """Keeps a requested stop from Prefect, which would call it a failure, and raises it again after Prefect."""
+    """Hides a requested stop from Prefect, which would report a failure, and raises it again after Prefect."""
 
     def __init__(self) -> None:
         self._error: StoppedError | KeyboardInterrupt | None = None
@@ -75,13 +75,13 @@ class _Stop:
         return self._error is not None
 
     def state(self) -> Any:
-        """What Prefect is to say of it."""
+        """Return the state to show in Prefect."""
         from prefect.states import Cancelled
 
         return Cancelled(message=str(self._error) or "interrupted")
 
     def raised_after(self, call: Callable[[], _T]) -> _T:
-        """What a call of a flow or a task returns; if that was stopped, its error."""
+        """Call a flow or a task; raises the stop if it was stopped."""
         try:
             return call()
         finally:
@@ -90,11 +90,7 @@ class _Stop:
 
 
 class _Progress:
-    """An observer that keeps a progress artifact beside what the person watches.
-
-    Prefect's API may go away at any time, which must neither reach the stage that is watched nor hold it up again and
-    again: after the first failure nothing more is published.
-    """
+    """An observer that also updates a progress artifact in Prefect. After the first failure it publishes nothing."""
 
     def __init__(self, ctx: FlowContext) -> None:
         self._ctx, self._inner = ctx, ctx.observer
@@ -103,7 +99,7 @@ class _Progress:
         self._lost = False
 
     def update(self, state: RunState, config: Config) -> None:
-        """Show it to the person; to Prefect at most every few seconds."""
+        """Pass it on, and to Prefect at most every few seconds."""
         self._inner.update(state, config)
         if time.monotonic() >= self._next_s and state.step:
             self._next_s = time.monotonic() + _PROGRESS_EVERY_S
@@ -115,15 +111,13 @@ class _Progress:
 
     def publish(self, work: Callable[[], Any]) -> None:
         """Publish something, unless Prefect has stopped answering."""
-        if self._lost:
-            return
-        try:
-            work()
-        except Exception as error:
-            if not prefect_api.is_prefects(error):
-                raise
-            self._lost = True
-            _tell_lost(self._ctx, f"Prefect does not answer any more ({type(error).__name__}); the run goes on")
+        if not self._lost:
+            with prefect_api.tolerated(self._lose):
+                work()
+
+    def _lose(self, why: str) -> None:
+        self._lost = True
+        _report_lost(self._ctx, f"Prefect doesn't answer any more ({why}); the run continues")
 
     def _show(self, percent: float) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -138,40 +132,38 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = "pretrai
     """Run the pipeline as a Prefect flow.
 
     Returns:
-        False if Prefect failed, before or in the middle; the pipeline's stages are idempotent, so it can be called
-        again without Prefect.
+        False if there is no Prefect, or if it failed, before or during the pipeline. The stages are idempotent, so the
+        pipeline can be called again without Prefect.
 
     Raises:
         HlatctlError: the pipeline's own.
     """
+    runs_dir, lost = Path(ctx.config.runs_dir), list[str]()
     try:
-        prefect_api.configure(Path(ctx.config.runs_dir), ctx.message)
-        lock = ctx.run.driver_lock if name == "pretrain" else ctx.run.evaluator_lock
-        prefect_stale.mark_crashed(Path(ctx.config.runs_dir), ctx.message, lock)
-        stop = _Stop()
-        flow = _make_flow(ctx, pipeline, name, stop)
-        parameters = {"run_id": ctx.run.run_id, "experiment": ctx.config.experiment_name, LOCK: os.fspath(lock)}
-        stop.raised_after(partial(_call, flow, parameters))
-    except HlatctlError:
-        raise
-    except Exception as error:
-        if not prefect_api.is_prefects(error):
-            raise
-        _tell_lost(ctx, f"Prefect failed ({type(error).__name__}: {error}); going on without it")
-        return False
+        with prefect_api.tolerated(lost.append):
+            if not prefect_api.configure(runs_dir, ctx.message, start=ctx.config.tracking.enabled):
+                return False
+            lock = ctx.run.driver_lock if name == "pretrain" else ctx.run.evaluator_lock
+            prefect_stale.mark_crashed(runs_dir, ctx.message, lock)
+            stop = _Stop()
+            flow = _make_flow(ctx, pipeline, name, stop)
+            parameters = {"run_id": ctx.run.run_id, "experiment": ctx.config.experiment_name, LOCK: os.fspath(lock)}
+            stop.raised_after(partial(_call, flow, parameters))
     except BaseException as error:
         # Prefect turns SIGTERM into an exception of its own; without Prefect it just ends this process.
         if prefect_api.is_prefects(error):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
-    return True
+    if lost:
+        _report_lost(ctx, f"Prefect failed ({lost[0]}); the run continues without it")
+    return not lost
 
 
 def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> Any:
     from prefect import flow, get_run_logger
     from prefect.artifacts import create_markdown_artifact
 
-    from hlatctl.report import summary_markdown
+    from hlatctl.report.summary import summary_markdown
 
     @flow(
         name=name,
@@ -184,7 +176,7 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> 
         watcher, progress = ctx.observer, _Progress(ctx)
         ctx.observer = progress
         try:
-            with stop, ctx.signals.kept():  # once more: Prefect has put its own handler of SIGTERM in place
+            with stop, ctx.signals.kept():  # again: Prefect has installed its own handler of SIGTERM
                 pipeline(ctx, PrefectCaller(ctx.clock))
                 return None
             return stop.state()
@@ -198,7 +190,7 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> 
 
 
 def _call(flow: Any, parameters: dict[str, str]) -> None:
-    """Run the flow, as a child of the task run that the environment names if it names one."""
+    """Run the flow; as a child of the task run in ``PARENT_ENV``, if that is set."""
     parent = os.environ.get(PARENT_ENV)
     if not parent:
         flow(**parameters)
@@ -210,10 +202,10 @@ def _call(flow: Any, parameters: dict[str, str]) -> None:
     from prefect.states import Pending
 
     with get_client(sync_client=True) as client:
-        made = client.create_flow_run(flow, parameters=parameters, parent_task_run_id=UUID(parent), state=Pending())
-    run_flow(flow, flow_run=made, parameters=parameters)
+        flow_run = client.create_flow_run(flow, parameters=parameters, parent_task_run_id=UUID(parent), state=Pending())
+    run_flow(flow, flow_run=flow_run, parameters=parameters)
 
 
-def _tell_lost(ctx: FlowContext, message: str) -> None:
+def _report_lost(ctx: FlowContext, message: str) -> None:
     ctx.event("tracking_lost", what="prefect", message=message)
     ctx.message(message)

@@ -1,8 +1,8 @@
 """Prefect's server, for one flow or with its pages for `hlatctl ui`; it ends with the process that started it.
 
-``python -m flows.tracking.prefect_server FD [--pages]`` serves on the listening socket that it inherits; see
-``flows.tracking.local_server`` for who may use it. Prefect's own temporary server outlives a killed flow, dies with the
-terminal's Ctrl-C while the flow still reports to it, is waited for 20 s when it can't start, and answers anyone.
+``python -m flows.tracking.prefect_server FD [--pages]`` serves on the listening socket that it inherits.
+``flows.tracking.local_server`` says who may use it. Prefect's own temporary server isn't used: it outlives a killed
+flow, ends at Ctrl-C while the flow still reports to it, and answers anyone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hlatctl.run.errors import run_main
 
 
 def settings(auth: str, port: int) -> dict[str, str]:
-    """What makes Prefect ask for a password, and refuse requests from other pages, as environment variables."""
+    """Return variables that make Prefect require a password and refuse requests from other pages."""
     return {
         "PREFECT_SERVER_API_AUTH_STRING": auth,
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
-        # Its pages would look for the API on port 4200, whatever port they are served from.
+        # The default is port 4200, whatever port the pages are served on.
         "PREFECT_SERVER_UI_API_URL": f"{own_origins(port)[0]}/api",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     }

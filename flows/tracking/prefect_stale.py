@@ -1,8 +1,7 @@
-"""Flow runs in Prefect that say they are running while the process behind them is gone: they become Crashed.
+"""Marks flow runs in Prefect as Crashed if their process has died.
 
-A process that is killed tells Prefect nothing. Each flow run has the path of the lock that its process holds while it
-lives (:data:`LOCK`), so anybody on this machine can see whether it does.
-``python -m flows.tracking.prefect_stale RUNS_DIR`` looks once.
+A killed process can't report to Prefect. Each flow run has a parameter :data:`LOCK`, the path of the lock that its
+process holds while it lives. ``python -m flows.tracking.prefect_stale RUNS_DIR`` checks all flow runs once.
 """
 
 from __future__ import annotations
@@ -25,23 +24,19 @@ if TYPE_CHECKING:
 #: The parameter of a flow run that names the lock.
 LOCK = "lock"
 _PAGE = 200
-_MESSAGE = "The process behind it is gone."
+_MESSAGE = "Its process has died."
 
 
 def mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | None = None) -> None:
-    """Mark flow runs of a runs folder whose process is gone. Prefect has to be configured.
+    """Mark flow runs of a runs folder whose process has died. Prefect must be configured.
 
     Args:
         runs_dir: the folder.
-        say: told of each, and of an API that does not answer.
-        own_lock: held by this process, which has no flow run yet: one that names it is an earlier process's.
+        say: called for each such flow run, and if the API doesn't answer.
+        own_lock: held by this process, which has no flow run yet; a flow run that names it is of an earlier process.
     """
-    try:
+    with prefect_api.tolerated(lambda why: say(f"Prefect can't list its flow runs ({why})")):
         _mark_crashed(runs_dir.absolute(), say, own_lock)
-    except Exception as error:
-        if not prefect_api.is_prefects(error):
-            raise
-        say(f"Prefect can't tell which of its flow runs still run ({type(error).__name__})")
 
 
 def _mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | None) -> None:
@@ -56,22 +51,16 @@ def _mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | N
             for task_run in _running_tasks(client, flow_run.id):
                 client.set_task_run_state(task_run.id, Crashed(message=_MESSAGE), force=True)
             client.set_flow_run_state(flow_run.id, Crashed(message=_MESSAGE), force=True)
-            say(f"{flow_run.name}: its process is gone; Prefect shows it as Crashed now")
+            say(f"{flow_run.name}: its process has died; it is marked as Crashed in Prefect")
 
 
 def bring_up_to_date(runs_dir: Path, say: Callable[[str], None]) -> None:
-    """``mark_crashed`` for a process that is no flow; without an API that answers, one is started if there is data."""
-    if not (os.environ.get("PREFECT_API_URL") or (prefect_api.home(runs_dir) / "prefect.db").is_file()):
-        return
-    try:
-        with files.created_with(files.PRIVATE):
-            prefect_api.configure(runs_dir, say)
-    except Exception as error:
-        if not prefect_api.is_prefects(error):
-            raise
-        say(f"Prefect failed ({type(error).__name__}: {error})")
-        return
-    mark_crashed(runs_dir, say)
+    """Call ``mark_crashed`` outside of a flow. If no API is running and there is a database, start an API."""
+    if os.environ.get("PREFECT_API_URL") or (prefect_api.home(runs_dir) / "prefect.db").is_file():
+        with prefect_api.tolerated(lambda why: say(f"Prefect failed ({why})")):
+            with files.created_with(files.PRIVATE):
+                prefect_api.configure(runs_dir, say)
+            mark_crashed(runs_dir, say)
 
 
 def _running(client: SyncPrefectClient) -> Iterator[Any]:
@@ -95,12 +84,12 @@ def _running_tasks(client: SyncPrefectClient, flow_run_id: Any) -> list[Any]:
 
 
 def _lock(runs_dir: Path, flow_run: Any) -> Path | None:
-    """The lock that a flow run's process would hold; None if it is no flow run of this runs folder."""
-    asked = flow_run.parameters.get(LOCK)
-    if asked is None and "run_id" in flow_run.parameters and "//127.0.0.1:" in os.environ["PREFECT_API_URL"]:
-        asked = RunPaths(runs_dir / str(flow_run.name)).driver_lock  # made before flow runs named their locks
-    lock = Path(str(asked))
-    return lock if asked and lock.is_relative_to(runs_dir) and ".." not in lock.parts and lock.is_file() else None
+    """Return the lock that a flow run's process holds; None if the flow run is not of this runs folder."""
+    path = flow_run.parameters.get(LOCK)
+    if path is None and "run_id" in flow_run.parameters and "//127.0.0.1:" in os.environ["PREFECT_API_URL"]:
+        path = RunPaths(runs_dir / str(flow_run.name)).driver_lock  # flow runs of old versions have no LOCK
+    lock = Path(str(path))
+    return lock if path and lock.is_relative_to(runs_dir) and ".." not in lock.parts and lock.is_file() else None
 
 
 def main(argv: list[str]) -> int:

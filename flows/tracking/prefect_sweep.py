@@ -1,6 +1,7 @@
-"""A sweep in Prefect: a view that may fail or be slow, and never holds up a sweep.
+"""A sweep in Prefect: a view that may fail or be slow, and never delays a sweep.
 
-The sweep is a flow run, each trial a task run of it, and the flow run of the trial's own process is that one's child.
+The sweep is a flow run, and each trial is a task run of it. The flow run of a trial's own process is a child of that
+task run.
 """
 
 from __future__ import annotations
@@ -10,62 +11,52 @@ from collections.abc import Callable
 from typing import Any
 
 from flows.tracking import prefect_api, prefect_stale
-from flows.tracking.prefect_api import is_prefects
+from flows.tracking.prefect_api import tolerated
 from flows.tracking.prefect_flow import PARENT_ENV
 from flows.tracking.prefect_stale import LOCK
 from hlatctl.run.paths import SweepPaths
 
 
 class PrefectView:
-    """A sweep's flow run. After the first failure nothing more is told to Prefect.
+    """A sweep's flow run. After the first failure nothing more is sent to Prefect.
 
     Args:
         sweep: its directory.
-        say: told when Prefect does not answer.
+        say: called if Prefect fails.
+        start: start a Prefect API if none is running.
     """
 
-    def __init__(self, sweep: SweepPaths, say: Callable[[str], None]) -> None:
-        self._sweep, self._say = sweep, say
+    def __init__(self, sweep: SweepPaths, say: Callable[[str], None], *, start: bool) -> None:
+        self._sweep, self._say, self._start = sweep, say, start
         self._client: Any = None
         self._flow_run_id: Any = None
         self._tasks: dict[int, Any] = {}
 
     def begin(self) -> None:
-        """Start an API if none answers, which the trials' processes use too, and tell it of the sweep."""
-        try:
-            prefect_api.configure(self._sweep.root.parent, self._say)
-            self._begin()
-        except Exception as error:
-            self._lose(error)
+        """Create the flow run. An API that is started for it is used by the trials' processes too."""
+        with tolerated(self._lose):
+            if prefect_api.configure(self._sweep.root.parent, self._say, start=self._start):
+                self._begin()
 
     def trial_environment(self, number: int, run_id: str) -> dict[str, str]:
-        """What a trial's process needs to be a child of the sweep's flow run."""
-        if self._client is None:
-            return {}
-        try:
-            return {PARENT_ENV: str(self._task(number, run_id))}
-        except Exception as error:
-            self._lose(error)
-            return {}
+        """Return the variables that make a trial's flow run a child of the sweep's."""
+        with tolerated(self._lose):
+            if self._client is not None:
+                return {PARENT_ENV: str(self._task(number, run_id))}
+        return {}
 
     def trial_ended(self, number: int, outcome: str) -> None:
-        """How a trial ended."""
-        if self._client is None or number not in self._tasks:
-            return
-        try:
-            self._client.set_task_run_state(self._tasks[number], _state(outcome), force=True)
-        except Exception as error:
-            self._lose(error)
+        """Set the final state of a trial's task run."""
+        with tolerated(self._lose):
+            if self._client is not None and number in self._tasks:
+                self._client.set_task_run_state(self._tasks[number], _state(outcome), force=True)
 
     def end(self, outcome: str) -> None:
-        """How the sweep ended."""
-        if self._client is None:
-            return
-        try:
-            self._client.set_flow_run_state(self._flow_run_id, _state(outcome), force=True)
-            self._client.__exit__(None, None, None)
-        except Exception as error:
-            self._lose(error)
+        """Set the final state of the sweep's flow run."""
+        with tolerated(self._lose):
+            if self._client is not None:
+                self._client.set_flow_run_state(self._flow_run_id, _state(outcome), force=True)
+                self._client.__exit__(None, None, None)
 
     def _begin(self) -> None:
         from prefect import flow
@@ -73,43 +64,41 @@ class PrefectView:
         from prefect.states import Running
 
         def sweep() -> None:
-            """Nothing runs here: trials run in processes of their own."""
+            """Never called: trials run in separate processes."""
 
         client = get_client(sync_client=True)
         client.__enter__()
         prefect_stale.mark_crashed(self._sweep.root.parent, self._say, self._sweep.driver_lock)
-        made = client.create_flow_run(
+        flow_run = client.create_flow_run(
             flow(name="sweep")(sweep),
             name=self._sweep.run_id,
             state=Running(),
             parameters={LOCK: os.fspath(self._sweep.driver_lock)},
         )
-        self._client, self._flow_run_id = client, made.id
+        self._client, self._flow_run_id = client, flow_run.id
 
     def _task(self, number: int, run_id: str) -> Any:
         from prefect import task
         from prefect.states import Running
 
         if number not in self._tasks:
-            made = self._client.create_task_run(
+            task_run = self._client.create_task_run(
                 task(name="trial")(_nothing),
                 flow_run_id=self._flow_run_id,
                 dynamic_key=str(number),
                 name=run_id,
                 state=Running(),
             )
-            self._tasks[number] = made.id
+            self._tasks[number] = task_run.id
         return self._tasks[number]
 
-    def _lose(self, error: Exception) -> None:
-        if not is_prefects(error):
-            raise error
+    def _lose(self, why: str) -> None:
         self._client = None
-        self._say(f"Prefect failed ({type(error).__name__}: {error}); the sweep goes on without it")
+        self._say(f"Prefect failed ({why}); the sweep continues without it")
 
 
 def _nothing() -> None:
-    """Stands for a trial."""
+    """Represents a trial."""
 
 
 def _state(outcome: str) -> Any:

@@ -1,7 +1,7 @@
-"""Prefect's and MLflow's web pages for one runs folder, for its own user on this machine only.
+"""Serves Prefect's and MLflow's web pages for one runs folder, to its own user on this machine only.
 
-A run needs neither. While they are up, ``flows.tracking.ui_record`` tells this user's flows where to report to, and the
-password that ``flows.tracking.local_server`` asks for.
+A run needs neither. While the servers run, this user's flows find their addresses and their password in
+``flows.tracking.ui_record``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from flows.tracking.ui_record import UiRecord
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, PortInUseError, cannot_write
 
-#: A busy machine takes minutes to import what the two need; nobody waits for longer than this.
+#: On a busy machine, importing both servers takes minutes.
 _START_TIMEOUT_S = 600.0
-_TELL_EVERY_S = 10.0
 _STOP_TIMEOUT_S = 10.0
 _LOOK_S = 0.2
 _END_POLL_S = 0.02
@@ -40,10 +39,10 @@ class Server:
     Args:
         name: ``prefect`` or ``mlflow``; names its log and its option, ``--<name>-port``.
         listener: bound to its port on loopback.
-        argv: what follows ``python -m flows.<name>_server FD``.
-        health: path that answers 200 once it is up, without the password.
+        argv: arguments after ``python -m flows.tracking.<name>_server FD``.
+        health: path that answers 200 without a password when the server is up.
         env: the whole environment.
-        page: where on the server a person should begin.
+        page: path of the page to open first.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The server's address."""
         return f"http://{HOST}:{self.listener.getsockname()[1]}"
 
 
@@ -78,17 +77,16 @@ def serve(
     """Serve both pages until Ctrl-C or SIGTERM; returns when both servers have ended.
 
     Args:
-        runs_dir: whose runs to show; made if it is not there.
-        prefect_port: on loopback.
-        mlflow_port: on loopback.
-        on_ready: called once with the pages that answer, ``{"prefect": url, "mlflow": url}``, and with
+        runs_dir: the folder of the runs to show; created if it doesn't exist.
+        prefect_port, mlflow_port: on loopback.
+        on_ready: called once with the addresses of the pages, ``{"prefect": url, "mlflow": url}``, and with
             ``USER:PASSWORD``.
-        say: told what is waited for, and which server does not start.
+        say: called while waiting, and if a server does not start.
 
     Raises:
-        PortInUseError: before anything has been started.
+        PortInUseError: a port is taken; nothing was started.
         RunBusyError: another process serves this runs folder.
-        LaunchError: no server starts, or one has ended by itself.
+        LaunchError: no server starts, or one has ended unexpectedly.
         StorageError: the runs folder can't be written.
     """
     runs_dir, auth = runs_dir.absolute(), local_server.new_auth()
@@ -107,23 +105,23 @@ def serve(
         urls = {one.server.name: one.server.url for one in up}
         stack.enter_context(ui_record.announced(runs_dir, UiRecord(auth=auth, **urls)))
         if "prefect" in urls:
-            stack.enter_context(_looking_for_dead_flows(runs_dir))
+            stack.enter_context(_marking_crashed_flows(runs_dir))
         on_ready({one.server.name: one.server.url + one.server.page for one in up}, auth)
         while not stopped.wait(_LOOK_S):
             _check_alive(up)
 
 
 def _prefect(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
-    """Prefect's server over the database that flows of this runs folder write."""
+    """Return Prefect's server, on the database of this runs folder's flows."""
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {**prefect_api.settings(runs_dir), local_server.AUTH_ENV: auth}
     return Server("prefect", listener, ("--pages",), "/api/health", env)
 
 
 def _mlflow(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
-    """MLflow's server over the database that the mirror fills by default."""
+    """Return MLflow's server, on the default database of this runs folder."""
     env = {**os.environ, local_server.AUTH_ENV: auth}
-    # Without being told, its pages show what there is of agents and traces: nothing.
+    # By default, the pages show agents and traces instead of runs.
     page = "/#/experiments?workflowType=machine_learning"
     return Server("mlflow", listener, (os.fspath(runs_dir),), "/health", env, page)
 
@@ -137,7 +135,7 @@ def _make_folders(runs_dir: Path, prefect_home: Path) -> None:
 
 
 def _bound(name: str, port: int) -> socket.socket:
-    """A socket that listens on a port, so that nobody else can take it before the server is up."""
+    """Return a socket that listens on a port, so that no other process can take it before the server is up."""
     try:
         return socket.create_server((HOST, port))
     except OSError:
@@ -147,7 +145,7 @@ def _bound(name: str, port: int) -> socket.socket:
 
 @contextmanager
 def _stop_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM and a closed terminal set."""
+    """Yield an event that is set by Ctrl-C, SIGTERM and a closed terminal."""
     stopped = threading.Event()
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -183,8 +181,8 @@ def _running(servers: list[Server], logs: Path) -> Iterator[list[_Started]]:
 
 
 @contextmanager
-def _looking_for_dead_flows(runs_dir: Path) -> Iterator[None]:
-    """Beside the servers, for importing Prefect takes seconds."""
+def _marking_crashed_flows(runs_dir: Path) -> Iterator[None]:
+    """Run ``prefect_stale`` in a separate process, because importing Prefect takes seconds."""
     with (ui_record.ui_dir(runs_dir) / "stale.log").open("wb") as log:
         own = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         process = spawn.beside(spawn.command("flows.tracking.prefect_stale", os.fspath(runs_dir)), log, env=own)
@@ -195,7 +193,7 @@ def _looking_for_dead_flows(runs_dir: Path) -> Iterator[None]:
 
 
 def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End each server's whole process group: both may start processes of their own."""
+    """End each server's whole process group: a server may start further processes."""
     for process in processes:
         _signal_group(process, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
@@ -209,9 +207,10 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a server that has ended, -n if signal n ended it.
+    """Return the exit code of a server that has ended, -n for signal n; None while it runs.
 
-    It stays a zombie: so its process group, in which its workers may live on, keeps its number until it is signalled.
+    The server stays a zombie, so that the number of its process group, which may have workers, isn't reused before it
+    is signalled.
     """
     if process.returncode is not None:
         return process.returncode
@@ -222,40 +221,36 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    if process.returncode is None:  # later, the number may be another group's
+    if process.returncode is None:  # otherwise the number may belong to another group
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
 
 def _wait_until_up(started: list[_Started], stopped: threading.Event, say: Callable[[str], None]) -> list[_Started]:
-    """The servers that answer; none if we were asked to stop before that.
+    """Wait for the servers, and return those that answer; none if stopped before that.
 
     Raises:
-        LaunchError: one has ended by itself, or none answers in time.
+        LaunchError: one has ended unexpectedly, or none answers in time.
     """
-    began_s = told_s = time.monotonic()
-    up: list[_Started] = []
+    wait, up = local_server.Wait(say), list[_Started]()
     while waiting := [one for one in started if one not in up]:
         if stopped.wait(_LOOK_S):
             return []
         _check_alive(started)
         up += [one for one in waiting if _is_up(one.server)]
-        names, waited_s = " and ".join(one.server.name for one in waiting), time.monotonic() - began_s
-        if waited_s > _START_TIMEOUT_S:
+        names = " and ".join(one.server.name for one in waiting)
+        if wait.so_far_s(names, f"; logs: {waiting[0].log.parent}") > _START_TIMEOUT_S:
             break
-        if time.monotonic() - told_s > _TELL_EVERY_S:
-            told_s = time.monotonic()
-            say(f"waiting for {names} to start, {waited_s:.0f} s so far; logs: {waiting[0].log.parent}")
-    return _without_the_late(started, [one for one in started if one in up], say)
+    return _without_late(started, [one for one in started if one in up], say)
 
 
-def _without_the_late(started: list[_Started], up: list[_Started], say: Callable[[str], None]) -> list[_Started]:
+def _without_late(started: list[_Started], up: list[_Started], say: Callable[[str], None]) -> list[_Started]:
     late = [one for one in started if one not in up]
     for one in late:
         message = f"{one.server.name} does not answer after {_START_TIMEOUT_S:.0f} s"
         if not up:
             raise LaunchError(message, hint=f"see {one.log}")
-        say(f"{message}, see {one.log}; going on without it")
+        say(f"{message}, see {one.log}; continuing without it")
     _stop_all([one.process for one in late])
     return up
 
@@ -273,5 +268,5 @@ def _check_alive(started: list[_Started]) -> None:
         code = _exit_code(one.process)
         if code is not None:
             raise LaunchError(
-                f"{one.server.name}'s server has ended by itself (exit code {code})", hint=f"see {one.log}"
+                f"{one.server.name}'s server has ended unexpectedly (exit code {code})", hint=f"see {one.log}"
             )

@@ -1,4 +1,4 @@
-"""``<runs_dir>/.ui.json``: where a `hlatctl ui` that runs now answers, and its password. For its own user only."""
+"""``<runs_dir>/.ui.json``: addresses and password of a running `hlatctl ui`, readable only by its user."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from hlatctl.run.reading import DAMAGED
 
 @dataclass(frozen=True, kw_only=True)
 class UiRecord:
-    """Two servers.
+    """The two servers of `hlatctl ui`.
 
     Args:
-        prefect: its address; none: it has not started.
-        mlflow: its address; none: it has not started.
         auth: ``USER:PASSWORD`` for both.
+        prefect, mlflow: their addresses; None: it has not started.
     """
 
     auth: str
@@ -32,26 +31,26 @@ class UiRecord:
 
 
 def ui_file(runs_dir: Path) -> Path:
-    """The file."""
+    """Return the path of the record."""
     return runs_dir / ".ui.json"
 
 
 def ui_dir(runs_dir: Path) -> Path:
-    """The folder of the servers' logs."""
+    """Return the folder of the servers' logs."""
     return runs_dir / ".ui"
 
 
 @contextmanager
 def only_ui(runs_dir: Path) -> Iterator[None]:
-    """Be the only `hlatctl ui` of a runs folder.
+    """Hold the lease of the only `hlatctl ui` of a runs folder.
 
     Raises:
-        RunBusyError: there is one.
+        RunBusyError: another one is running.
         StorageError: the folder can't be written.
     """
 
     def refuse(other: Holder) -> None:
-        raise RunBusyError(f"runs_dir={runs_dir}: {other} serves it already", hint=f"kill {other.pid} ends that one")
+        raise RunBusyError(f"runs_dir={runs_dir}: {other} is serving it", hint=f"kill {other.pid} ends that one")
 
     with hold(_lease(runs_dir), refuse):
         yield
@@ -59,7 +58,7 @@ def only_ui(runs_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def announced(runs_dir: Path, record: UiRecord) -> Iterator[None]:
-    """Let this user's flows know of the servers; for whoever is the ``only_ui``."""
+    """Write the record, and remove it at the end. The caller must be the ``only_ui``."""
     path = ui_file(runs_dir)
     files.write_json(path, {"v": 2, "pid": os.getpid(), **asdict(record)}, private=True)
     try:
@@ -69,18 +68,18 @@ def announced(runs_dir: Path, record: UiRecord) -> Iterator[None]:
 
 
 def read(runs_dir: Path) -> UiRecord | None:
-    """The `hlatctl ui` of this user that serves a runs folder now.
+    """Return the record of this user's running `hlatctl ui`; None if there is none.
 
-    A file of somebody else's, or that others can read or have written, is not believed: it could name a server that
-    collects what flows tell it.
+    A file that belongs to another user, or that others can read or write, is ignored: it could name a server that
+    collects what flows report.
     """
     try:
         descriptor = os.open(ui_file(runs_dir), os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, encoding="utf-8") as file:
             status = os.fstat(descriptor)
             ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-            found = json.load(file) if ours else {}
-        record = UiRecord(auth=str(found["auth"]), prefect=found["prefect"], mlflow=found["mlflow"])
+            fields = json.load(file) if ours else {}
+        record = UiRecord(auth=str(fields["auth"]), prefect=fields["prefect"], mlflow=fields["mlflow"])
     except (OSError, *DAMAGED):
         return None
     return record if holder(_lease(runs_dir)) else None

@@ -1,5 +1,4 @@
-"""Compiled graphs: what a cache of them holds, whether it is whole, and how it gets to every worker's own disk.
+"""Caches of compiled graphs: their contents, their checks, and verified copies on every worker's own disk.
 
-Knows files and folders, no compiler and no run: the command line and the workers use it alike. Standard library only,
-but for ``store.py``, which takes fsspec for stores that are no folder.
+It knows files and folders, not compilers or runs. Standard library only, except that ``store.py`` uses fsspec for URLs.
 """

@@ -1,4 +1,4 @@
-"""A cache as one file: a tar archive of its complete modules and their manifest, the same bytes for the same cache."""
+"""A cache as one file: a tar archive of its complete modules and their manifest. Equal caches give equal bytes."""
 
 from __future__ import annotations
 
@@ -13,45 +13,42 @@ from hlatctl.cache.manifest import Entry
 from hlatctl.cache.store import Folder
 from hlatctl.cache.transfer import sha256_of
 from hlatctl.cache.verify import verify
+from hlatctl.run.atomic import new_file
 from hlatctl.run.errors import StorageError, cannot_write
 
 
 def export(folder: Path, to: Path) -> int:
-    """Write a folder's modules into an archive, whole or not at all; how many.
+    """Write a folder's complete modules into an archive, atomically; return how many.
 
     Raises:
-        StorageError: a module is not what the manifest says, nothing is complete, or the archive can't be written.
+        StorageError: a module differs from the manifest, none is complete, or the archive can't be written.
     """
     store = Folder(folder)
-    found = verify(store)
-    # An interrupted or failed compilation has nothing to give; a module that has changed would hide damage.
-    unfinished = {module.name for module in found.modules if module.problem}
-    if changed := [reason for name, reason in found.broken.items() if name not in unfinished]:
+    verified = verify(store)
+    # Modules of interrupted or failed compilations are skipped; a changed module is damage, and an error.
+    unfinished = {module.name for module in verified.modules if module.problem}
+    if changed := [reason for name, reason in verified.broken.items() if name not in unfinished]:
         raise StorageError(
             f"{folder}: {len(changed)} modules are broken: {changed[0]}",
             hint=f"`hlatctl cache verify {folder} --quarantine` moves them aside",
         )
-    whole = [module for module in found.modules if module.name not in unfinished]
+    whole = [module for module in verified.modules if module.name not in unfinished]
     if not whole:
-        raise StorageError(f"{folder}: holds no complete module")
+        raise StorageError(f"{folder}: contains no complete module")
     entries = _entries(folder, [file.path for module in whole for file in module.files])
-    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
-        with tarfile.open(temporary, "w") as archive:
+        with new_file(to) as temporary, tarfile.open(temporary, "w") as archive:
             _add(archive, MANIFEST, io.BytesIO(manifest.text(entries, boot="").encode()))
             for entry in entries:
                 with (folder / entry["path"]).open("rb") as file:
                     _add(archive, entry["path"], file)
-        temporary.replace(to)
     except OSError as error:
         raise cannot_write(to, error) from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return len(whole)
 
 
 def _entries(folder: Path, paths: list[str]) -> list[Entry]:
-    """What the manifest says, which has just been compared; without one, what the files hold."""
+    """Return the manifest's entries, which were just verified; without a manifest, computed from the files."""
     known, store = manifest.read(Folder(folder)) or {}, Folder(folder)
     return [
         {
@@ -64,7 +61,7 @@ def _entries(folder: Path, paths: list[str]) -> list[Entry]:
 
 
 def _add(archive: tarfile.TarFile, name: str, file: io.BufferedIOBase) -> None:
-    """One member without owner and time, which say nothing of a graph."""
+    """Add a member without owner and time, so that equal graphs give equal archives."""
     member = tarfile.TarInfo(name)
     member.size = file.seek(0, os.SEEK_END)
     file.seek(0)

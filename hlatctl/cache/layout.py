@@ -1,10 +1,8 @@
-"""What files make up a compiled graph, in Neuron's layout and in Inductor's, and whether all of them are there.
-
-Pure: works on a listing, wherever that comes from.
+"""Which files make up a compiled graph in each layout, and whether it is complete. Pure: it works on a listing.
 
 Neuron (``neuronx-cc``)::   neuronxcc-<version>/MODULE_<hash>+<flags>/{model.neff, model.done, compile_flags.json, ...}
 Inductor::                  <2 letters>/<kernel>.*, fxgraph/<2>/<key>/*, aotautograd/<key>/*, triton/<device>/<kernel>/*
-TorchNeuron::               <key>.neff, each a graph of its own, written under another name and renamed
+TorchNeuron::               <key>.neff, one graph each, written under a temporary name and renamed
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 NEURON, INDUCTOR, TORCH_NEURON = "neuron", "inductor", "torch_neuron"
-#: Ours; see ``manifest.py``.
+#: Written by ``manifest.py``.
 MANIFEST = "cache_manifest.json"
-#: Written by the compiler's wrapper when all other files of a module are there.
+#: Written by the compiler's wrapper after all other files of a module.
 DONE = "model.done"
 NEFF = "model.neff"
-#: A NEFF begins with a header of this size, which says how much follows (little-endian, three 64-bit numbers: packaging
-#: version, size of the header, size of the rest; so Amazon's KLR, ``NEFF.lean``, reads and writes it).
+#: A NEFF begins with a header of three little-endian 64-bit numbers: packaging version, size of the header, size of the
+#: rest (as Amazon's KLR, ``NEFF.lean``, reads and writes it).
 _NEFF_HEADER = struct.Struct("<3Q")
 _NEFF_HEADER_BYTES = 1024
 
@@ -33,8 +31,8 @@ class File:
     Args:
         path: within the cache, with slashes.
         bytes: its size.
-        mtime_ns: when it was last written; 0 where that is not known.
-        problem: why it can't be taken, whatever it holds.
+        mtime_ns: of its last change; 0 if unknown.
+        problem: why it can't be used, whatever it contains.
     """
 
     path: str
@@ -48,10 +46,10 @@ class Module:
     """One compiled graph or kernel.
 
     Args:
-        name: the part of the path that its files share.
+        name: the common part of its files' paths.
         layout: ``neuron``, ``inductor`` or ``torch_neuron``.
         files: the one that completes it comes last.
-        problem: why it must not be used; empty for a complete one.
+        problem: why it must not be used; empty if it is complete.
     """
 
     name: str
@@ -61,33 +59,31 @@ class Module:
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """The size of all its files."""
         return sum(file.bytes for file in self.files)
 
 
 def modules(files: Iterable[File]) -> list[Module]:
-    """The modules that files make up, by name. Locks, hidden and temporary files belong to none."""
-    found: dict[tuple[str, str], list[File]] = defaultdict(list)
+    """Return the modules of a listing, sorted by name. Locks, hidden and temporary files belong to none."""
+    members: dict[tuple[str, str], list[File]] = defaultdict(list)
     for file in files:
-        if not is_passing(file.path):
-            found[_place(file.path)].append(file)
-    return [
-        _module(name, layout, members) for (layout, name), members in sorted(found.items(), key=lambda item: item[0])
-    ]
+        if not is_transient(file.path):
+            members[_place(file.path)].append(file)
+    return [_module(name, layout, own) for (layout, name), own in sorted(members.items(), key=lambda item: item[0])]
 
 
 def is_lock(path: str) -> bool:
-    """Whether a path names a lock, which says something about a process and nothing about a graph."""
+    """Return whether a path names a lock."""
     return path.endswith(".lock")
 
 
-def is_passing(path: str) -> bool:
-    """Whether a path names a lock, a temporary file or one of our own: what writes a cache hides it behind a dot."""
+def is_transient(path: str) -> bool:
+    """Return whether a path names a lock, a temporary file, or a file of hlatctl: hidden, or the manifest."""
     return is_lock(path) or path.endswith(".tmp") or path.startswith(".") or "/." in path or path == MANIFEST
 
 
 def why_no_neff(head: bytes, size_bytes: int) -> str:
-    """What is wrong with a compiled program by its first bytes; empty if nothing is, or if its header is unknown."""
+    """Return what is wrong with a compiled program; empty if nothing is, or if its header is unknown."""
     if size_bytes == 0:
         return "is empty: its compilation failed"
     if len(head) < _NEFF_HEADER.size:
@@ -99,7 +95,7 @@ def why_no_neff(head: bytes, size_bytes: int) -> str:
 
 
 def _place(path: str) -> tuple[str, str]:
-    """Layout and name of the module that a file belongs to."""
+    """Return the layout and name of the module that a file belongs to."""
     parts = path.split("/")
     if len(parts) > 2 and parts[0].startswith("neuronxcc-") and parts[1].startswith("MODULE_"):
         return NEURON, "/".join(parts[:2])
@@ -118,7 +114,7 @@ def _module(name: str, layout: str, members: list[File]) -> Module:
     if layout == NEURON and not problem:
         sizes = {file.path.removeprefix(f"{name}/"): file.bytes for file in files}
         if DONE not in sizes:
-            problem = f"has no {DONE}: its compilation never ended"
+            problem = f"has no {DONE}: its compilation did not finish"
         elif not sizes.get(NEFF):
             problem = f"has {DONE} but no {NEFF}: its compilation failed"
     elif layout == TORCH_NEURON and not problem and not files[0].bytes:

@@ -1,32 +1,32 @@
-"""Locks that compilers leave in a cache, and which of them mean nothing any more.
+"""Locks that compilers leave in a cache, and which of them are stale.
 
-Neuron's and Inductor's wrappers lock a file with ``flock`` while they compile; the kernel drops that when they die, the
-file stays. Where the file alone is the lock, a dead holder makes every later process wait for ever.
+Neuron's and Inductor's wrappers lock a file with ``flock`` while they compile. When they die, the kernel releases the
+lock but the file stays. If the file's existence is the lock, later processes would wait forever.
 """
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from hlatctl.cache.layout import File, is_lock
+from hlatctl.run.locks import try_lock
 
-#: A lock that nobody holds here may be one of another machine, on storage whose locks do not reach here; compilations
-#: of this length have not been seen, and if one is, its graph is compiled twice, which harms nothing.
+#: A lock that no process holds here may be held on another machine, if the storage does not share locks. No compilation
+#: this long has been seen; if one is, its graph is compiled twice, which does no harm.
 STALE_AFTER_S = 3600.0
 
 
 def remove_stale(folder: Path, files: Iterable[File]) -> list[str]:
-    """Remove the stale locks below a folder; their paths."""
+    """Remove the stale locks below a folder; return their paths."""
     return [
         file.path for file in files if is_lock(file.path) and _is_old(file) and _free(folder / file.path, remove=True)
     ]
 
 
 def is_stale(folder: Path, file: File) -> bool:
-    """Whether nobody holds a lock, and it is older than an hour."""
+    """Return whether no process holds a lock and it is older than an hour."""
     return _is_old(file) and _free(folder / file.path, remove=False)
 
 
@@ -35,12 +35,12 @@ def _is_old(file: File) -> bool:
 
 
 def _free(path: Path, *, remove: bool) -> bool:
-    """Nobody holds a lock file; if it is to be removed, the lock is ours while it goes."""
+    """Return whether no process holds a lock file; it is held here while it is removed."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if remove:
+            free = try_lock(file)
+            if free and remove:
                 path.unlink()
-    except OSError:  # held, gone, or not ours to open
+            return free
+    except OSError:  # missing, or this user may not open it
         return False
-    return True

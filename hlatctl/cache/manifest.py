@@ -1,7 +1,7 @@
-"""What a cache's files should hold: ``cache_manifest.json``, written last, so that a cache with one was whole.
+"""``cache_manifest.json``: sizes and checksums of a cache's files. It is written last: a cache with one is complete.
 
-A file of a worker's own copy also has the time of its last change there: while that and its size stay, and the machine
-has not been started anew, what was once compared is not read again.
+In a worker's own copy the entries also have each file's modification time. As long as size and time are unchanged and
+the machine has not been rebooted, a file that was verified is not read again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hlatctl.cache.layout import MANIFEST, is_passing, modules
+from hlatctl.cache.layout import MANIFEST, is_transient, modules
 from hlatctl.cache.store import Folder, Store
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
@@ -23,51 +23,51 @@ Entry = dict[str, Any]
 
 
 def write_manifest(folder: Path) -> None:
-    """Describe every file of a filled cache; last, so that a cache with a manifest is whole."""
+    """Describe every file of a filled cache."""
     (folder / MANIFEST).unlink(missing_ok=True)
     paths = [file.path for module in modules(Folder(folder).files()) if not module.problem for file in module.files]
     write(folder, (describe(folder, path) for path in sorted(paths)))
 
 
 def describe(folder: Path, path: str) -> Entry:
-    """What the manifest says of a file."""
+    """Return a file's entry."""
     return {"path": path, "bytes": (folder / path).stat().st_size, "sha256": files.sha256_file(folder / path)}
 
 
 def write(folder: Path, entries: Iterable[Entry]) -> None:
-    """Write a manifest of known entries, whole or not at all."""
+    """Write a manifest of known entries, atomically."""
     files.write_text(folder / MANIFEST, text(entries, boot=boot_id()))
 
 
 def text(entries: Iterable[Entry], *, boot: str) -> str:
-    """A manifest's content."""
+    """Return a manifest's content."""
     ordered = sorted(entries, key=lambda entry: str(entry["path"]))
     return json.dumps({"v": 1, "boot_id": boot, "files": ordered}, separators=(",", ":")) + "\n"
 
 
 def read(store: Store) -> dict[str, Entry] | None:
-    """Entries by path, none of locks; None if the store has no manifest.
+    """Return the entries by path, without locks; None if the store has no manifest.
 
     Raises:
-        StorageError: it has one that can't be read, or that names a file outside of the cache.
+        StorageError: the manifest can't be read, or names a file outside the cache.
     """
     value = _read(store)
     return None if value is None else _by_path(value)
 
 
 def read_own(folder: Path) -> tuple[dict[str, Entry], bool]:
-    """Entries of a worker's copy, none without a good manifest; and whether they were written since the last start."""
+    """Return a worker's own entries (none without a valid manifest), and whether they are newer than the last boot."""
     try:
         value = _read(Folder(folder))
     except StorageError:
-        value = None  # a copy that can't be trusted is compared anew
+        value = None  # the copy is verified again
     if value is None:
         return {}, False
     return _by_path(value), bool(boot_id()) and value.get("boot_id") == boot_id()
 
 
 def boot_id() -> str:
-    """Of this start of the machine: after a power cut, file sizes and times promise nothing about their blocks."""
+    """Return this boot's id: after a power cut, a file's size and time don't prove that its blocks were written."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -75,7 +75,7 @@ def boot_id() -> str:
 
 
 def _by_path(value: dict[str, Any]) -> dict[str, Entry]:
-    return {entry["path"]: entry for entry in value["files"] if not is_passing(entry["path"])}
+    return {entry["path"]: entry for entry in value["files"] if not is_transient(entry["path"])}
 
 
 def _read(store: Store) -> dict[str, Any] | None:
@@ -100,6 +100,6 @@ def _read(store: Store) -> dict[str, Any] | None:
     for path in (entry["path"] for entry in value["files"]):
         if path.startswith("/") or ".." in path.split("/"):
             raise StorageError(
-                f"{store.name}/{MANIFEST}: names a file outside of its folder: {path}", hint="remove the folder"
+                f"{store.name}/{MANIFEST}: names a file outside its folder: {path}", hint="remove the folder"
             )
     return value

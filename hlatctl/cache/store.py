@@ -1,6 +1,6 @@
-"""Where a cache is kept, behind one interface: a folder, an archive, or what fsspec reaches (``s3://bucket/folder``).
+"""Stores of caches behind one interface: a folder, an archive, or a URL for fsspec (``s3://bucket/folder``).
 
-Nothing here follows a link or a path out of its place.
+No store follows a link or a path out of its root.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from hlatctl.cache.trust import belongs_to_us, require_own
 from hlatctl.run.errors import DependencyError, StorageError
 
 _LINK = "is a symbolic link, which may lead out of the cache"
-_OUTSIDE = "lies outside of the cache"
+_OUTSIDE = "lies outside the cache"
 
 
 class Store(Protocol):
-    """A cache, wherever it is."""
+    """A cache in some storage."""
 
     name: str
-    """As a person would write it."""
+    """The path or URL, as given."""
 
     def files(self) -> list[File]:
-        """All files, hidden ones too."""
+        """Return all files, including hidden ones."""
 
     def open(self, path: str) -> io.RawIOBase:
-        """A file's bytes; several threads may open and read files at once."""
+        """Open a file; several threads may open and read files at once."""
 
     def require_trusted(self) -> None:
-        """Refuse what another user of this machine could have put here, before anything of it is run.
+        """Refuse a store that another user of this machine could have written to.
 
         Raises:
-            StorageError: one could.
+            StorageError: another user could have written to it.
         """
 
 
 def open_store(place: str) -> Store:
-    """The store that a person names: a URL, an archive's file, or a folder.
+    """Open the store at a URL, an archive or a folder.
 
     Raises:
-        StorageError: it is not there.
-        DependencyError: fsspec, or what it needs for this kind of URL, is not installed.
+        StorageError: it doesn't exist.
+        DependencyError: fsspec, or the package it needs for this kind of URL, is not installed.
     """
     if "://" in place:
         return Remote(place)
@@ -60,18 +60,18 @@ def open_store(place: str) -> Store:
 
 
 class Folder:
-    """A folder of this machine, or one that it has mounted."""
+    """A folder of this machine or of a mounted file system."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.name = root, os.fspath(root)
 
     def files(self) -> list[File]:
-        """By one pass over the folders; what vanishes meanwhile is left out.
+        """List the files in one pass; files that disappear meanwhile are skipped.
 
         Raises:
             StorageError: a folder can't be read.
         """
-        found: list[File] = []
+        files: list[File] = []
         waiting = [""]
         while waiting:
             prefix = waiting.pop()
@@ -81,15 +81,15 @@ class Folder:
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append(f"{prefix}{entry.name}/")
                         else:
-                            found += _described(entry, prefix + entry.name)
+                            files += _described(entry, prefix + entry.name)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise StorageError(f"{self.root / prefix}: can't be read ({error.strerror})") from None
-        return found
+        return files
 
     def open(self, path: str) -> io.RawIOBase:
-        """Unbuffered: whoever reads brings a buffer."""
+        """Open a file without a buffer: readers have their own."""
         descriptor = os.open(os.path.join(self.root, path), os.O_RDONLY | os.O_NOFOLLOW)
         file = io.FileIO(descriptor, closefd=True)
         if not belongs_to_us(os.fstat(descriptor)):
@@ -98,7 +98,7 @@ class Folder:
         return file
 
     def require_trusted(self) -> None:
-        """By the folder's owner and mode; :meth:`open` looks at each file's owner."""
+        """Check the folder's owner and mode; :meth:`open` checks each file's owner."""
         require_own(self.root)
 
 
@@ -107,12 +107,12 @@ def _described(entry: os.DirEntry[str], path: str) -> Iterator[File]:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return
-    problem = _LINK if entry.is_symlink() else "" if stat.S_ISREG(status.st_mode) else "is no regular file"
+    problem = _LINK if entry.is_symlink() else "" if stat.S_ISREG(status.st_mode) else "is not a regular file"
     yield File(path, status.st_size, status.st_mtime_ns, problem)
 
 
 class Archive:
-    """A tar file, not compressed (what it holds is): its members are read in place."""
+    """An uncompressed tar file (its members are compressed): members are read in place."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, os.fspath(path)
@@ -125,16 +125,16 @@ class Archive:
             ) from None
 
     def files(self) -> list[File]:
-        """As the archive lists them."""
+        """Return the archive's members."""
         return [File(name, member.size, problem=_why_not(member)) for name, member in self._members.items()]
 
     def open(self, path: str) -> io.RawIOBase:
-        """A member's part of the file."""
+        """Open a member's part of the file."""
         member = self._members[path]
         return _Part(self.path, member.offset_data, member.size)
 
     def require_trusted(self) -> None:
-        """By the file's owner and mode."""
+        """Check the file's owner and mode."""
         require_own(self.path)
 
 
@@ -142,7 +142,7 @@ def _why_not(member: tarfile.TarInfo) -> str:
     parts = PurePosixPath(member.name)
     if parts.is_absolute() or ".." in parts.parts:
         return _OUTSIDE
-    return "" if member.isreg() else "is no regular file"
+    return "" if member.isreg() else "is not a regular file"
 
 
 class _Part(io.RawIOBase):
@@ -168,7 +168,7 @@ class _Part(io.RawIOBase):
 
 
 class Remote:
-    """What fsspec reaches: ``s3://`` with the package s3fs, and whatever else it knows."""
+    """A URL that fsspec knows: ``s3://`` with the package s3fs, and others."""
 
     def __init__(self, url: str) -> None:
         self.name = url
@@ -185,23 +185,23 @@ class Remote:
         self._root = str(root).rstrip("/")
 
     def files(self) -> list[File]:
-        """As the service lists them."""
+        """Return the service's listing."""
         try:
-            found: dict[str, dict[str, Any]] = self._system.find(self._root, detail=True)
+            listing: dict[str, dict[str, Any]] = self._system.find(self._root, detail=True)
         except Exception as error:  # whatever the service's own library raises
             raise StorageError(f"{self.name}: can't be listed ({type(error).__name__}: {error})") from error
-        if not found:
-            raise StorageError(f"{self.name}: no such folder, or nothing is in it")
+        if not listing:
+            raise StorageError(f"{self.name}: no such folder, or it is empty")
         start = len(self._root) + 1
-        return [File(path[start:], int(info["size"])) for path, info in found.items()]
+        return [File(path[start:], int(info["size"])) for path, info in listing.items()]
 
     def open(self, path: str) -> io.RawIOBase:
-        """A stream from the service."""
+        """Open a stream from the service."""
         stream: io.RawIOBase = self._system.open(f"{self._root}/{path}", "rb")
         return stream
 
     def require_trusted(self) -> None:
-        """Who may write there is the service's to say, and whoever names the URL trusts it."""
+        """Accept the store: the service controls who may write, and naming the URL is trusting it."""
 
 
 def _missing(url: str, what: str) -> DependencyError:

@@ -1,4 +1,4 @@
-"""A file's bytes from a store: read once, hashed while they are written. Each thread has one buffer."""
+"""Read and copy a store's files: each is read once and hashed while it is written. Each thread has one buffer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _local = threading.local()
 
 
 class BrokenError(Exception):
-    """A file of a store is not what it should be; in words."""
+    """A file of a store is missing, unreadable or different from its checksum."""
 
 
 def copy_checked(source: Store, file: File, target: Path, sha256: str | None) -> Entry:
-    """Copy a file and hash what is written: the bytes that are compared are the bytes that will be run.
+    """Copy a file and hash the bytes that are written; return its entry.
 
     Raises:
-        BrokenError: the source can't be read, or is not what it should be.
+        BrokenError: the source can't be read or is damaged.
     """
     digest, size, buffer = hashlib.sha256(), 0, _buffer()
     with io.FileIO(target, "w") as output:
@@ -43,16 +43,16 @@ def copy_checked(source: Store, file: File, target: Path, sha256: str | None) ->
             size += len(block)
             _write_all(output, block)
         mtime_ns = os.fstat(output.fileno()).st_mtime_ns
-    found = digest.hexdigest()
+    actual = digest.hexdigest()
     if size != file.bytes:
         raise BrokenError(f"{file.path}: {size} bytes, expected {file.bytes}")
-    if sha256 is not None and found != sha256:
+    if sha256 is not None and actual != sha256:
         raise BrokenError(f"{file.path}: checksum differs")
-    return {"path": file.path, "bytes": size, "sha256": found, "mtime_ns": mtime_ns}
+    return {"path": file.path, "bytes": size, "sha256": actual, "mtime_ns": mtime_ns}
 
 
 def sha256_of(store: Store, path: str) -> str:
-    """SHA-256 of a file, as hex.
+    """Return the SHA-256 of a file, as hex.
 
     Raises:
         BrokenError: it can't be read.
@@ -64,7 +64,7 @@ def sha256_of(store: Store, path: str) -> str:
 
 
 def head_of(store: Store, path: str) -> bytes:
-    """A file's first bytes.
+    """Return a file's first 64 bytes.
 
     Raises:
         BrokenError: it can't be read.
@@ -75,12 +75,12 @@ def head_of(store: Store, path: str) -> bytes:
 def _buffer() -> memoryview:
     if not hasattr(_local, "buffer"):
         _local.buffer = memoryview(bytearray(_BUFFER_BYTES))
-    found: memoryview = _local.buffer
-    return found
+    buffer: memoryview = _local.buffer
+    return buffer
 
 
 def _blocks(store: Store, path: str, buffer: memoryview) -> Iterator[memoryview]:
-    """A file's bytes, each block in the same buffer."""
+    """Yield a file's bytes, each block in the same buffer."""
     try:
         with store.open(path) as stream:
             while count := stream.readinto(buffer):

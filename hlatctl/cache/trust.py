@@ -1,7 +1,7 @@
-"""Folders that compiled graphs are run from: only this user, or root, may put anything there.
+"""Folders that compiled graphs are run from: only this user and root may write there.
 
-A graph is code that runs with all rights of whoever trains. Checksums protect it from damage, not from another user:
-who can change a graph can change the manifest too.
+A graph is code that runs with all rights of the user who trains. Checksums protect it from damage, not from another
+user: who can change a graph can change the manifest too.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from hlatctl.run.errors import StorageError, cannot_write
 
 _ROOT = 0
-_RULE = "compiled graphs are code, and are only taken from where no other user can put any"
+_RULE = "compiled graphs are code, and are only used from folders that no other user can write to"
 _WRITE_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for compiled graphs, and those above it that are missing, for this user alone.
+    """Create a folder for compiled graphs, and its missing parents, for this user alone.
 
     Raises:
-        StorageError: it exists, and :func:`require_own` refuses it; or it can't be made.
+        StorageError: :func:`require_own` refuses it, or it can't be created.
     """
     folder = Path(os.path.abspath(folder))
     try:
@@ -37,20 +37,20 @@ def make_private(folder: Path) -> None:
 def require_own(place: Path) -> None:
     """Refuse a cache that another user could have filled, or can replace.
 
-    The folder or archive itself must belong to this user or root, and nobody else may write to it. Below a folder where
-    all users may make some (``/tmp``), every folder on the way must belong to them too.
+    The folder or archive itself must belong to this user or root, and nobody else may write to it. Below a folder that
+    all users may write to (``/tmp``), every folder on the path must belong to them too.
 
     Raises:
-        StorageError: another user owns or may write one of these.
+        StorageError: another user owns or may write to one of these.
     """
     place = Path(os.path.abspath(place))
-    # Each link on the way could lead elsewhere tomorrow, so where it lies must be as safe as what it leads to.
+    # A link on the path could be replaced later, so its own place must be as safe as its target.
     for path in dict.fromkeys([place, Path(os.path.realpath(place))]):
         _require_own_way(path)
 
 
 def belongs_to_us(status: os.stat_result) -> bool:
-    """Whether a file or folder is this user's or root's."""
+    """Return whether a file or folder belongs to this user or root."""
     return status.st_uid in (os.geteuid(), _ROOT)
 
 
@@ -66,7 +66,7 @@ def _require_own_way(place: Path) -> None:
         if path == place and status.st_mode & _WRITE_FOR_OTHERS:
             _refuse(place, path, mode)
         if path != place and status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            hint = f"`chmod +t {shlex.quote(os.fspath(path))}` lets users replace only what is their own there"
+            hint = f"`chmod +t {shlex.quote(os.fspath(path))}` lets users replace only their own files there"
             raise StorageError(f"{path}: {mode}, and could replace {place}; {_RULE}", hint=hint)
         open_to_all = open_to_all or bool(status.st_mode & stat.S_IWOTH)
 
@@ -75,13 +75,13 @@ def _status(path: Path) -> os.stat_result:
     try:
         return path.lstat()
     except OSError as error:
-        raise StorageError(f"{path}: can't be looked at ({error.strerror})", hint=f"see `ls -ld {path}`") from None
+        raise StorageError(f"{path}: can't be examined ({error.strerror})", hint=f"see `ls -ld {path}`") from None
 
 
 def _refuse(place: Path, path: Path, why: str) -> None:
     quoted = shlex.quote(os.fspath(place))
     raise StorageError(
         f"{path}: {why}; {_RULE}",
-        hint=f"if you trust all that is in it, make a copy that is yours: `cp -r --no-preserve=all {quoted} COPY && "
+        hint=f"if you trust its contents, copy it: `cp -r --no-preserve=all {quoted} COPY && "
         f"chmod -R go-w COPY`, and use COPY; else use another folder (cluster.worker_cache_dir, runs_dir, --to)",
     )

@@ -1,4 +1,4 @@
-"""Reading every file of a cache and comparing it; moving aside what must not be used."""
+"""Verify every file of a cache, and move broken modules aside."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _THREADS = 16
 
 @dataclass
 class Verified:
-    """How the modules of a store stand.
+    """The result of a verification.
 
     Args:
-        modules: all of them.
-        compared: how many files a manifest tells the checksum of, and they have it.
-        broken: why, by the module's name.
+        modules: of the store.
+        compared: number of files whose checksum equals the manifest's.
+        broken: the reason, by the module's name.
     """
 
     modules: list[Module]
@@ -32,35 +32,40 @@ class Verified:
 
 
 def verify(store: Store) -> Verified:
-    """Compare every file with the manifest; where there is none, only completeness and the headers of NEFFs."""
+    """Compare every file with the manifest; without one, check only completeness and the headers of NEFFs."""
     entries = manifest.read(store)
-    found = Verified(modules(store.files()))
-    there = {file.path for module in found.modules for file in module.files}
+    verified = Verified(modules(store.files()))
+    there = {file.path for module in verified.modules for file in module.files}
     expected = {path: str(entry["sha256"]) for path, entry in (entries or {}).items()}
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
-        reasons = pool.map(lambda module: _why_broken(store, module, expected, entries is not None), found.modules)
-        found.broken = {module.name: reason for module, reason in zip(found.modules, reasons, strict=True) if reason}
-    found.broken |= {path: f"{path}: missing" for path in sorted(expected.keys() - there)}
-    found.compared = sum(
-        file.path in expected for module in found.modules if module.name not in found.broken for file in module.files
+        reasons = pool.map(lambda module: _why_broken(store, module, expected, entries is not None), verified.modules)
+        verified.broken = {
+            module.name: reason for module, reason in zip(verified.modules, reasons, strict=True) if reason
+        }
+    verified.broken |= {path: f"{path}: missing" for path in sorted(expected.keys() - there)}
+    verified.compared = sum(
+        file.path in expected
+        for module in verified.modules
+        if module.name not in verified.broken
+        for file in module.files
     )
-    return found
+    return verified
 
 
 def move_aside(folder: Path, module: Module) -> None:
-    """Put what is there of a module where nothing looks for it, under its name."""
+    """Move the existing files of a module to the quarantine folder, under the module's name."""
     aside = folder / QUARANTINE / f"{module.name.replace('/', '__')}-{time.time_ns()}"
     aside.mkdir(parents=True)
-    # What says that the module is complete goes first.
+    # The file that marks the module as complete goes first.
     for file in reversed(module.files):
         if (folder / file.path).is_symlink() or (folder / file.path).exists():
             (folder / file.path).replace(aside / file.path.rsplit("/", 1)[-1])
 
 
-def quarantine(folder: Path, found: Verified) -> list[str]:
-    """Move the broken modules of a folder aside, and out of its manifest; their names."""
-    broken = [module for module in found.modules if module.name in found.broken]
-    gone = {file.path for module in broken for file in module.files} | found.broken.keys()
+def quarantine(folder: Path, verified: Verified) -> list[str]:
+    """Move the broken modules of a folder aside and remove them from its manifest; return their names."""
+    broken = [module for module in verified.modules if module.name in verified.broken]
+    gone = {file.path for module in broken for file in module.files} | verified.broken.keys()
     entries, _ = manifest.read_own(folder)
     if (folder / MANIFEST).is_file():
         manifest.write(folder, [entry for path, entry in entries.items() if path not in gone])

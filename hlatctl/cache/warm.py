@@ -1,8 +1,7 @@
-"""Bringing a cache to a worker's own disk: in parallel, only complete modules, compared, each put in place whole.
+"""Copy a cache to a worker's own disk: in parallel, only complete modules, verified, each module atomically.
 
-What is in place and equal is left alone, so a warm-up that was killed goes on where it was. Files are written as ``cp``
-writes them, without waiting for the disk: the manifest of an earlier start of the machine is not believed, so after a
-power cut all is compared anew.
+Files that are in place and equal are kept, so a warm-up that was killed continues where it stopped. Files are written
+without fsync: a manifest from before the last boot is not trusted, so after a power cut everything is verified again.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from hlatctl.cache.verify import move_aside
 from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.lease import Holder, hold
 
-#: Ours, within a cache: files on their way, and the lock of who fills it.
+#: Within a cache: files that are being copied, and the lock of the process that fills it.
 COPYING, _LOCK = ".copy", ".warm.lock"
-#: More than cores, because a shared file system answers late; each has a buffer.
+#: More than the cores, because a shared file system has a high latency.
 _THREADS = 16
 _WAIT_S = 0.2
 
@@ -40,10 +39,10 @@ class Warmed:
 
     Args:
         modules: complete ones that are in place now.
-        copied: of these, brought by this call.
-        copied_bytes: of those.
-        skipped: the source's incomplete modules, as ``name: why``.
-        quarantined: modules of the target that were not what they should be, moved aside.
+        copied: how many of these this call copied.
+        copied_bytes: the size of these.
+        skipped: the source's incomplete modules, as ``name: reason``.
+        quarantined: damaged modules of the target, which were moved aside.
         stale_locks: removed from the target.
     """
 
@@ -56,13 +55,13 @@ class Warmed:
 
 
 def warm(source: Store, target: Path) -> Warmed:
-    """Bring every complete module of a store that a folder lacks, or has otherwise.
+    """Copy every complete module of a store that a folder lacks or has in another version.
 
-    Of several processes that fill one folder, the second waits and finds everything there.
+    If several processes fill one folder, the others wait for the first one and then have nothing to do.
 
     Raises:
         StorageError: the source has no complete module, or broken ones (all others are in place then); the target can't
-            be written; another user could have put something into one of them.
+            be written; another user could have written to either.
     """
     source.require_trusted()
     wanted, expected = _wanted(source)
@@ -72,20 +71,20 @@ def warm(source: Store, target: Path) -> Warmed:
     if not complete:
         first = f"; the first: {done.skipped[0]}" if done.skipped else ""
         raise StorageError(
-            f"{source.name}: holds no complete module ({len(done.skipped)} incomplete{first})",
-            hint="compile first; `hlatctl cache ls` lists what there is",
+            f"{source.name}: contains no complete module ({len(done.skipped)} incomplete{first})",
+            hint="compile first; `hlatctl cache ls` lists the caches",
         )
     make_private(target)
-    with hold(target / _LOCK, _wait), _words_for_writing(target):
+    with hold(target / _LOCK, _wait), _write_errors(target):
         there = _swept(target, done)
         entries, trusted = manifest.read_own(target)
-        bringing = _Bringing(source, target, expected, there, entries, done)
-        missing = [module for module in complete if not (trusted and bringing.has(module))]
+        copier = _Copier(source, target, expected, there, entries, done)
+        missing = [module for module in complete if not (trusted and copier.has(module))]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="warm") as pool:
-            problems = [problem for problem in pool.map(bringing.bring, missing) if problem]
+            problems = [problem for problem in pool.map(copier.copy, missing) if problem]
         if missing or not trusted:
             known = {path: entry for path, entry in entries.items() if path in there}
-            manifest.write(target, {**known, **bringing.entries}.values())
+            manifest.write(target, {**known, **copier.entries}.values())
         shutil.rmtree(target / COPYING, ignore_errors=True)
     done.modules = len(complete) - len(problems)
     if problems:
@@ -96,8 +95,8 @@ def warm(source: Store, target: Path) -> Warmed:
     return done
 
 
-class _Bringing:
-    """One warm-up's threads' work."""
+class _Copier:
+    """The work of a warm-up's threads."""
 
     def __init__(
         self,
@@ -111,11 +110,11 @@ class _Bringing:
         self._source, self._target, self._expected, self._there = source, target, expected, there
         self._own, self._done, self._numbers, self._lock = own, done, itertools.count(), threading.Lock()
         self._folder = Folder(target)
-        #: What is known of the files in place, by path.
+        #: Entries of the files in place, by path.
         self.entries: dict[str, Entry] = {}
 
     def has(self, module: Module) -> bool:
-        """All files lie there, as they were when they were last compared."""
+        """Return whether all files are in place and unchanged since they were last verified."""
         return all(self._is_known(file) for file in module.files)
 
     def _is_known(self, file: File) -> bool:
@@ -128,8 +127,8 @@ class _Bringing:
             and self._expected.get(file.path) in (None, known["sha256"])
         )
 
-    def bring(self, module: Module) -> str:
-        """Have a module in place; why it can't be, if so."""
+    def copy(self, module: Module) -> str:
+        """Put a module in place; return the reason if it is broken, else an empty string."""
         try:
             kept = self._kept(module)
             missing = [file for file in module.files if file.path not in kept]
@@ -147,7 +146,7 @@ class _Bringing:
         return ""
 
     def _kept(self, module: Module) -> dict[str, Entry]:
-        """Entries of the files that are in place and equal; if one is not, the module is moved aside."""
+        """Return the entries of the files that are in place and equal; if one differs, move the module aside."""
         kept = {}
         for file in module.files:
             here = self._there.get(file.path)
@@ -158,13 +157,13 @@ class _Bringing:
             if should_be not in (None, sha256) or here.bytes != file.bytes:
                 move_aside(self._target, module)
                 with self._lock:
-                    self._done.quarantined.append(f"{module.name}: {file.path} was not as it should be")
+                    self._done.quarantined.append(f"{module.name}: {file.path} was damaged or changed")
                 return {}
             kept[file.path] = {"path": file.path, "bytes": here.bytes, "sha256": sha256, "mtime_ns": here.mtime_ns}
         return kept
 
     def _staged(self, file: File) -> tuple[Path, Entry]:
-        # A folder for each thread: files of one folder are made one at a time, and threads that wait for that spin.
+        # One folder per thread: the kernel creates the files of a folder one at a time, and waiting threads spin.
         folder = self._target / COPYING / str(threading.get_ident())
         folder.mkdir(exist_ok=True)
         path = folder / str(next(self._numbers))
@@ -172,23 +171,23 @@ class _Bringing:
 
 
 def _wanted(source: Store) -> tuple[list[Module], dict[str, str]]:
-    """The source's modules and files' checksums, by its manifest if it has one: listing shared storage is slow."""
+    """Return the source's modules and checksums, from its manifest if it has one: listing shared storage is slow."""
     entries = manifest.read(source)
     if entries is not None:
         listed = modules(File(path, int(entry["bytes"])) for path, entry in entries.items())
         return listed, {path: str(entry["sha256"]) for path, entry in entries.items()}
-    found = modules(source.files())
-    if found and all(module.layout == INDUCTOR for module in found):
+    unlisted = modules(source.files())
+    if unlisted and all(module.layout == INDUCTOR for module in unlisted):
         raise StorageError(
-            f"{source.name}: has no {MANIFEST}, so the cache was never completed",
+            f"{source.name}: has no {MANIFEST}, so the cache is incomplete",
             hint="remove the folder; the next run compiles it again",
         )
-    # Inductor's files do not say which belong together: without a manifest nobody knows that all are there.
-    return [module for module in found if module.layout != INDUCTOR], {}
+    # Inductor's files don't show which belong together: without a manifest they may be incomplete.
+    return [module for module in unlisted if module.layout != INDUCTOR], {}
 
 
 def _swept(target: Path, done: Warmed) -> dict[str, File]:
-    """The target's files, after what a killed warm-up and dead compilers left has been removed."""
+    """Remove what a killed warm-up and dead compilers left behind; return the target's files."""
     shutil.rmtree(target / COPYING, ignore_errors=True)
     listing = Folder(target).files()
     for file in listing:
@@ -200,13 +199,13 @@ def _swept(target: Path, done: Warmed) -> dict[str, File]:
 
 
 @contextmanager
-def _words_for_writing(target: Path) -> Iterator[None]:
-    """What can't be written becomes an error that says where, and what to do."""
+def _write_errors(target: Path) -> Iterator[None]:
+    """Raise a StorageError with the folder and a hint if something can't be written."""
     try:
         yield
     except OSError as error:
         shutil.rmtree(target / COPYING, ignore_errors=True)
-        hint = "free space there, or set cluster.worker_cache_dir to another local folder; what is in place is kept"
+        hint = "free space there, or set cluster.worker_cache_dir to another local folder; files in place are kept"
         raise cannot_write(target, error, hint=hint) from None
 
 

@@ -1,4 +1,4 @@
-"""What of caches can go: those that no run has used for long, and what broken or cut-off work left in the others."""
+"""What can be deleted from caches: caches that no run has used for long, and leftovers of interrupted work."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hlatctl.cache.store import Folder
 from hlatctl.cache.verify import QUARANTINE
 from hlatctl.run.errors import StorageError
 
-#: What is not finished after a day never will be.
+#: Unfinished work of this age is abandoned.
 _ABANDONED_AFTER_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Waste:
-    """Something that can go.
+    """Something that can be deleted.
 
     Args:
-        path: a folder, or a file.
-        bytes: what it takes.
-        why: in words.
+        path: a folder or a file.
+        bytes: its size.
+        why: the reason, in words.
     """
 
     path: Path
@@ -34,23 +34,23 @@ class Waste:
 
 
 def caches(root: Path) -> list[Path]:
-    """The caches below a folder that holds one for each fingerprint."""
+    """Return the caches below a folder that has one per fingerprint."""
     if not root.is_dir():
         return []
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def find(root: Path, last_used_unix_s: dict[str, float], *, unused_for_s: float) -> list[Waste]:
-    """What below a folder of caches can go.
+    """Return what can be deleted below a folder of caches.
 
     Args:
-        root: holds a cache for each fingerprint.
-        last_used_unix_s: by fingerprint, as far as runs tell; a cache was also used when it was written.
-        unused_for_s: a cache that nobody has used for so long goes as a whole.
+        root: has one cache per fingerprint.
+        last_used_unix_s: by fingerprint, from the runs; writing a cache also counts as using it.
+        unused_for_s: a cache that was not used for this long is deleted as a whole.
     """
     now = time.time()
-    found = [
-        Waste(path, _size(path), "left by a compilation that was cut off")
+    waste = [
+        Waste(path, _size(path), "left by an interrupted compilation")
         for path in (root.iterdir() if root.is_dir() else ())
         if path.name.endswith(".partial") and now - path.stat().st_mtime > _ABANDONED_AFTER_S
     ]
@@ -58,14 +58,14 @@ def find(root: Path, last_used_unix_s: dict[str, float], *, unused_for_s: float)
         written = (cache / MANIFEST if (cache / MANIFEST).exists() else cache).stat().st_mtime
         idle_s = now - max(written, last_used_unix_s.get(cache.name, 0.0))
         if idle_s > unused_for_s:
-            found.append(Waste(cache, _size(cache), f"no run has used it for {idle_s / 86400:.0f} days"))
+            waste.append(Waste(cache, _size(cache), f"no run has used it for {idle_s / 86400:.0f} days"))
         else:
-            found += _leftovers(cache, now)
-    return found
+            waste += _leftovers(cache, now)
+    return waste
 
 
 def remove(wasted: list[Waste]) -> None:
-    """Delete it.
+    """Delete files and folders.
 
     Raises:
         StorageError: something can't be deleted.

@@ -1,6 +1,5 @@
-"""The command line: one file a command; the only importer of typer and rich.
+"""The command line: one file per command; the only importer of typer and rich.
 
-A command parses what was typed, calls ``flows`` or reads a run directory, and prints. stdout is data, stderr is talk.
-What a run is, does or means is decided in other rooms. Modules here import nothing slow when they are imported:
-``hlatctl --help`` reads all of them.
+A command parses its arguments, calls ``flows``, ``hlatctl.report`` or ``hlatctl.plan``, and prints: data on stdout,
+messages on stderr. Importing these modules is fast, because ``hlatctl --help`` imports all of them.
 """

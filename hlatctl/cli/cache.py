@@ -1,11 +1,11 @@
-"""`hlatctl cache`: compiled graphs, told, verified, brought to a disk, cleaned up, and moved between machines."""
+"""`hlatctl cache`: lists, verifies, copies, cleans up, exports and imports caches of compiled graphs."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from hlatctl.run.paths import compile_cache_dir
 from hlatctl.units import size, utc
 
 if TYPE_CHECKING:
-    from hlatctl.cache.layout import Module
     from hlatctl.cache.store import Store
 
 app = typer.Typer(
@@ -35,7 +34,9 @@ def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsD
     if cache is not None:
         _list_modules(_store(cache, runs_dir), as_json=as_json)
         return
-    records = [_record(store) for store in _all(runs_dir)]
+    from hlatctl.cache.listing import summary
+
+    records = [summary(store) for store in _all(runs_dir)]
     if as_json:
         print_json(records)
     elif records:
@@ -70,16 +71,16 @@ def verify(
     stores = _all(runs_dir) if cache is None else [_store(cache, runs_dir)]
     broken = 0
     for store in stores:
-        found = verifying.verify(store)
-        for reason in found.broken.values():
+        verified = verifying.verify(store)
+        for reason in verified.broken.values():
             typer.echo(f"{store.name}: {reason}")
-        good = len({module.name for module in found.modules} - found.broken.keys())
-        typer.echo(f"{store.name}: {good} good modules, {found.compared} files match their checksums")
-        if quarantine and found.broken and isinstance(store, Folder):
-            moved = verifying.quarantine(store.root, found)
+        good = len({module.name for module in verified.modules} - verified.broken.keys())
+        typer.echo(f"{store.name}: {good} good modules, {verified.compared} files match their checksums")
+        if quarantine and verified.broken and isinstance(store, Folder):
+            moved = verifying.quarantine(store.root, verified)
             say(f"{store.name}: {len(moved)} modules moved to {store.root / verifying.QUARANTINE}")
-        elif found.broken:
-            broken += len(found.broken)
+        elif verified.broken:
+            broken += len(verified.broken)
     if broken:
         raise StorageError(
             f"{broken} modules are broken or incomplete; they are never copied to workers",
@@ -97,7 +98,7 @@ def warm(
 
     Copies only complete modules and verifies them. A module appears in the folder only when it is complete.
     """
-    _bring(_store(cache, runs_dir), to.expanduser().absolute())
+    _copy(_store(cache, runs_dir), to.expanduser().absolute())
 
 
 @app.command("gc")
@@ -123,12 +124,12 @@ def collect(
     root = folder.expanduser().absolute() if folder else compile_cache_dir(runs)
     if folder and not root.is_dir():
         raise StorageError(f"{root}: no such folder")
-    found = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
-    for each in found:
+    unused = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
+    for each in unused:
         typer.echo(f"{each.path}: {size(each.bytes)}: {each.why}")
     if not dry_run:
-        waste.remove(found)
-    say(f"{size(sum(each.bytes for each in found))} {'would be' if dry_run else 'were'} freed in {root}")
+        waste.remove(unused)
+    say(f"{size(sum(each.bytes for each in unused))} {'would be' if dry_run else 'were'} freed in {root}")
 
 
 @app.command("export")
@@ -168,10 +169,10 @@ def import_cache(
 
     name = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".tar")
     target = to.expanduser().absolute() if to else compile_cache_dir(runs_folder(runs_dir)) / name
-    _bring(open_store(source), target)
+    _copy(open_store(source), target)
 
 
-def _bring(store: Store, target: Path) -> None:
+def _copy(store: Store, target: Path) -> None:
     from hlatctl.cache.warm import warm
 
     done = warm(store, target)
@@ -186,33 +187,16 @@ def _bring(store: Store, target: Path) -> None:
 def _list_modules(store: Store, *, as_json: bool) -> None:
     from hlatctl.cache.layout import modules
 
-    found = modules(store.files())
+    listed = modules(store.files())
     if as_json:
-        print_json([{**asdict(module), "bytes": module.bytes} for module in found])
-    elif found:
+        print_json([{**asdict(module), "bytes": module.bytes} for module in listed])
+    elif listed:
         rows = [
-            [each.name, each.layout, str(len(each.files)), size(each.bytes), each.problem or "ok"] for each in found
+            [each.name, each.layout, str(len(each.files)), size(each.bytes), each.problem or "ok"] for each in listed
         ]
         typer.echo(columns([["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"], *rows]))
     else:
         say(f"{store.name}: contains no modules")
-
-
-def _record(store: Store) -> dict[str, Any]:
-    from hlatctl.cache.layout import MANIFEST, modules
-
-    listing = store.files()
-    found: list[Module] = modules(listing)
-    written_ns = next((file.mtime_ns for file in listing if file.path == MANIFEST), 0)
-    return {
-        "name": Path(store.name).name,
-        "path": store.name,
-        "layouts": sorted({module.layout for module in found}),
-        "modules": len(found),
-        "incomplete": sum(bool(module.problem) for module in found),
-        "bytes": sum(module.bytes for module in found),
-        "written_unix_s": written_ns / 1e9 or None,
-    }
 
 
 def _all(runs_dir: Path | None) -> list[Store]:
@@ -223,8 +207,6 @@ def _all(runs_dir: Path | None) -> list[Store]:
 
 
 def _store(place: str, runs_dir: Path | None) -> Store:
-    """What a person names: one of the runs' caches, or a place."""
-    from hlatctl.cache.store import Folder, open_store
+    from hlatctl.cache.listing import named_store
 
-    known = compile_cache_dir(runs_folder(runs_dir)) / place
-    return Folder(known) if "/" not in place and known.is_dir() else open_store(place)
+    return named_store(compile_cache_dir(runs_folder(runs_dir)), place)

@@ -1,4 +1,4 @@
-"""`hlatctl checkpoint`: a run's checkpoints, told and verified; models out to Hugging Face's format and in from it."""
+"""`hlatctl checkpoint`: lists and verifies a run's checkpoints, exports to and imports from Hugging Face format."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ import re
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, say
 from hlatctl.run.errors import CheckpointError
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import read_events
-from hlatctl.run.manifest import MANIFEST, folder_steps, read_manifest, why_invalid
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.units import count, size, utc
-
-if TYPE_CHECKING:
-    from conf.schema import Config
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, export and import checkpoints.")
 
@@ -43,18 +37,17 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
     Checks the names and sizes of their files. `hlatctl checkpoint verify` also reads them.
     """
     from conf.load import load
+    from hlatctl.report.checkpoints import checkpoint_records
 
-    found = find_run(run, runs_dir)
-    announce(found)
-    config, steps, trust = load(found.config), folder_steps(found), fold(read_events(found)).trust
-    newest = steps[-config.checkpoint.keep :]
-    records = [{**_record(found, config, step, is_newest=step in newest), "trust": trust.get(step)} for step in steps]
+    paths = find_run(run, runs_dir)
+    announce(paths)
+    records = checkpoint_records(paths, load(paths.config))
     if as_json:
         print_json(records)
     elif records:
         typer.echo(columns([_HEADER, *(_row(record) for record in records)]))
     else:
-        say(f"run {found.run_id} has no checkpoints")
+        say(f"run {paths.run_id} has no checkpoints")
 
 
 @app.command("verify")
@@ -66,22 +59,22 @@ def verify(
     runs_dir: RunsDir = None,
 ) -> None:
     """Verify the checksum of every file in a run's checkpoints."""
-    found = find_run(run, runs_dir)
-    announce(found)
-    steps = folder_steps(found)
+    paths = find_run(run, runs_dir)
+    announce(paths)
+    steps = folder_steps(paths)
     wanted = steps if step is None else [each for each in steps if each == step]
     if not wanted:
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         there = f"steps with a checkpoint: {', '.join(map(str, steps)) or 'none'}"
-        raise CheckpointError(f"run {found.run_id}: {what}", hint=there)
+        raise CheckpointError(f"run {paths.run_id}: {what}", hint=there)
     invalid = 0
     for each in wanted:
-        reason = why_invalid(found.checkpoint(each))
+        reason = why_invalid(paths.checkpoint(each))
         invalid += reason is not None
-        typer.echo(f"step {each}: {reason or _whole(found.checkpoint(each))}")
+        typer.echo(f"step {each}: {reason or _whole(paths.checkpoint(each))}")
     if invalid:
         raise CheckpointError(
-            f"run {found.run_id}: {invalid} of {len(wanted)} checkpoints are damaged or incomplete",
+            f"run {paths.run_id}: {invalid} of {len(wanted)} checkpoints are damaged or incomplete",
             hint="training resumes from the newest valid one; restore the others from a copy, or delete them",
         )
 
@@ -102,13 +95,13 @@ def export(
     """Export a checkpoint and its tokenizer to Hugging Face format."""
     from flows.runtime.ask import ask
 
-    found = find_run(run, runs_dir)
+    paths = find_run(run, runs_dir)
     chosen = ("--step", str(step)) if step is not None else ()
     number_format = ("--dtype", dtype.value) if dtype else ()
-    argv = ("--run-dir", os.fspath(found.root), "--to", os.fspath(to.expanduser().absolute()))
+    argv = ("--run-dir", os.fspath(paths.root), "--to", os.fspath(to.expanduser().absolute()))
     written = json.loads(ask("trainer.convert.export", *argv, *chosen, *number_format).splitlines()[-1])
     say(
-        f"step {written['step']} of run {found.run_id}: {count(written['parameters'])} parameters, "
+        f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "
         f"{written['dtype']}, {size(written['bytes'])}"
     )
     typer.echo(written["to"])
@@ -136,34 +129,6 @@ def import_model(
     typer.echo(_train_command(written))
 
 
-def _record(run: RunPaths, config: Config, step: int, *, is_newest: bool) -> dict[str, Any]:
-    folder = run.checkpoint(step)
-    reason = why_invalid(folder, checksums=False)
-    record: dict[str, Any] = {
-        "step": step,
-        "tokens": None,
-        "bytes": None,
-        "written_unix_s": None,
-        "world": None,
-        "milestone_tokens": config.milestones.get(step),
-        "permanent": config.is_permanent(step),
-        "newest": is_newest,
-        "problem": reason,
-        "path": os.fspath(folder),
-    }
-    try:
-        manifest = read_manifest(folder)
-        record |= {
-            "tokens": manifest.tokens,
-            "world": manifest.world,
-            "bytes": manifest.size_bytes,
-            "written_unix_s": (folder / MANIFEST).stat().st_mtime,
-        }
-    except (CheckpointError, OSError) as error:
-        record["problem"] = reason or str(error)
-    return record
-
-
 def _row(record: dict[str, Any]) -> list[str]:
     milestone = record["milestone_tokens"]
     kept = [f"milestone {count(milestone)}"] if milestone else []
@@ -189,7 +154,7 @@ def _whole(folder: Path) -> str:
 
 
 def _train_command(written: dict[str, Any]) -> str:
-    """The overrides of a run that begins with an imported model, quoted for Hydra and for the shell."""
+    """Return the command that trains from an imported model, quoted for Hydra and the shell."""
     from conf.initial_weights import model_overrides
 
     paths = {"train.init_from": written["to"], "tokenizer.path": written["tokenizer"] or "TOKENIZER"}

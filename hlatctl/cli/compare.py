@@ -1,4 +1,4 @@
-"""`hlatctl compare`: runs' scores beside one another and beside published ones, as HLAT's tables have them."""
+"""`hlatctl compare`: compares runs' scores with each other and with published ones."""
 
 from __future__ import annotations
 
@@ -11,25 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, read_state, say, tokens_of
-from hlatctl.run import contract as contracts
-from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.cli.common import RunsDir, find_run, print_json, say
+from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
-from hlatctl.units import count
 
 if TYPE_CHECKING:
-    from hlatctl.report.compare import Comparison, RunScores
-    from hlatctl.run.state import MilestoneState
-
-_EVALUATED = "evaluated"
-#: Milestones that an error names.
-_NEAREST = 3
+    from hlatctl.report.compare import Comparison
 
 
 class Format(StrEnum):
-    """What the table is printed as."""
+    """Format of the table."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -59,87 +50,37 @@ def compare(
     they have the same contract, and published scores only if shots and items are the same. `--baselines hlat` adds
     HLAT, LLaMA-1 and -2, OpenLLaMA-1 and -2.
     """
+    from conf.load import token_count
     from hlatctl.report import baselines as published
     from hlatctl.report.compare import compare as compared
+    from hlatctl.report.compare_runs import read_scores
 
     known = published.load(baselines) if baselines is not None else None
-    tokens = tokens_of(at, "--at") if at is not None else None
-    _print(compared([_scores(run, tokens) for run in _find(runs, runs_dir)], known), output)
+    tokens = token_count(at, "--at") if at is not None else None
+    scores = [read_scores(run, tokens, lambda text: say(f"warning: {text}")) for run in _find(runs, runs_dir)]
+    _print(compared(scores, known), output)
 
 
-def _print(found: Comparison, output: Format) -> None:
+def _print(comparison: Comparison, output: Format) -> None:
     from hlatctl.report import compare_tables
 
     if output is Format.JSON:
-        print_json(compare_tables.as_json(found))
+        print_json(compare_tables.as_json(comparison))
     elif output is Format.MARKDOWN:
-        typer.echo(compare_tables.markdown(found), nl=False)
+        typer.echo(compare_tables.markdown(comparison), nl=False)
     elif output is Format.LATEX:
-        typer.echo(compare_tables.latex(found), nl=False)
+        typer.echo(compare_tables.latex(comparison), nl=False)
     else:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        typer.echo(compare_tables.text(found, bold=bold), nl=False)
+        typer.echo(compare_tables.text(comparison, bold=bold), nl=False)
 
 
 def _find(names: Iterable[str], runs_dir: Path | None) -> list[RunPaths]:
-    """The runs in the order they were named, each once."""
-    found: dict[str, RunPaths] = {}
+    """Return the runs in the given order. Each can be named only once."""
+    paths: dict[str, RunPaths] = {}
     for name in names:
         run = find_run(name, runs_dir)
-        if run.run_id in found:
+        if run.run_id in paths:
             raise ConfigError(f"RUN={name}: {run.run_id} is named twice", hint="name every run once")
-        found[run.run_id] = run
-    return list(found.values())
-
-
-def _scores(run: RunPaths, tokens: int | None) -> RunScores:
-    from hlatctl.report.compare import run_scores
-
-    state = read_state(run)
-    milestone = _milestone(run, state.milestones, tokens)
-    return run_scores(
-        run.run_id, milestone, simulated=state.simulated, contract=_contract(run, milestone), recorded=_recorded(run)
-    )
-
-
-def _recorded(run: RunPaths) -> list[contracts.Fields]:
-    """The contracts that the run has admitted; of a damaged record, none, so that what it said is unknown."""
-    try:
-        return contracts.recorded(run)
-    except EvaluationError as error:
-        say(f"warning: {error.message}")
-        return []
-
-
-def _milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:
-    """The newest evaluated milestone, or the one of so many tokens."""
-    evaluated = {at: milestone for at, milestone in milestones.items() if milestone.status == _EVALUATED}
-    if not evaluated:
-        waiting = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))
-        raise EvaluationError(
-            f"{run.run_id}: has no evaluated milestone" + (f" ({waiting})" if waiting else ""),
-            hint=f"`hlatctl status {run.run_id}` shows the run's state",
-        )
-    if tokens is None:
-        return evaluated[max(evaluated)]
-    # A milestone may be named as it is printed: 2.51M is the one of 2,506,752 tokens.
-    alike = [tokens] if tokens in evaluated else [at for at in evaluated if count(at) == count(tokens)]
-    if len(alike) == 1:
-        return evaluated[alike[0]]
-    nearest = sorted(sorted(evaluated, key=lambda at: abs(at - tokens))[:_NEAREST])
-    status = f" (its status is {milestones[tokens].status})" if tokens in milestones else ""
-    raise ConfigError(
-        f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}",
-        hint=f"nearest: {', '.join(f'{count(at)} ({at})' for at in nearest)}",
-    )
-
-
-def _contract(run: RunPaths, milestone: MilestoneState) -> str | None:
-    """What the milestone was measured under: as the journal says, or results.json if it holds the journal's scores."""
-    if milestone.contract:
-        return str(milestone.contract)
-    try:
-        record = files.read_json(run.eval(milestone.milestone_tokens) / "results.json")
-        return str(record["contract"]) if record["scores"] == milestone.scores else None
-    except (OSError, *DAMAGED):
-        return None
+        paths[run.run_id] = run
+    return list(paths.values())

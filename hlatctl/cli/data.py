@@ -1,6 +1,6 @@
-"""`hlatctl data`: look into a corpus, see what a step was trained on, and amend the data of a run on purpose.
+"""`hlatctl data`: shows a corpus and the documents of a step, and changes the data of a run.
 
-torch and the tokenizers are not imported here: processes of the trainer's room answer (``flows.runtime.ask``).
+Processes of the trainer read the data (``flows.runtime.ask``), because this process doesn't import torch.
 """
 
 from __future__ import annotations
@@ -12,24 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import (
-    Json,
-    Overrides,
-    RunName,
-    RunsDir,
-    columns,
-    find_run,
-    is_simulated,
-    prepared_folder,
-    print_json,
-    say,
-    user_name,
-)
-from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, columns, find_run, print_json, say, user_name
+from hlatctl.report.run_view import is_simulated
+from hlatctl.run.errors import DataError
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, reading
-from hlatctl.run.reading import why as reason
 
 _BAR = 40
 
@@ -54,6 +40,7 @@ def inspect(
     """
     from conf.compose import compose
     from flows.runtime.ask import ask_about
+    from flows.stages.data import prepared_folder
     from flows.stages.validate import check
 
     config = compose(overrides or [])
@@ -63,11 +50,11 @@ def inspect(
         say(f"preparing {folder}")
         ask_about("trainer.data.prepare", config, "--to", os.fspath(folder))
     argv = ("--dataset", os.fspath(folder / "dataset.json"), "--documents", str(documents))
-    found = json.loads(ask_about("trainer.data.survey", config, *argv))
+    survey = json.loads(ask_about("trainer.data.survey", config, *argv))
     if as_json:
-        print_json(found)
+        print_json(survey)
     else:
-        typer.echo(_survey_text(found))
+        typer.echo(_survey_text(survey))
 
 
 @app.command("at")
@@ -84,11 +71,11 @@ def at(
     from flows.runtime.ask import ask
     from hlatctl.run.manifest import checkpoint_steps
 
-    found = _find_trained(run, runs_dir)
-    begin = max((s for s in checkpoint_steps(found) if s < step), default=0)
-    whence = f"the checkpoint of step {begin}" if begin else "the start, because no earlier checkpoint is left"
-    say(f"step {step}: replaying {step - begin} batches from {whence}")
-    answer = json.loads(ask("trainer.data.at", "--run-dir", os.fspath(found.root), "--step", str(step)))
+    paths = _find_trained(run, runs_dir)
+    begin = max((s for s in checkpoint_steps(paths) if s < step), default=0)
+    origin = f"the checkpoint of step {begin}" if begin else "the start, because no earlier checkpoint is left"
+    say(f"step {step}: replaying {step - begin} batches from {origin}")
+    answer = json.loads(ask("trainer.data.at", "--run-dir", os.fspath(paths.root), "--step", str(step)))
     if not answer["trained"]:
         say(f"step {step} is not trained yet, or must be redone after a restart; it will get these documents")
     if as_json:
@@ -111,98 +98,44 @@ def skip(
     runs_dir: RunsDir = None,
 ) -> None:
     """Skip the batches of some steps in a run's next attempts."""
-    import conf.load
-    from conf.amend import SKIP_STEPS, batch_numbers, skipped_batches
-    from hlatctl.run.journal import read_events
+    from flows.amend import skip_steps
 
-    found = _find_trained(run, runs_dir)
-    config, asked = conf.load.load(found.config), sorted(batch_numbers(steps.split(",")))
-    skipped = skipped_batches(config, read_events(found))
-    batches = _batches_of(found, asked, skipped)
-    _amend(found, SKIP_STEPS, batches, why)
-    say(f"{found.run_id}: batches {_ranges(batches)} are skipped from its next attempt on")
+    paths = _find_trained(run, runs_dir)
+    batches = skip_steps(paths, steps, by=user_name(), reason=why)
+    say(f"{paths.run_id}: batches {_ranges(batches)} are skipped from its next attempt on")
 
 
 @app.command("accept")
 def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     """Accept a changed corpus, so that a run can continue with it."""
-    import conf.load
-    from conf.amend import FINGERPRINT
+    from flows.amend import accept_corpus
 
-    found = _find_trained(run, runs_dir)
-    path = prepared_folder(conf.load.load(found.config)) / "dataset.json"
-    try:
-        prepared, present = _fingerprint(path), _fingerprint(found.dataset)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{error.filename}: not found, so there is nothing to accept",
-            hint=f"`hlatctl resume {found.run_id}` prepares the corpus as it is now and reports whether it has changed",
-        ) from None
-    if prepared == present:
-        say(f"{found.run_id}: the corpus has not changed")
+    paths = _find_trained(run, runs_dir)
+    before, accepted = accept_corpus(paths, by=user_name(), reason=why)
+    if accepted == before:
+        say(f"{paths.run_id}: the corpus has not changed")
         return
-    _amend(found, FINGERPRINT, prepared, why)
-    say(f"{found.run_id}: continues with corpus {prepared} (was {present})")
+    say(f"{paths.run_id}: continues with corpus {accepted} (was {before})")
     say("a changed source has a new order: in its current epoch, some documents may be repeated or missed")
 
 
-def _fingerprint(dataset: Path) -> str:
-    try:
-        return str(files.read_json(dataset)["fingerprint"])
-    except FileNotFoundError:
-        raise
-    except (OSError, *DAMAGED) as error:
-        raise DataError(f"{dataset}: can't be read ({reason(error)})", hint="restore it from a copy") from None
-
-
 def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
-    """The run that a person means, which has a corpus.
+    """Return a run that has a corpus.
 
     Raises:
-        DataError: it is simulated, and so has none.
+        DataError: it is simulated, so it has none.
     """
-    found = find_run(name, runs_dir)
-    if is_simulated(found):
+    paths = find_run(name, runs_dir)
+    if is_simulated(paths):
         raise DataError(
-            f"run {found.run_id}: is simulated, so it has no corpus",
+            f"run {paths.run_id}: is simulated, so it has no corpus",
             hint="choose a run that is not simulated; `hlatctl runs` marks simulated ones",
         )
-    return found
-
-
-def _amend(run: RunPaths, key: str, value: Any, why: str) -> None:
-    from conf.amend import AMENDED
-    from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
-
-    with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
-        journal.append(AMENDED, durable=True, key=key, value=value, by=user_name(), why=why)
-
-
-def _batches_of(run: RunPaths, steps: list[int], skipped: frozenset[int]) -> list[int]:
-    """The batches that steps will be trained on when the run goes on from its newest checkpoint.
-
-    Raises:
-        ConfigError: the newest checkpoint holds a step already.
-    """
-    from conf.amend import batch_after
-    from hlatctl.run.manifest import checkpoint_steps
-
-    newest = max(checkpoint_steps(run), default=0)
-    if steps[0] <= newest:
-        raise ConfigError(
-            f"--steps={steps[0]}: is already trained; the newest checkpoint is of step {newest}",
-            hint=f"choose steps after {newest}, or move the checkpoints from step {steps[0]} on out of the run first",
-        )
-    drawn = 0
-    if newest:
-        path = run.checkpoint(newest) / "rank-00000.json"
-        with reading(path, hint=f"`hlatctl checkpoint verify {run.run_id}`"):
-            drawn = int(files.read_json(path)["loader"][0][0])
-    return [batch_after(drawn, step - newest, skipped) for step in steps]
+    return paths
 
 
 def _ranges(numbers: list[int]) -> str:
-    """``[1, 2, 3, 7]`` as ``1-3, 7``."""
+    """Return ``1-3, 7`` for ``[1, 2, 3, 7]``."""
     groups: list[list[int]] = []
     for number in numbers:
         if groups and number == groups[-1][-1] + 1:
@@ -212,17 +145,17 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
 
 
-def _survey_text(found: dict[str, Any]) -> str:
+def _survey_text(survey: dict[str, Any]) -> str:
     about = [
-        f"fingerprint {found['fingerprint']}, vocabulary {found['vocab_size']:,}",
-        f"{found['documents']:,} documents for training, {found['validation_documents']:,} held out; "
-        f"{found['tokens']:,} tokens, {found['text_bytes']:,} bytes",
-        f"skipped: {found['skipped_rows']:,} rows without text, {found['corrupt_count']:,} damaged rows or stretches",
-        *(f"  {message}" for message in found["corrupt"]),
-        *(f"warning: {message}" for message in found["warnings"]),
+        f"fingerprint {survey['fingerprint']}, vocabulary {survey['vocab_size']:,}",
+        f"{survey['documents']:,} documents for training, {survey['validation_documents']:,} held out; "
+        f"{survey['tokens']:,} tokens, {survey['text_bytes']:,} bytes",
+        f"skipped: {survey['skipped_rows']:,} rows without text, {survey['corrupt_count']:,} damaged rows or stretches",
+        *(f"  {message}" for message in survey["corrupt"]),
+        *(f"warning: {message}" for message in survey["warnings"]),
     ]
-    parts = [line for source in found["sources"] for line in _source_text(source)]
-    return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", found["sample"]])
+    parts = [line for source in survey["sources"] for line in _source_text(source)]
+    return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", survey["sample"]])
 
 
 def _source_text(source: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`hlatctl diff`: in which keys two runs' configurations differ."""
+"""`hlatctl diff`: shows in which keys two runs' configurations differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from hlatctl.cli.common import Json, RunsDir, columns, find_run, print_json, say
 
-#: Stands for the value of a key that a configuration does not have.
+#: Value of a key that a configuration doesn't have.
 _MISSING = object()
 
 

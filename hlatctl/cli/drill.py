@@ -1,4 +1,4 @@
-"""`hlatctl drill`: break a real run on purpose and see whether it recovers."""
+"""`hlatctl drill`: injects faults into a short run and checks that it recovers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import Json, Overrides, columns, print_json, say
-from hlatctl.run.errors import ConfigError, TrainingError
+from hlatctl.run.errors import TrainingError
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.suggest import suggest
 
 _EXPERIMENT = "experiment="
 
@@ -31,22 +30,21 @@ def drill(
     recovery failed.
     """
     from conf.compose import compose
-    from flows.drill.exercise import exercise, new_folder
+    from flows.drill.exercise import check_names, exercise, new_folder
     from flows.drill.faults import FAULTS
 
     faults = fault or list(FAULTS)
-    for name in faults:
-        _check(name, list(FAULTS))
-    asked = overrides or []
-    # Short steps, small limits: what a drill needs, unless somebody drills an experiment of their own.
-    own = any(override.lstrip("+").startswith(_EXPERIMENT) for override in asked)
-    config = compose([*([] if own else [f"{_EXPERIMENT}drill"]), *asked])
+    check_names(faults)
+    chosen = overrides or []
+    if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
+        chosen = [f"{_EXPERIMENT}drill", *chosen]
+    config = compose(chosen)
     run = exercise(config, new_folder(Path(config.runs_dir)), faults, argv=sys.argv, say=say)
     show(run, as_json=as_json)
 
 
 def show(run: RunPaths, *, as_json: bool) -> None:
-    """Print what a drill has shown.
+    """Print the results of a drill.
 
     Raises:
         TrainingError: the run did not recover from every fault.
@@ -54,29 +52,24 @@ def show(run: RunPaths, *, as_json: bool) -> None:
     from hlatctl.report import drill as report
     from hlatctl.run.journal import read_events
 
-    found = report.drill(read_events(run))
-    assert found is not None  # exercise has just written it
+    results = report.drill(read_events(run))
+    assert results is not None  # exercise has just written it
     if as_json:
         print_json(
             {
                 "run": str(run.root),
-                "steps": found.steps,
-                "cold_start_s": found.cold_start_s,
-                "killed_to_step_s": found.killed_to_step_s,
-                "outcomes": found.outcomes,
+                "steps": results.steps,
+                "cold_start_s": results.cold_start_s,
+                "killed_to_step_s": results.killed_to_step_s,
+                "outcomes": results.outcomes,
             }
         )
     else:
-        typer.echo(columns([[cell.upper() for cell in report.HEADER], *report.rows(found)]) + "\n")
-        typer.echo(columns([list(fact) for fact in report.facts(found)]))
+        typer.echo(columns([[cell.upper() for cell in report.HEADER], *report.rows(results)]) + "\n")
+        typer.echo(columns([list(fact) for fact in report.facts(results)]))
     say(f"report: {run.report / 'index.html'}")
-    if found.failed:
+    if results.failed:
         raise TrainingError(
-            f"the run did not recover from: {'; '.join(found.failed)}",
+            f"the run did not recover from: {'; '.join(results.failed)}",
             hint=f"the runs and their logs are in {run.root.parent}",
         )
-
-
-def _check(name: str, known: list[str]) -> None:
-    if name not in known:
-        raise ConfigError(f"--fault={name}: no such fault", hint=suggest(name, known))

@@ -1,4 +1,4 @@
-"""What a person sees of an evaluation while it goes on: task, requests answered, and how long the task will take."""
+"""Progress of an evaluation: its task, the answered requests, and the time left for the task."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from conf.schema import Config
     from hlatctl.run.state import MilestoneState, RunState
 
-#: Between two plain lines of one task.
+#: Least time between two lines of one task.
 _PLAIN_EVERY_S = 10.0
 
 
 class LiveEvaluationObserver(LiveObserver):
-    """One line that is redrawn, with a bar over the requests of the task."""
+    """Redraws one line, with a bar for the requests of the task."""
 
     def update(self, state: RunState, config: Config) -> None:
         """Redraw."""
@@ -31,12 +31,12 @@ class LiveEvaluationObserver(LiveObserver):
 
 
 class PlainEvaluationObserver(PlainObserver):
-    """A line for every message and every task, and otherwise for what is new, at most one in ten seconds."""
+    """Prints every message and the start of every task, and otherwise at most one line in ten seconds."""
 
     _shown_task = _shown_line = ""
 
     def update(self, state: RunState, config: Config) -> None:
-        """Print if there is something new and it is time."""
+        """Print a line if it differs from the last one and is due."""
         milestone = _under_way(state)
         if milestone is None or milestone.progress is None or not milestone.progress.task:
             return
@@ -52,6 +52,6 @@ def _line(milestone: MilestoneState, state: RunState) -> str:
 
 
 def _under_way(state: RunState) -> MilestoneState | None:
-    """The evaluation that told of itself last."""
-    busy = [milestone for milestone in state.milestones.values() if milestone.progress]
-    return max(busy, key=lambda found: found.progress.updated_unix_s if found.progress else 0.0, default=None)
+    """Return the running evaluation that was updated last."""
+    running = [(m.progress.updated_unix_s, m) for m in state.milestones.values() if m.progress]
+    return max(running, key=lambda pair: pair[0], default=(0.0, None))[1]

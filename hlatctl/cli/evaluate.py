@@ -1,6 +1,6 @@
-"""`hlatctl eval`: judge what is there already; `hlatctl eval data`: the datasets of a suite, told and fetched.
+"""`hlatctl eval`: evaluates a run, a checkpoint or a model; `hlatctl eval data`: lists and downloads datasets.
 
-The harness and the datasets package are not imported here: processes of the evaluator's room do the work.
+Processes of the evaluator do the work, because this process doesn't import the harness or the datasets package.
 """
 
 from __future__ import annotations
@@ -15,39 +15,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlatctl.cli.common import (
-    Json,
-    Overrides,
-    RunsDir,
-    announce,
-    columns,
-    print_json,
-    read_state,
-    runs_folder,
-    say,
-    tokens_of,
-)
+from hlatctl.cli.common import Json, Overrides, RunsDir, announce, columns, print_json, runs_folder, say
+from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import size
 
-#: The suite that holds all others, asked about where no other is named.
+#: The suite that contains all others: the default of `eval data`.
 _WHOLE_TABLE = "eval=hlat"
 _EVALUATE_HERE = "remove experiment= and cluster=; set eval=SUITE and eval.* keys to configure the evaluation"
 _HEADER = ["DATASET", "SPLIT", "FILES", "ROWS", "SIZE", "SHA256", "TASKS"]
 
-#: The command that `hlatctl eval TARGET` means; never typed.
+#: Name of the command that `hlatctl eval TARGET` runs. Nobody types it.
 _TARGET = "target"
 
 
 class _TargetOrCommand(TyperGroup):
-    """Takes what is no command of the group for a target, and shows the target's help as its own."""
+    """A group of commands that takes any other word as a target, and shows the target command's help as its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the target's own command before it."""
+        """Insert the target command's name."""
         return super().parse_args(ctx, args if args[:1] == ["data"] else [_TARGET, *(args or ["--help"])])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Leave the command's name out of its usage line."""
+        """Remove the target command's name from the usage line."""
         name, command, rest = super().resolve_command(ctx, args)
         return "" if name == _TARGET else name, command, rest
 
@@ -79,21 +69,22 @@ def evaluate(
     A run uses its own configuration. OVERRIDES can change only its eval.* keys, such as eval=hlat_core
     eval.data_dir=DIR. The first evaluation freezes the run's contract. Other settings need --new-contract.
     """
+    from conf.load import token_count
     from flows import targets
 
-    tokens = tokens_of(at, "--at") if at is not None else None
-    found = targets.find(target, runs_folder(runs_dir))
-    targets.refuse_at(found, tokens)
-    if isinstance(found, targets.FolderTarget):
-        run = _create(found.folder, overrides, runs_dir)
+    tokens = token_count(at, "--at") if at is not None else None
+    resolved = targets.find(target, runs_folder(runs_dir))
+    targets.refuse_at(resolved, tokens)
+    if isinstance(resolved, targets.FolderTarget):
+        run = _create(resolved.folder, overrides, runs_dir)
         step, overrides = None, None
     else:
-        run, step = found.run, found.step
+        run, step = resolved.run, resolved.step
     announce(run)
-    judge(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract)
+    evaluate_run(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract)
 
 
-def judge(
+def evaluate_run(
     run: RunPaths,
     *,
     overrides: list[str] | None = None,
@@ -101,7 +92,7 @@ def judge(
     step: int | None = None,
     new_contract: bool = False,
 ) -> None:
-    """Evaluate a run that is there, tell how it goes, and print the results' files."""
+    """Evaluate a run, show progress, and print the paths of the results files."""
     import conf.load
     from conf.compose import override_eval
     from flows import evaluate as flow
@@ -161,51 +152,51 @@ def _ask(overrides: list[str] | None, *argv: str) -> dict[str, Any]:
     wanted = overrides or []
     if not any(override.startswith(("eval=", "eval.groups")) for override in wanted):
         wanted = [_WHOLE_TABLE, *wanted]
-    found: dict[str, Any] = json.loads(ask_about("eval.data", compose(wanted), *argv, show_talk=True))
-    return found
+    answer: dict[str, Any] = json.loads(ask_about("eval.data", compose(wanted), *argv, show_talk=True))
+    return answer
 
 
-def _show(found: dict[str, Any], *, as_json: bool) -> None:
+def _show(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(answer)
         return
-    records = found["datasets"]
+    records = answer["datasets"]
     if not records:
-        say(f"suite {found['suite']} needs no datasets: its items are built in")
+        say(f"suite {answer['suite']} needs no datasets: its items are built in")
         return
     splits = {(record["dataset"], record["split"]): None for record in records}
     rows = [_row([r for r in records if (r["dataset"], r["split"]) == split]) for split in splits]
     typer.echo(columns([_HEADER, *rows]))
-    _conclude(found)
+    _conclude(answer)
 
 
-def _conclude(found: dict[str, Any]) -> None:
-    """What is missing, and what helps."""
-    data_dir, suite = found["data_dir"], found["suite"]
-    lacking = [record for record in found["datasets"] if record["required"] and record["file"] is None]
+def _conclude(answer: dict[str, Any]) -> None:
+    """Print what is missing, and the command that downloads it."""
+    data_dir, suite = answer["data_dir"], answer["suite"]
+    missing = [record for record in answer["datasets"] if record["required"] and record["file"] is None]
     if data_dir is None:
         say("eval.data_dir is not set: datasets are downloaded from the Hugging Face Hub")
         return
-    for record in lacking:
+    for record in missing:
         say(f"missing: {data_dir}/{record['expected']}, for {', '.join(record['tasks'])}")
-    if lacking:
+    if missing:
         say(f"hint: on a machine with a network, run `hlatctl eval data mirror --to {data_dir} eval={suite}`")
     else:
         say(f"all datasets that suite {suite} needs are in {data_dir}")
 
 
 def _row(records: list[dict[str, Any]]) -> list[str]:
-    """One split of a dataset in all its configs; the checksum of several files is that of their checksums."""
-    there = [record for record in records if record["file"] is not None]
+    """Return the row of one split of a dataset. The checksum of several files is the checksum of their checksums."""
+    present = [record for record in records if record["file"] is not None]
     tasks = list(dict.fromkeys(task for record in records for task in record["tasks"]))
     shown = ", ".join(tasks) if len(tasks) < 3 else f"{tasks[0]} and {len(tasks) - 1} more"
-    files = str(len(there)) if len(there) == len(records) else f"{len(there)} of {len(records)}"
+    files = str(len(present)) if len(present) == len(records) else f"{len(present)} of {len(records)}"
     if not any(record["required"] for record in records):
         files += " (optional)"
     facts = ["–", "–", "–"]
-    if there:
-        digests = [record["sha256"] for record in there]
+    if present:
+        digests = [record["sha256"] for record in present]
         digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-        rows, size_bytes = (sum(record[key] for record in there) for key in ("rows", "bytes"))
+        rows, size_bytes = (sum(record[key] for record in present) for key in ("rows", "bytes"))
         facts = [f"{rows:,}", size(size_bytes), digest[:12]]
     return [records[0]["dataset"], records[0]["split"], files, *facts, shown]

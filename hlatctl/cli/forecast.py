@@ -1,4 +1,4 @@
-"""`hlatctl forecast`: when a run will be finished, and what it will have cost."""
+"""`hlatctl forecast`: forecasts when a run ends and what it costs."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def forecast(
     and the simulations' files are removed. The configuration's rehearsal.* keys describe the simulated cluster.
     """
     from conf.compose import compose
-    from flows import forecast as rehearsals
+    from flows import forecast as simulations
     from hlatctl.report import figures
     from hlatctl.report import forecast as report
 
     config = compose([*(overrides or []), _LAUNCHER])
     say(WARNING)
-    courses = rehearsals.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'simulation')}: {variant}"))
-    outlooks = {name: report.outlook(found) for name, found in courses.items()}
+    simulated = simulations.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'simulation')}: {variant}"))
+    outlooks = {name: report.outlook(outcomes) for name, outcomes in simulated.items()}
     if figure:
-        files.write_text(figure, figures.draw_forecast(courses))
+        files.write_text(figure, figures.draw_forecast(simulated))
     first = next(iter(outlooks))
     configured = outlooks[first]
     if as_json:
@@ -52,6 +52,6 @@ def forecast(
             typer.echo(columns([list(fact) for fact in report.facts(configured, time.time())]))
     if configured is None:
         raise TrainingError(
-            f"none of {counted(seeds, 'simulation')} finished; the first: {courses[first][0].message}",
+            f"none of {counted(seeds, 'simulation')} finished; the first: {simulated[first][0].message}",
             hint="`hlatctl train --dry-run` with the same configuration shows one of them in full",
         )

@@ -1,4 +1,4 @@
-"""`hlatctl goodput`: where a run's time went, and what it cost."""
+"""`hlatctl goodput`: shows how a run spent its time."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     from hlatctl.run.journal import read_events
     from hlatctl.run.simulated import noted
 
-    found = find_run(run, runs_dir)
-    events = read_events(found)
+    paths = find_run(run, runs_dir)
+    events = read_events(paths)
     simulated = fold(events).simulated
-    account = goodput.measure_goodput(events, conf.load.load(found.config))
+    account = goodput.measure_goodput(events, conf.load.load(paths.config))
     if as_json:
-        print_json({"run_id": found.run_id, "simulated": simulated, **dataclasses.asdict(account)})
+        print_json({"run_id": paths.run_id, "simulated": simulated, **dataclasses.asdict(account)})
         return
     header, rows = goodput.time_table(account)
     typer.echo(
         columns(
             [
-                ["run", noted(found.run_id, simulated=simulated)],
+                ["run", noted(paths.run_id, simulated=simulated)],
                 *([name, text] for name, text in goodput.facts(account)),
             ]
         )

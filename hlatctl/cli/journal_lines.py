@@ -1,7 +1,6 @@
-"""The journal as lines for people: what `hlatctl logs` shows of stages, steps, checkpoints and evaluations.
+"""The lines that `hlatctl logs` shows of a run's journal: stages, every tenth step, checkpoints, evaluations.
 
-Nothing is written for it: the lines come from the journal that is there anyway, one step in ten, the newest part first
-read. A run of 2 M steps would give 200,000 step lines, of which a reader who comes late gets those of the last MiB.
+A run of 2 M steps has 200,000 step lines. The first read starts in the last MiB of each journal file.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from hlatctl.run.reading import DAMAGED
 from hlatctl.run.scores import in_words
 from hlatctl.units import count, duration, utc
 
-#: Steps from one line to the next, as torchtitan's `log_freq`.
+#: Steps between two lines, as torchtitan's `log_freq`.
 EVERY_STEPS = 10
-#: Lines of an evaluation's task.
+#: Lines of one task of an evaluation.
 _PARTS_OF_A_TASK = 10
-#: What is read of each journal file at first.
+#: Bytes at the end of each journal file that the first read covers.
 _RECENT_BYTES = 1 << 20
 
 
 class JournalLines:
-    """What is new in a run's journal, as lines.
+    """Reads new events of a run's journal as lines of text.
 
     Args:
         run: the run directory.
-        rank: only what this training process has journalled; none: everything.
+        rank: read only the events of this training process; None: all events.
     """
 
     def __init__(self, run: RunPaths, rank: int | None = None) -> None:
@@ -37,7 +36,7 @@ class JournalLines:
         self._shown_part: tuple[str, int] = ("", 0)
 
     def read_new(self) -> Iterator[str]:
-        """Lines of what has come since the last call, in order of time."""
+        """Yield the lines of the events since the last call, in order of time."""
         for event in self._tail.read_new():
             if self._writer not in (None, event["writer"]):
                 continue
@@ -45,7 +44,7 @@ class JournalLines:
                 text = self._text(event)
                 line = f"{utc(event['time_unix_s'])}  {text}"
             except DAMAGED:
-                continue  # an event without its fields; `hlatctl status` tells of it
+                continue  # `hlatctl status` reports events without their fields
             if text:
                 yield line
 
@@ -57,10 +56,10 @@ class JournalLines:
             kind == "eval_progress" and not self._is_new_part(event)
         ):
             return ""
-        return _TEXTS[kind](event) if kind in _TEXTS else ""
+        return TEXTS[kind](event) if kind in TEXTS else ""
 
     def _is_time(self, step: int) -> bool:
-        """The first step that is seen of an attempt, and then one in so many."""
+        """Return whether a step gets a line: an attempt's first one does, then every tenth."""
         last = self._shown_step
         if last is not None and step // EVERY_STEPS <= last // EVERY_STEPS:
             return False
@@ -74,7 +73,7 @@ class JournalLines:
 
 
 def _recent(run: RunPaths) -> dict[str, int]:
-    """Where to begin in each journal file, so that a long one is not read whole."""
+    """Return the offset in each journal file at which reading begins."""
     offsets = {}
     for path in run.journal.glob("*.jsonl"):
         begin = path.stat().st_size - _RECENT_BYTES
@@ -123,7 +122,14 @@ def _run_finished(event: Event) -> str:
     return f"run {event['outcome']} at step {event['step']}{why}"
 
 
-_TEXTS: dict[str, Callable[[Event], str]] = {
+def _drill_outcome(event: Event) -> str:
+    outcome = event["failure"] or (f"skipped, {event['skipped']}" if event["skipped"] else "recovered")
+    return f"drill: {event['title']}: {outcome}"
+
+
+#: Kinds without a line: a checkpoint has one line when it is committed, and ``rank_times`` come every 20 steps.
+WITHOUT_LINE = ("checkpoint_written", "checkpoint_verified", "checkpoint_survived", "rank_times")
+TEXTS: dict[str, Callable[[Event], str]] = {
     "run_created": lambda e: f"run {e['run_id']}: created",
     "head_started": lambda e: f"driver started: process {e['pid']} on {e['host']}",
     "stage_started": lambda e: f"stage {e['stage']}: started",
@@ -134,21 +140,33 @@ _TEXTS: dict[str, Callable[[Event], str]] = {
     "attempt_attached": lambda e: f"attempt {e['attempt']}: still running, re-attached",
     "attempt_ended": _attempt_ended,
     "train_started": lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
+    "initial_weights": lambda e: f"initial weights: {e['path']}",
+    "compile_cache": lambda e: f"compile cache: {e['hits']} hits, {e['misses']} misses",
     "step": _step,
     "nonfinite": _nonfinite,
     "gradient_spike": _spike,
+    "gradient_spike_ended": lambda e: f"step {e['step']}: gradient spike ended after {e['length_steps']} steps",
     "checkpoint_committed": lambda e: f"checkpoint of step {e['step']}: written",
     "checkpoint_skipped": lambda e: f"checkpoint of step {e['step']}: skipped, {e['reason']}",
     "checkpoint_rejected": lambda e: f"checkpoint of step {e['step']}: rejected, {e['reason']}",
+    "checkpoint_deleted": lambda e: f"checkpoint of step {e['step']}: deleted",
     "train_stopped": lambda e: f"attempt {e['attempt']}: training ended at step {e['step']} ({e['reason']})",
+    "milestone": lambda e: f"{_at(e)}: pending, checkpoint of step {e['step']}",
     "eval_started": lambda e: f"{_at(e)}: started",
     "eval_task_started": lambda e: f"{_at(e)}: {e['task']}",
     "eval_progress": lambda e: f"{_at(e)}: {e['task']}, {e['done']:,} of {e['total']:,} requests",
     "eval_task_finished": lambda e: f"{_at(e)}: {e['task']} finished: {in_words(e['scores'])}",
     "eval_finished": lambda e: f"{_at(e)}: finished: {in_words(e['scores'])}",
     "eval_failed": lambda e: f"{_at(e)}: failed, {e['message']}",
+    "eval_stopped": lambda e: f"{_at(e)}: interrupted, pending again",
     "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
     "stop_requested": lambda e: f"stop requested by {e['by']}",
+    "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",
+    "failure_simulated": lambda e: f"simulated failure: {e['failure']} on {e['host']}",
+    "tracking_back": lambda e: f"{e['what']} answers again, {e['events']} missing events copied",
+    "fault_injected": lambda e: f"drill: {e['fault']} injected into run {e['run_id']}",
+    "drill_outcome": _drill_outcome,
+    "drill_baseline": lambda e: f"drill: {e['steps']} steps without faults, to compare with",
     "run_finished": _run_finished,
     **dict.fromkeys(
         ("warning", "alarm", "straggler", "environment_collision", "tracking_lost", "eval_rejected"), _message

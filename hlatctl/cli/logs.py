@@ -1,4 +1,4 @@
-"""`hlatctl logs`: what a run reports and what its processes print, as it comes."""
+"""`hlatctl logs`: prints a run's events and the output of its processes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def logs(
     Prints the newest journal entries first: stages, every tenth step, checkpoints, evaluations, restarts. Then prints
     the output of the processes. With -f, continues across restarts until the run has ended.
     """
-    found = find_run(run, runs_dir)
-    announce(found)
-    printer = _Printer(found, rank)
+    paths = find_run(run, runs_dir)
+    announce(paths)
+    printer = _Printer(paths, rank)
     printer.print_new()
     if not follow and not printer.printed:
-        _nothing(found, printer, rank)
+        _nothing(paths, printer, rank)
     while follow:
-        ended = driver_pid(found) is None  # looked at first: what is written until then is still printed
+        ended = driver_pid(paths) is None  # checked first, so that the last output is printed
         printer.print_new()
         if ended:
             return
@@ -47,10 +47,10 @@ def logs(
 
 
 def _nothing(run: RunPaths, printer: _Printer, rank: int | None) -> None:
-    """Say that there is nothing to be printed.
+    """Print that the logs are empty.
 
     Raises:
-        HlatctlError: not even an empty log.
+        HlatctlError: there is no log.
     """
     which = "logs" if rank is None else f"log of rank {rank}"
     if not printer.seen:
@@ -62,13 +62,13 @@ def _nothing(run: RunPaths, printer: _Printer, rank: int | None) -> None:
 
 
 def _newest_folder(run: RunPaths) -> Path:
-    """The newest attempt's folder that holds a log; attempt 0 is everything before training."""
+    """Return the newest attempt's folder that contains a log. Attempt 0 is everything before training."""
     folders = sorted((run.root / "logs").glob("attempt-*"), reverse=True)
     return next((folder for folder in folders if any(folder.rglob("*.log"))), run.logs(0))
 
 
 class _Printer:
-    """Prints what is new in a run's journal and in its log files, each part under the name of where it stands."""
+    """Prints new lines of a run's journal and log files, each part below the name of its file."""
 
     def __init__(self, run: RunPaths, rank: int | None) -> None:
         self.seen: dict[Path, _Reader] = {}
@@ -92,7 +92,7 @@ class _Printer:
         self.printed, self._open_line = True, not text.endswith("\n")
 
     def _print_logs(self, folder: Path) -> None:
-        # A job's log holds what all its processes print; below it each has a file of its own.
+        # A job's log contains the output of all its processes; each also has a file in a subfolder.
         of_rank = (path for path in folder.rglob("*.log") if self._rank is not None and _is_of_rank(path, self._rank))
         for path in sorted(folder.glob("*.log") if self._rank is None else of_rank):
             for block in self._read_new(path):
@@ -107,7 +107,7 @@ class _Printer:
 
 
 class _Reader:
-    """How far a file has been read; a character that is not there whole yet waits for its rest."""
+    """The offset up to which a file has been read, and the bytes of an incomplete character."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -119,6 +119,6 @@ class _Reader:
 
 
 def _is_of_rank(path: Path, rank: int) -> bool:
-    """By torchrun's layout (``…/<rank>/stdout.log``) or by the file's name (``node0-3.log``, ``rank00003.log``)."""
+    """Match torchrun's layout (``…/<rank>/stdout.log``) or the file's name (``node0-3.log``, ``rank00003.log``)."""
     digits = re.search(r"(\d+)$", path.stem)
     return path.parent.name == str(rank) or (digits is not None and int(digits.group(1)) == rank)

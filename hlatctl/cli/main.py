@@ -1,4 +1,4 @@
-"""The application: its commands, and how errors become messages and exit codes."""
+"""The commands of `hlatctl`, and the messages and exit codes of its errors."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: the words after the program's name; none: those of this process.
+        argv: the words after the program's name; None: those of this process.
 
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone (`hlatctl logs | head`); keep the interpreter's own flush from complaining too.
+        # The reader has ended (`hlatctl logs | head`). The interpreter's own flush must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report_bug(error: Exception) -> None:
-    """One line for the person; the traceback goes to a file, or to stderr if it is asked for."""
+    """Print one line. Write the traceback to a file, or to stderr if the environment asks for it."""
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     print(f"error: this is a bug in hlatctl: {what}", file=sys.stderr)
     text = "".join(traceback.format_exception(error))

@@ -1,4 +1,4 @@
-"""`hlatctl plan`: what `train` would do and take, without doing it."""
+"""`hlatctl plan`: shows what `train` would run, and what it needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, columns, prepared_folder, print_json
+from hlatctl.cli.common import Json, Overrides, columns, print_json
 from hlatctl.run.simulated import MARK
 
 _SIMULATED = (
@@ -40,13 +40,14 @@ def plan(
         _search(config, as_json)
         return
     from flows.describe import describe
+    from flows.stages.data import prepared_dataset
     from hlatctl.plan.arithmetic import budget
     from hlatctl.plan.epochs import epochs
     from hlatctl.plan.sections import corpus_section, sections
 
-    flow, found = describe(config), sections(config, compose)
-    if known := epochs(config, _prepared(config)):
-        found.append(corpus_section(known))
+    flow, tables = describe(config), sections(config, compose)
+    if known := epochs(config, prepared_dataset(config)):
+        tables.append(corpus_section(known))
     if as_json:
         print_json(
             {
@@ -57,26 +58,16 @@ def plan(
                 "environment_collisions": flow.collisions,
                 "budget": dataclasses.asdict(budget(config)),
                 "plan": {
-                    section.title: [dataclasses.asdict(figure) for figure in section.figures] for section in found
+                    section.title: [dataclasses.asdict(figure) for figure in section.figures] for section in tables
                 },
             }
         )
         return
-    for title, text in _texts(config, flow, found):
+    for title, text in _texts(config, flow, tables):
         typer.echo(f"# {title}\n{text.rstrip()}\n")
 
 
-def _prepared(config: Config) -> dict[str, Any]:
-    """``dataset.json`` of the corpus, if it is prepared already."""
-    from hlatctl.run.files import read_sealed_json
-
-    try:
-        return read_sealed_json(prepared_folder(config) / "dataset.json")
-    except (OSError, ValueError):
-        return {}
-
-
-def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[tuple[str, str]]:
+def _texts(config: Config, flow: FlowDescription, tables: list[Section]) -> list[tuple[str, str]]:
     from conf.load import dump
 
     only = [("simulation only", _SIMULATED)] if flow.simulated else []
@@ -86,7 +77,7 @@ def _texts(config: Config, flow: FlowDescription, found: list[Section]) -> list[
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         ("launch script of the first training attempt", flow.launch_script),
         *([("environment variables that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
-        *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in found),
+        *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in tables),
     ]
 
 
@@ -95,14 +86,13 @@ def _stage_row(stage: Any) -> list[str]:
 
 
 def _search(config: Config, as_json: bool) -> None:
-    """Rank the layouts."""
     from hlatctl.plan.search import search
     from hlatctl.plan.sections import search_records, search_rows
 
-    found = search(config)
+    layouts = search(config)
     if as_json:
-        print_json(search_records(found))
-    elif found:
-        typer.echo(columns(search_rows(found)))
+        print_json(search_records(layouts))
+    elif layouts:
+        typer.echo(columns(search_rows(layouts)))
     else:
         typer.echo(f"no layout fits {config.cluster.nodes} nodes of {config.cluster.name}")

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, a plain line now and then elsewhere."""
+"""Progress of a run: a line that is redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from hlatctl.cli.summary import running_stages
 from hlatctl.run.journal import number
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.simulated import leading
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from flows.runtime.observer import Observer
     from hlatctl.run.state import RunState
 
-#: Between two plain lines; a tenth of the run done is worth one anyway.
+#: Least time between two plain lines. Each tenth of the run gets a line regardless.
 _PLAIN_EVERY_S = 10.0
 
 
@@ -28,11 +27,11 @@ _PLAIN_EVERY_S = 10.0
 def observer_for(
     stream: TextIO, *, live: type[LiveObserver] | None = None, plain: type[PlainObserver] | None = None
 ) -> Iterator[Observer]:
-    """An observer that suits a stream: live on a terminal, plain lines elsewhere.
+    """Yield an observer for a stream: one line that is redrawn on a terminal, plain lines elsewhere.
 
     Args:
-        stream: where it writes.
-        live, plain: other kinds than those for training.
+        stream: the stream to write to.
+        live, plain: the classes of observers; None: those for training.
     """
     if not stream.isatty():
         yield (plain or PlainObserver)(stream)
@@ -54,7 +53,7 @@ def observer_for(
 
 
 class LiveObserver:
-    """One line that is redrawn; messages scroll above it."""
+    """Redraws one line. Messages scroll above it."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -71,7 +70,7 @@ class LiveObserver:
 
 
 class PlainObserver:
-    """A line for every message, every tenth of the run, and otherwise at most one in ten seconds."""
+    """Prints every message and every tenth of the run, and otherwise at most one line in ten seconds."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -79,7 +78,7 @@ class PlainObserver:
         self._shown_s = float("-inf")
 
     def update(self, state: RunState, config: Config) -> None:
-        """Print if there is a new step and it is time."""
+        """Print a line if there is a new step and a line is due."""
         if state.step == self._shown_step:
             return
         tenth = 10 * state.step // config.total_steps > 10 * self._shown_step // config.total_steps
@@ -88,18 +87,18 @@ class PlainObserver:
             self.message(describe(state, config))
 
     def message(self, text: str) -> None:
-        """Print; a reader that has gone (``| head``) does not end a run."""
+        """Print. The run continues if the reader has ended (``| head``)."""
         with suppress(BrokenPipeError):
             print(text, file=self._stream, flush=True)
 
 
 def describe(state: RunState, config: Config) -> str:
-    """Where a run stands, in one line."""
+    """Return a run's state in one line."""
     return leading(_where(state, config), simulated=state.simulated)
 
 
 def _where(state: RunState, config: Config) -> str:
-    stages, last, attempt = running_stages(state), state.last_step, state.attempt
+    stages, last, attempt = state.running_stages, state.last_step, state.attempt
     if stages:
         return ", ".join(stages)
     if last is None:
@@ -123,8 +122,8 @@ def _pace(state: RunState, config: Config) -> list[str]:
 
 
 def _milestones(state: RunState, config: Config) -> list[str]:
-    busy = [milestone for milestone in state.milestones.values() if milestone.status == "running"]
-    if busy:
-        return [f"evaluating {count(busy[0].milestone_tokens)}"]
+    running = [milestone for milestone in state.milestones.values() if milestone.status == "running"]
+    if running:
+        return [f"evaluating {count(running[0].milestone_tokens)}"]
     coming = [tokens for step, tokens in config.milestones.items() if step > state.step]
     return [f"milestone at {count(min(coming))}"] if coming else []

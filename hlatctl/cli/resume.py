@@ -1,12 +1,9 @@
-"""`hlatctl resume`: go on with a run from wherever it stands."""
+"""`hlatctl resume`: continues a run or a sweep."""
 
 from __future__ import annotations
 
-import typer
-
 from hlatctl.cli.common import Detach, RunOrSweepName, RunsDir, announce, find_run, find_sweep
-from hlatctl.cli.driving import drive, drive_sweep
-from hlatctl.cli.train import start_driver
+from hlatctl.cli.driving import drive
 
 
 def resume(run: RunOrSweepName, detach: Detach = False, runs_dir: RunsDir = None) -> None:
@@ -15,13 +12,6 @@ def resume(run: RunOrSweepName, detach: Detach = False, runs_dir: RunsDir = None
     Continues from the newest checkpoint, or re-attaches to a job that is still running. Finished stages and
     evaluations are not repeated.
     """
-    swept = find_sweep(run, runs_dir)
-    found = swept or find_run(run, runs_dir)
-    announce(found)
-    typer.echo(found.run_id)
-    if detach:
-        start_driver(found)
-    elif swept:
-        drive_sweep(swept)
-    else:
-        drive(found)
+    paths = find_sweep(run, runs_dir) or find_run(run, runs_dir)
+    announce(paths)
+    drive(paths, detach=detach)

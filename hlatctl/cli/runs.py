@@ -1,4 +1,4 @@
-"""`hlatctl runs`: all runs of a folder."""
+"""`hlatctl runs`: lists all runs of a folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from hlatctl.cli.common import Json, RunsDir, RunView, columns, look, print_json, runs_folder, say
-from hlatctl.cli.summary import validation_loss
+from hlatctl.cli.common import Json, RunsDir, columns, print_json, runs_folder, say
+from hlatctl.report.run_view import RunView, view_run
 from hlatctl.run.journal import number
 from hlatctl.run.runs import list_runs
 from hlatctl.run.simulated import marked
@@ -19,7 +19,7 @@ _HEADER = ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
 def runs(as_json: Json = False, runs_dir: RunsDir = None) -> None:
     """List all runs, oldest first."""
     folder = runs_folder(runs_dir)
-    views = [look(run) for run in list_runs(folder)]
+    views = [view_run(run) for run in list_runs(folder)]
     if as_json:
         print_json([_record(view) for view in views])
     elif views:
@@ -38,7 +38,7 @@ def _record(view: RunView) -> dict[str, Any]:
         "total_steps": view.total_steps,
         "tokens": state.tokens,
         "loss": last.get("loss") if last else None,
-        "validation_loss": validation_loss(state),
+        "validation_loss": state.validation_loss,
         "created_unix_s": state.created_unix_s or None,
         "path": str(view.run.root),
         "problem": view.problem or None,
@@ -46,7 +46,7 @@ def _record(view: RunView) -> dict[str, Any]:
 
 
 def _row(view: RunView) -> list[str]:
-    state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
+    state, last, validation = view.state, view.state.last_step, view.state.validation_loss
     return [
         view.run.run_id,
         marked(view.status, simulated=state.simulated),

@@ -1,4 +1,4 @@
-"""`hlatctl show`: what a run was asked to do and where it comes from."""
+"""`hlatctl show`: prints a run's configuration and provenance."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def show(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
 
     from conf.load import load
 
-    found = find_run(run, runs_dir)
-    announce(found)
-    provenance = _provenance(found)
+    paths = find_run(run, runs_dir)
+    announce(paths)
+    provenance = _provenance(paths)
     if as_json:
         import dataclasses
 
-        config = dataclasses.asdict(load(found.config))
-        print_json({"run_id": found.run_id, "path": str(found.root), "config": config, "provenance": provenance})
+        config = dataclasses.asdict(load(paths.config))
+        print_json({"run_id": paths.run_id, "path": str(paths.root), "config": config, "provenance": provenance})
         return
-    load(found.config)  # a damaged file is told of, not printed as if it were good
-    typer.echo(f"# {found.config}\n{found.config.read_text(encoding='utf-8')}---\n# {found.provenance}")
+    load(paths.config)  # raises if the file is damaged
+    typer.echo(f"# {paths.config}\n{paths.config.read_text(encoding='utf-8')}---\n# {paths.provenance}")
     typer.echo(yaml.safe_dump(provenance, sort_keys=False, allow_unicode=True), nl=False)
 
 

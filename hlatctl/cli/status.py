@@ -1,4 +1,4 @@
-"""`hlatctl status`: how one run stands."""
+"""`hlatctl status`: shows the state of a run or a sweep."""
 
 from __future__ import annotations
 
@@ -7,26 +7,15 @@ from typing import Any
 
 import typer
 
-from hlatctl.cli.common import (
-    INTERRUPTED,
-    Json,
-    RunOrSweepName,
-    RunsDir,
-    RunView,
-    columns,
-    find_run,
-    find_sweep,
-    look,
-    print_json,
-    say,
-)
-from hlatctl.cli.summary import status_rows, validation_loss
-from hlatctl.run.paths import RunPaths, SweepPaths
-from hlatctl.run.state import RunState
+from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say
+from hlatctl.cli.summary import status_rows
+from hlatctl.report.run_view import INTERRUPTED, RunView, view_run, view_sweep
+from hlatctl.run.paths import SweepPaths
 
-_GOES_ON = {
+#: Reason to resume, by status.
+_RESUMABLE = {
     "created": "it has no driver",
-    "interrupted": "its driver is not running",
+    INTERRUPTED: "its driver is not running",
     "stopped": "it was stopped",
     "failed": "fix the cause first",
 }
@@ -40,17 +29,17 @@ def status(run: RunOrSweepName, as_json: Json = False, runs_dir: RunsDir = None)
     if swept := find_sweep(run, runs_dir):
         _sweep_status(swept, as_json=as_json)
         return
-    view = look(find_run(run, runs_dir))
+    view = view_run(find_run(run, runs_dir))
     if as_json:
         print_json(_record(view))
         return
     typer.echo(columns([[name, text] for name, text in status_rows(view)]))
-    if view.status in _GOES_ON:
-        say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_GOES_ON[view.status]})")
+    if view.status in _RESUMABLE:
+        say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_RESUMABLE[view.status]})")
 
 
 def _record(view: RunView) -> dict[str, Any]:
-    state = view.state
+    state, page = view.state, view.run.report / "index.html"
     return {
         "run_id": view.run.run_id,
         "path": str(view.run.root),
@@ -61,7 +50,7 @@ def _record(view: RunView) -> dict[str, Any]:
         "total_steps": view.total_steps,
         "tokens": state.tokens,
         "last_step": state.last_step,
-        "validation_loss": validation_loss(state),
+        "validation_loss": state.validation_loss,
         "checkpoints": state.checkpoints,
         "stages": [dataclasses.asdict(stage) for stage in state.stages.values()],
         "attempts": [dataclasses.asdict(attempt) for attempt in state.attempts],
@@ -69,29 +58,19 @@ def _record(view: RunView) -> dict[str, Any]:
         "gradient_spikes": len(state.spikes),
         "warnings": state.warnings,
         "message": state.message or view.problem,
-        "report": _report(view.run, state),
+        "report": str(page) if page.is_file() else None,
     }
-
-
-def _report(run: RunPaths, state: RunState) -> str | None:
-    page = run.report / "index.html"
-    return str(page) if page.is_file() else None
 
 
 def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
     from hlatctl.report import sweep as report
-    from hlatctl.run.journal import read_events
-    from hlatctl.run.lease import driver_pid
-    from hlatctl.run.sweep import fold
 
-    state, pid = fold(read_events(sweep)), driver_pid(sweep)
-    if state.status == "running" and pid is None:
-        state.status = INTERRUPTED
+    state, pid = view_sweep(sweep)
     if as_json:
         print_json({**dataclasses.asdict(state), "path": str(sweep.root), "head_pid": pid})
         return
     typer.echo(columns([list(fact) for fact in report.facts(state)]))
     if state.trials:
         typer.echo("\n" + columns([report.header(state), *report.rows(state)]))
-    if pid is None and state.status in _GOES_ON:
-        say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_GOES_ON[state.status]})")
+    if pid is None and state.status in _RESUMABLE:
+        say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_RESUMABLE[state.status]})")

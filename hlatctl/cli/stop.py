@@ -1,4 +1,4 @@
-"""`hlatctl stop`: ask a run to write a checkpoint and end."""
+"""`hlatctl stop`: asks a run or a sweep to write checkpoints and stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunOrSweepName, RunsDir, find_run, find_sweep, look, say, user_name
+from hlatctl.cli.common import RunOrSweepName, RunsDir, find_run, find_sweep, say, user_name
+from hlatctl.report.run_view import view_run
 from hlatctl.run.paths import SweepPaths
 
 
@@ -24,20 +25,20 @@ def stop(
     if swept := find_sweep(run, runs_dir):
         _stop_sweep(swept, wait)
         return
-    found = find_run(run, runs_dir)
-    before = look(found)
+    paths = find_run(run, runs_dir)
+    before = view_run(paths)
     job_ended = before.state.attempt is None or before.state.attempt.ended_unix_s is not None
     if before.ended and job_ended and before.status in ("finished", "stopped"):
-        say(f"{found.run_id}: is already {before.status}")
+        say(f"{paths.run_id}: is already {before.status}")
         return
-    request_stop(found, by=user_name(), wait_s=wait)
-    view = look(found)
+    request_stop(paths, by=user_name(), wait_s=wait)
+    view = view_run(paths)
     if not view.ended:
-        say(f"{found.run_id}: stop requested; still running after {wait:g} s (`hlatctl status {found.run_id}`)")
+        say(f"{paths.run_id}: stop requested; still running after {wait:g} s (`hlatctl status {paths.run_id}`)")
         return
     newest = f"step {max(view.state.checkpoints)}" if view.state.checkpoints else "none"
-    say(f"{found.run_id}: {view.status} at step {view.state.step}; newest checkpoint: {newest}")
-    say(f"hlatctl resume {found.run_id}   continues the run")
+    say(f"{paths.run_id}: {view.status} at step {view.state.step}; newest checkpoint: {newest}")
+    say(f"hlatctl resume {paths.run_id}   continues the run")
 
 
 def _stop_sweep(sweep: SweepPaths, wait_s: float) -> None:

@@ -1,10 +1,10 @@
-"""A run in a few lines: what `status` shows, and what `train` says in the end."""
+"""The lines that `status` shows of a run, and those that `train` prints at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hlatctl.cli.common import RunView
+from hlatctl.report.run_view import RunView
 from hlatctl.run.journal import number
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
@@ -13,22 +13,8 @@ from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, utc
 
 
-def validation_loss(state: RunState) -> float | None:
-    """Loss on held-out text at the newest milestone that has one, in nats per token."""
-    for tokens in sorted(state.milestones, reverse=True):
-        score = state.milestones[tokens].scores.get("validation_loss")
-        if score is not None:
-            return number(score, "value")
-    return None
-
-
-def running_stages(state: RunState) -> list[str]:
-    """Names of the stages that are under way."""
-    return [stage.name for stage in state.stages.values() if stage.status == "running"]
-
-
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
-    """Name and text of every fact that is known of a run."""
+    """Yield the name and the text of each fact about a run."""
     state = view.state
     yield "run", noted(view.run.run_id, simulated=state.simulated)
     yield "folder", str(view.run.root)
@@ -39,18 +25,18 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "message", state.message
     if state.created_unix_s:
         yield "created", utc(state.created_unix_s)
-    if not view.ended and running_stages(state):
-        yield "stage", ", ".join(running_stages(state))
+    if not view.ended and state.running_stages:
+        yield "stage", ", ".join(state.running_stages)
     if state.evaluates:
         yield "model", state.evaluates
     else:
         yield from _training_rows(view)
     yield from _attempt_rows(state)
-    for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens):
+    for milestone in sorted(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens):
         at = f"at {count(milestone.milestone_tokens)}" if milestone.milestone_tokens else "scores"
         yield at, milestone.message or in_words(milestone.scores) or milestone.status
-        for judged in milestone.others:
-            yield f"{at}, contract {judged.contract[:8]}", in_words(judged.scores)
+        for other in milestone.others:
+            yield f"{at}, contract {other.contract[:8]}", in_words(other.scores)
         if milestone.progress:
             yield f"{at}, now", evaluation_line(milestone)
     for warning in state.warnings:
@@ -60,7 +46,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def evaluation_line(milestone: MilestoneState) -> str:
-    """How far an evaluation is: its task, the requests that are answered, and the time that the rest will take."""
+    """Return an evaluation's progress: its task, the answered requests and the time left."""
     progress = milestone.progress
     if progress is None:
         return milestone.status
@@ -102,15 +88,15 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
 
 
 def end_lines(view: RunView) -> Iterator[str]:
-    """What a person wants to know when a run has ended well."""
-    state, last, validation = view.state, view.state.last_step, validation_loss(view.state)
+    """Yield the lines of a finished run's summary."""
+    state, last, validation = view.state, view.state.last_step, view.state.validation_loss
     yield ""
     yield noted(f"{view.run.run_id}: {view.status}", simulated=state.simulated)
     if last:
         yield f"  loss        {number(last, 'loss'):.4f} after {state.step} steps, {count(state.tokens)} tokens"
     if validation is not None:
         yield f"  validation  {validation:.4f} nats per token"
-    for milestone in sorted(state.milestones.values(), key=lambda found: found.milestone_tokens)[-1:]:
+    for milestone in sorted(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens)[-1:]:
         shown = headlines(milestone.scores)
         for name in shown:
             score = milestone.scores[name]

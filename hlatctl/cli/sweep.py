@@ -1,4 +1,4 @@
-"""`hlatctl sweep`: many runs that differ in a few keys, compared while they go on."""
+"""`hlatctl sweep`: starts runs that differ in a few keys, and compares them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, RunsDir, announce, find_run, find_sweep, say
-from hlatctl.cli.driving import drive_sweep
-from hlatctl.cli.train import start_driver
+from hlatctl.cli.common import Detach, Overrides, RunsDir, announce, find_sweep_only, say
+from hlatctl.cli.driving import drive
 from hlatctl.run.errors import ConfigError
-from hlatctl.run.paths import SweepPaths
 from hlatctl.run.simulated import WARNING
 
 if TYPE_CHECKING:
@@ -49,39 +47,27 @@ def sweep(
     say(prepared.plan.text())
     if not dry_run:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
-    _go(create.make(prepared, sweep_id=sweep_id, argv=sys.argv), detach=detach)
+    drive(create.make(prepared, sweep_id=sweep_id, argv=sys.argv), detach=detach)
 
 
 def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool, detach: bool) -> None:
     from flows.sweep import create
 
-    found = find_sweep(name, runs_dir)
-    if found is None:
-        run = find_run(name, runs_dir)
-        raise ConfigError(f"--extend={name}: {run.run_id} is a run, not a sweep")
-    prepared = create.prepare_more(found, overrides)
-    announce(found)
+    extended = find_sweep_only(name, runs_dir, "--extend")
+    prepared = create.prepare_more(extended, overrides)
+    announce(extended)
     say(prepared.plan.text())
     if not prepared.simulated:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
-    create.extend(found, prepared, argv=sys.argv)
-    _go(found, detach=detach)
-
-
-def _go(found: SweepPaths, *, detach: bool) -> None:
-    typer.echo(found.run_id)
-    sys.stdout.flush()
-    if detach:
-        start_driver(found)
-    else:
-        drive_sweep(found)
+    create.extend(extended, prepared, argv=sys.argv)
+    drive(extended, detach=detach)
 
 
 def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
-    """Ask before much money is spent, or an unknown sum of it.
+    """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown.
 
     Raises:
-        ConfigError: nobody is there to be asked, or the answer is no.
+        ConfigError: stdin is not a terminal, or the answer is no.
     """
     unknown = plan.priced and plan.usd is None
     if yes or not (unknown or (plan.usd or 0.0) > above_usd):

@@ -1,4 +1,4 @@
-"""`hlatctl sweep-report`: what a sweep shows, as a page."""
+"""`hlatctl sweep-report`: writes a sweep's report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, find_sweep, say
-from hlatctl.run.errors import ConfigError
+from hlatctl.cli.common import RunsDir, find_sweep_only, say
 
 
 def sweep_report(
@@ -22,12 +21,6 @@ def sweep_report(
     """
     from flows.sweep import report
 
-    found = find_sweep(sweep, runs_dir)
-    if found is None:
-        run = find_run(sweep, runs_dir)
-        raise ConfigError(
-            f"SWEEP={sweep}: {run.run_id} is a run, not a sweep", hint=f"the run's report is in {run.report}"
-        )
-    page = report.build(found)
-    typer.echo(page)
-    say(f"in the same folder: summary.md, numbers.json, figures{', best.yaml' if found.best.is_file() else ''}")
+    paths = find_sweep_only(sweep, runs_dir, "SWEEP")
+    typer.echo(report.build(paths))
+    say(f"in the same folder: summary.md, numbers.json, figures{', best.yaml' if paths.best.is_file() else ''}")

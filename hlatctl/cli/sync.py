@@ -1,4 +1,4 @@
-"""`hlatctl sync`: copy to MLflow what of a journal is not there yet, and tell Prefect which flow runs have died."""
+"""`hlatctl sync`: copies missing journal entries to MLflow, and marks dead flow runs in Prefect."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def sync(
     """
     from flows.tracking import mlflow_sync, prefect_stale
 
-    found = [find_run(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
-    for one in found:
-        typer.echo(f"{one.run_id}\t{mlflow_sync.sync(one)}")
-    if not found:
+    runs = [find_run(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
+    for paths in runs:
+        typer.echo(f"{paths.run_id}\t{mlflow_sync.sync(paths)}")
+    if not runs:
         say(f"there are no runs in {runs_folder(runs_dir)}")
     prefect_stale.bring_up_to_date(runs_folder(runs_dir), say)

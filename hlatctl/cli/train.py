@@ -1,4 +1,4 @@
-"""`hlatctl train`: make a run and drive it to its end."""
+"""`hlatctl train`: creates a run and drives it to its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, announce, say
+from hlatctl.cli.common import Detach, Overrides, announce
 from hlatctl.cli.driving import drive
-from hlatctl.run.paths import RunPaths, SweepPaths
 
-#: What --dry-run adds: every job is played by the scripted cluster, the stages and the journal are real.
+#: Added by --dry-run: a simulated cluster plays every job; the stages and the journal are real.
 _DRY_RUN_OVERRIDE = "cluster.launcher=mock"
 _SIMULATE = "add --dry-run to simulate it, or run `hlatctl plan` with the same configuration"
 
@@ -36,22 +35,4 @@ def train(
         refuse_simulation(config, hint=_SIMULATE)
     run = pretrain.create(config, argv=sys.argv, run_id=run_id)
     announce(run)
-    typer.echo(run.run_id)
-    sys.stdout.flush()
-    if detach:
-        start_driver(run)
-    else:
-        drive(run)
-
-
-def start_driver(run: RunPaths) -> None:
-    """Drive a run, or a sweep, in a process of its own, and tell how to look after it."""
-    from flows.runtime import detached
-
-    head = detached.start_driver(run)
-    is_sweep = isinstance(run, SweepPaths)
-    say(f"the {'sweep' if is_sweep else 'run'}'s driver is process {head.pid}; it continues if this terminal closes")
-    say(f"hlatctl status {run.run_id}     shows its state")
-    if not is_sweep:  # its trials have logs
-        say(f"hlatctl logs {run.run_id} -f    prints its output")
-    say(f"hlatctl stop {run.run_id}       stops it with a checkpoint")
+    drive(run, detach=detach)

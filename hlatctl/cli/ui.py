@@ -1,4 +1,4 @@
-"""`hlatctl ui`: Prefect's and MLflow's web pages for a runs folder."""
+"""`hlatctl ui`: serves the web pages of Prefect and MLflow for a runs folder."""
 
 from __future__ import annotations
 

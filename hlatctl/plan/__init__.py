@@ -1,1 +1,1 @@
-"""What a configuration will take: parameters, FLOPs, memory, disk. Arithmetic only: nothing is measured or started."""
+"""What a configuration needs: FLOPs, memory, time, cost, disk. Arithmetic only: nothing is measured or started."""

@@ -8,19 +8,18 @@ from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
-#: HLAT compares costs of so many tokens (arXiv 2404.10630, section 4).
+#: HLAT compares the cost of this many tokens (arXiv 2404.10630, section 4).
 COMPARED_TOKENS = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a run costs if nothing breaks.
+    """What a run costs without failures.
 
     Args:
         accelerator_hours: of all processes' devices.
-        usd: None without ``cluster.price_usd_per_node_hour``, as all dollars.
-        usd_per_4m_tokens: of 4 million tokens.
-        baseline_usd_per_4m_tokens: on ``cluster.baseline``; None where that is not given.
+        usd: None without ``cluster.price_usd_per_node_hour``, like all dollars.
+        baseline_usd_per_4m_tokens: on ``cluster.baseline``; None if that is not set.
     """
 
     days: float
@@ -39,7 +38,7 @@ class Cost:
 
 
 def cost(config: Config, step_s: float) -> Cost:
-    """The cost of all steps at ``step_s`` seconds each."""
+    """Return the cost of all steps at ``step_s`` seconds each."""
     run_s = step_s * config.total_steps
     node_hours = run_s / _HOUR_S * config.cluster.nodes
     price = config.cluster.price_usd_per_node_hour
@@ -55,9 +54,9 @@ def cost(config: Config, step_s: float) -> Cost:
 
 
 def baseline_usd_per_4m_tokens(config: Config) -> float | None:
-    """The same model's tokens on ``cluster.baseline`` at its own price and MFU; None if it is not given whole.
+    """Return the cost of the same model's tokens on ``cluster.baseline``; None if a value of it is not set.
 
-    Dollars per FLOP times FLOPs per token: how many nodes there are does not matter, only what their MFU is.
+    Dollars per FLOP times FLOPs per token: the number of nodes cancels out.
     """
     other = config.cluster.baseline
     if other.price_usd_per_node_hour is None or other.flops_per_s_per_node is None or other.mfu_fraction is None:

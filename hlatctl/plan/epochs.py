@@ -1,4 +1,4 @@
-"""How many times a run trains on each of its sources; pure."""
+"""How often a run repeats each of its sources; pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Epochs:
 
     Args:
         source: its path.
-        tokens: that it holds, estimated from a sample.
-        trained_tokens: that the whole run takes from it.
+        tokens: in the source, estimated from a sample.
+        trained_tokens: that the whole run trains on.
     """
 
     source: str
@@ -28,12 +28,12 @@ class Epochs:
 
     @property
     def count(self) -> float:
-        """How many times the run trains on the source."""
+        """How often the run trains on the source."""
         return self.trained_tokens / self.tokens
 
     @property
     def warning(self) -> str:
-        """What there is to say about it; empty if it is not repeated too often."""
+        """A warning if the source is repeated too often; else empty."""
         if self.count <= GOOD_EPOCHS:
             return ""
         return (
@@ -43,7 +43,7 @@ class Epochs:
 
 
 def epochs(config: Config, dataset: Mapping[str, Any]) -> list[Epochs]:
-    """Of each source of a prepared corpus; empty if an older version has prepared it, which did not count tokens.
+    """Return the epochs of each source; empty if an older version prepared the corpus, without counting tokens.
 
     Args:
         config: of the run.

@@ -1,7 +1,7 @@
-"""Memory that one process needs of its device, by part; pure arithmetic.
+"""Device memory that one process needs, by part; pure arithmetic.
 
-What backward passes keep is counted tensor by tensor, as this project's decoder makes them (``trainer.model``); the
-test of this file compares it with what the allocator hands out. Nothing here knows how fast a device is.
+The tensors that backward passes keep are counted one by one, as in this project's decoder (``trainer.model``).
+``tests/trainer/test_planned_memory.py`` compares the result with what PyTorch's allocator gives out.
 """
 
 from __future__ import annotations
@@ -9,56 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.devices import DEVICES
-from conf.schema import Config, ModelConfig
-from hlatctl.plan.arithmetic import parameters
+from conf.schema import Config
+from conf.sizes import (
+    BF16_BYTES,
+    COMPUTE_BYTES,
+    FP32_BYTES,
+    kv_width,
+    layer_parameters,
+    stage_layers,
+    stage_parameters,
+    state_bytes,
+)
 from hlatctl.run.errors import ConfigError
 from hlatctl.units import size
 
-_FP32, _BF16 = 4, 2
-#: Bytes of one activation, by ``precision.name``.
-COMPUTE_BYTES = {"fp32": _FP32, "mixed": _BF16, "bf16_sr": _BF16, "bf16": _BF16}
 #: FP32 tensors of a parameter's size in the BF16 optimizer's update of it (trainer.optim).
 _UPDATE_TENSORS = 7
 
 
 @dataclass(frozen=True)
-class StateBytes:
-    """Bytes of each kind that a parameter has.
-
-    Args:
-        gradients: what micro-batches add up to.
-        moments: both.
-        master: FP32 weights beside BF16 ones.
-        own_gradients: BF16 weights' own gradients beside an FP32 buffer of all.
-    """
-
-    weights: int
-    gradients: int
-    moments: int
-    master: int = 0
-    own_gradients: int = 0
-
-
-_FULL = StateBytes(weights=4, gradients=4, moments=8)
-_TORCH_BF16 = StateBytes(weights=2, gradients=4, moments=4, own_gradients=2)
-_NXD_BF16 = StateBytes(weights=2, gradients=2, moments=4)
-#: By ``backend.name`` and ``precision.name``. With mixed precision NxD keeps BF16 weights and FP32 masters, and adds
-#: micro-batches up in FP32 (HLAT 70B's published script); torch_native keeps FP32 weights.
-STATE_BYTES = {
-    ("torch_native", "fp32"): _FULL,
-    ("torch_native", "mixed"): _FULL,
-    ("torch_native", "bf16_sr"): _TORCH_BF16,
-    ("torch_native", "bf16"): _TORCH_BF16,
-    ("nxd", "fp32"): _FULL,
-    ("nxd", "mixed"): StateBytes(weights=2, gradients=4, moments=8, master=4),
-    ("nxd", "bf16_sr"): _NXD_BF16,
-    ("nxd", "bf16"): _NXD_BF16,
-}
-
-
-@dataclass(frozen=True)
 class Part:
-    """A part of the memory at its peak; ``kind`` is ``derived`` or ``calibrated``."""
+    """A part of the peak memory; ``kind`` is ``derived`` or ``calibrated``."""
 
     name: str
     value_bytes: int
@@ -67,79 +38,43 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the fullest process needs, and what its device has (None: not known)."""
+    """The need of the process that needs most, and the memory of its device (None: unknown)."""
 
     parts: list[Part]
     device_bytes: int | None
 
     @property
     def need_bytes(self) -> int:
-        """All parts."""
+        """The sum of all parts."""
         return sum(part.value_bytes for part in self.parts)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has that much; None if its memory is not known."""
+        """Whether the device has enough memory; None if its memory is unknown."""
         return None if self.device_bytes is None else self.need_bytes <= self.device_bytes
 
 
 def memory(config: Config) -> Memory:
-    """The peak of the fullest process: of the first pipeline stage or the last one."""
+    """Return the peak of the process that needs most: in the first pipeline stage or the last one."""
     stages = {0, config.parallel.pipeline_parallel_size - 1}
-    found = (Memory(_parts(config, stage), config.cluster.hardware.memory_bytes) for stage in sorted(stages))
-    return max(found, key=lambda one: one.need_bytes)
+    needs = (Memory(_parts(config, stage), config.cluster.hardware.memory_bytes) for stage in sorted(stages))
+    return max(needs, key=lambda need: need.need_bytes)
 
 
 def check_memory(config: Config) -> None:
-    """Refuse a run that its devices can't hold.
+    """Refuse a run that does not fit its devices' memory, if that is known.
 
     Raises:
-        ConfigError: names the device's memory and the need. Nothing is said where the device's memory is not known.
+        ConfigError: names the device's memory and the need.
     """
-    found = memory(config)
-    if found.fits is False:
-        largest = max((part for part in found.parts if part.kind == "derived"), key=lambda part: part.value_bytes)
+    need = memory(config)
+    if need.fits is False:
+        largest = max((part for part in need.parts if part.kind == "derived"), key=lambda part: part.value_bytes)
         raise ConfigError(
-            f"cluster.hardware.memory_bytes={found.device_bytes} ({size(found.device_bytes or 0)}): a process needs "
-            f"{size(found.need_bytes)}, of which {largest.name} {size(largest.value_bytes)}",
+            f"cluster.hardware.memory_bytes={need.device_bytes} ({size(need.device_bytes or 0)}): a process needs "
+            f"{size(need.need_bytes)}, of which {largest.name} {size(largest.value_bytes)}",
             hint="`hlatctl plan` with the same overrides shows the parts, and which changes would make it fit",
         )
-
-
-def stage_layers(config: Config, stage: int) -> int:
-    """Layers of a pipeline stage: earlier stages have the larger shares."""
-    share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size)
-    return share + (stage < extra)
-
-
-def stage_parameters(config: Config, stage: int) -> int:
-    """Parameters that one process of a pipeline stage holds or shares: its slice of the layers, and the ends."""
-    model, counts = config.model, parameters(config.model)
-    tensor = config.parallel.tensor_parallel_size
-    total = stage_layers(config, stage) * _layer_parameters(config)
-    if stage == 0:
-        total += counts.embedding // tensor
-    if stage == config.parallel.pipeline_parallel_size - 1:
-        total += counts.lm_head // tensor + model.hidden_size
-    return total
-
-
-def _layer_parameters(config: Config) -> int:
-    """Of one process: products are cut, norms are not; key and value heads that are too few have copies."""
-    model, tensor = config.model, config.parallel.tensor_parallel_size
-    products = 2 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
-    return products // tensor + 2 * model.hidden_size * _kv_width(config) + 2 * model.hidden_size
-
-
-def _kv_width(config: Config) -> int:
-    """Width of the keys (and of the values) that one process has."""
-    model, tensor = config.model, config.parallel.tensor_parallel_size
-    return max(1, model.num_kv_heads // tensor) * model.head_dim
-
-
-def state_bytes(config: Config) -> StateBytes:
-    """Bytes of each kind per parameter."""
-    return STATE_BYTES[config.backend.name, config.precision.name]
 
 
 def _parts(config: Config, stage: int) -> list[Part]:
@@ -147,9 +82,9 @@ def _parts(config: Config, stage: int) -> list[Part]:
     layout, replicas = config.parallel.data_parallel, config.data_parallel_size
     sharded = replicas if layout == "fsdp" else 1
     optimizer_shards = replicas if layout in ("fsdp", "zero1") else 1
-    # FSDP leaves each process's gradients beside the buffer of all.
+    # With FSDP each process has its own gradients beside the buffer.
     own_gradients = (each.weights if layout == "fsdp" else each.own_gradients) * held // sharded
-    # They come as the activations go, so that only a second micro-batch meets both.
+    # They are allocated while activations are freed: both exist at once only from the second micro-batch on.
     early = own_gradients if config.grad_accum_steps > 1 else 0
     update = own_gradients - early + _update(config, stage)
     activations, (work, work_bytes) = _activations(config, stage), _work(config, stage)
@@ -169,36 +104,35 @@ def _parts(config: Config, stage: int) -> list[Part]:
 
 
 def _gathered(config: Config, stage: int) -> int:
-    """FSDP has two layers and what is outside of layers whole at a time (arXiv 2304.11277, section 3.2)."""
+    """Return what FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2)."""
     if config.parallel.data_parallel != "fsdp" or config.data_parallel_size == 1:
         return 0
-    ends = stage_parameters(config, stage) - stage_layers(config, stage) * _layer_parameters(config)
-    return COMPUTE_BYTES[config.precision.name] * (ends + 2 * _layer_parameters(config))
+    ends = stage_parameters(config, stage) - len(stage_layers(config, stage)) * layer_parameters(config)
+    return COMPUTE_BYTES[config.precision.name] * (ends + 2 * layer_parameters(config))
 
 
 def _activations(config: Config, stage: int) -> int:
-    """What is kept for the backward passes of the micro-batches that a stage has begun.
+    """Return what a stage keeps for the backward passes of its micro-batches in flight.
 
-    With 1F1B a stage has at most as many in flight as there are stages from it to the last (arXiv 2104.04473,
-    section 2.2).
+    With 1F1B these are at most as many as there are stages from it to the last (arXiv 2104.04473, section 2.2).
     """
     in_flight = min(config.parallel.pipeline_parallel_size - stage, config.grad_accum_steps)
     kept = _input_bytes(config) if config.parallel.activation_checkpointing == "full" else layer_bytes(config)
     mask = config.micro_batch_size * config.train.seq_len**2 if config.data.mask_across_documents else 0
-    return in_flight * stage_layers(config, stage) * kept + mask
+    return in_flight * len(stage_layers(config, stage)) * kept + mask
 
 
 def layer_bytes(config: Config) -> int:
-    """What one layer keeps of one micro-batch if it is not computed again as a whole.
+    """Return what one layer keeps of one micro-batch without full recomputation.
 
-    As arXiv 2205.05198, section 4, counts it, but for this decoder: per token two norms, the group of query, key and
-    value, rotated query and key, the attention's output, and the feed-forward layer's four of its width. A compiled
-    layer computes what is cheap again: it keeps no norm's FP32 values, and three of the four.
+    Counted as in arXiv 2205.05198, section 4, but for this decoder: per token two norms, query, key and value, rotated
+    query and key, the attention's output, and four tensors of the feed-forward layer's width. A compiled layer
+    recomputes cheap operations: it keeps no FP32 values of norms, and three of the four.
     """
     width, kv, ffn, compute = _widths(config)
     model, parallel = config.model, config.parallel
     sequence = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
-    # NxD gathers a product's input again in the backward pass, as section 4.2.2 does; torch_native keeps it.
+    # NxD gathers a product's input again in the backward pass, as in section 4.2.2; torch_native keeps it.
     inputs = 2 * compute * model.hidden_size // (sequence if config.backend.name == "nxd" else 1)
     core = compute * (2 * width + 3 * kv + width)
     selective = parallel.activation_checkpointing == "selective"
@@ -207,26 +141,26 @@ def layer_bytes(config: Config) -> int:
         each = 2 * compute * model.hidden_size // sequence + inputs + core + 3 * compute * ffn
     else:
         core -= compute * (width + kv) if selective else 0
-        each = 4 * _FP32 * model.hidden_size // sequence + inputs + core + 4 * compute * ffn
+        each = 4 * FP32_BYTES * model.hidden_size // sequence + inputs + core + 4 * compute * ffn
     tokens = config.micro_batch_size * config.train.seq_len
     # BF16 copies of FP32 weights live as long as the activations.
-    copies = _BF16 * _layer_parameters(config) if _casts_weights(config) else 0
+    copies = BF16_BYTES * layer_parameters(config) if _casts_weights(config) else 0
     return tokens * each + copies + (0 if selective else _scores(config))
 
 
 def _widths(config: Config) -> tuple[int, int, int, int]:
-    """One process's width of the query heads, the key heads and the feed-forward layer; bytes of an activation."""
+    """Return one process's widths of query heads, key heads and feed-forward layer, and the bytes of an activation."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
     return (
         model.hidden_size // tensor,
-        _kv_width(config),
+        kv_width(config),
         model.intermediate_size // tensor,
         COMPUTE_BYTES[config.precision.name],
     )
 
 
 def _scores(config: Config) -> int:
-    """Attention's probabilities of a micro-batch, where no fused kernel spares them: HLAT's model on NxD."""
+    """Return a micro-batch's attention probabilities, which HLAT's model on NxD keeps (no fused kernel)."""
     if config.backend.name != "nxd":
         return 0
     heads = config.model.num_heads // config.parallel.tensor_parallel_size
@@ -234,14 +168,14 @@ def _scores(config: Config) -> int:
 
 
 def _input_bytes(config: Config) -> int:
-    """A layer's input of one micro-batch."""
+    """Return a layer's input of one micro-batch."""
     sequence = config.parallel.tensor_parallel_size if config.parallel.sequence_parallel else 1
     tokens = config.micro_batch_size * config.train.seq_len
     return COMPUTE_BYTES[config.precision.name] * tokens * config.model.hidden_size // sequence
 
 
 def _work(config: Config, stage: int) -> tuple[str, int]:
-    """What comes on top for a while: the loss, or one layer's backward pass; the larger one, with its name."""
+    """Return the larger temporary part with its name: the loss, or one layer's backward pass."""
     backward = _backward(config)
     if stage < config.parallel.pipeline_parallel_size - 1:
         return "a layer's backward pass", backward
@@ -260,42 +194,41 @@ def _backward(config: Config) -> int:
 
 
 def _loss(config: Config) -> int:
-    """Final norm, logits and their gradients."""
+    """Return the bytes of the final norm, the logits and their gradients."""
     model, compute = config.model, COMPUTE_BYTES[config.precision.name]
     tokens, rows = config.micro_batch_size * config.train.seq_len, model.vocab_size
     rows //= config.parallel.tensor_parallel_size
-    norm = 2 * (_FP32 + compute) * tokens * model.hidden_size
+    norm = 2 * (FP32_BYTES + compute) * tokens * model.hidden_size
     if config.backend.name == "nxd":
-        return norm + tokens * rows * (compute + 2 * _FP32)
+        return norm + tokens * rows * (compute + 2 * FP32_BYTES)
     block = min(tokens * rows, max(rows, DEVICES[config.backend.device].loss_block_entries))
-    copies = 0 if compute == _FP32 else 2 * compute
-    return norm + state_bytes(config).weights * rows * model.hidden_size + block * (2 * _FP32 + copies)
+    copies = 0 if compute == FP32_BYTES else 2 * compute
+    return norm + state_bytes(config).weights * rows * model.hidden_size + block * (2 * FP32_BYTES + copies)
 
 
 def _update(config: Config, stage: int) -> int:
-    """The BF16 optimizer computes a parameter's update in FP32, one parameter after another."""
-    if config.backend.name == "nxd" or state_bytes(config).weights != _BF16:
+    """Return the FP32 tensors of the BF16 optimizer, which updates one parameter at a time."""
+    if config.backend.name == "nxd" or state_bytes(config).weights != BF16_BYTES:
         return 0
     shards = config.data_parallel_size if config.parallel.data_parallel == "fsdp" else 1
-    return _UPDATE_TENSORS * _FP32 * _largest(config.model, config, stage) // shards
+    return _UPDATE_TENSORS * FP32_BYTES * _largest(config, stage) // shards
 
 
-def _largest(model: ModelConfig, config: Config, stage: int) -> int:
+def _largest(config: Config, stage: int) -> int:
     ends = {0, config.parallel.pipeline_parallel_size - 1}
-    rows = max(2 * model.intermediate_size, model.vocab_size if stage in ends else 0)
-    return rows * model.hidden_size // config.parallel.tensor_parallel_size
+    rows = max(2 * config.model.intermediate_size, config.model.vocab_size if stage in ends else 0)
+    return rows * config.model.hidden_size // config.parallel.tensor_parallel_size
 
 
 def _checkpoint_copy(config: Config, held: int) -> int:
-    """Written beside training from a copy in host memory, which on a CPU is the same memory."""
+    """Return the copy that is written while training continues; on a CPU, host memory is the device's memory."""
     if config.backend.device != "cpu" or config.checkpoint.mode != "async":
         return 0
-    each = state_bytes(config)
-    return (each.weights + each.moments) * held
+    return state_bytes(config).checkpoint * held
 
 
 def _compiles(config: Config) -> bool:
-    """Whether torch.compile chooses what to keep; NxD's graphs keep what autograd does."""
+    """Return whether torch.compile chooses what to keep; NxD's graphs keep what autograd keeps."""
     return config.backend.compile and config.backend.name == "torch_native"
 
 

@@ -1,7 +1,7 @@
-"""What is published of runs like HLAT's, beside what this model says of them: how far a plan can be trusted.
+"""HLAT's published figures beside this model's predictions: how accurate a plan is.
 
-All from HLAT (arXiv 2404.10630) and its authors' slides. Two points calibrate trn1's efficiencies, three bound its
-workspace, one its pipelines' overhead (``conf/cluster/trn1_32xlarge.yaml``); the others are checks.
+All are from HLAT (arXiv 2404.10630) and its authors' slides. Two points calibrate trn1's efficiencies, three bound its
+workspace, one its pipeline overhead (``conf/cluster/trn1_32xlarge.yaml``); the others are checks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _GPU_BASELINE = (
 
 @dataclass(frozen=True)
 class Point:
-    """A published figure and the model's.
+    """A published figure and the prediction.
 
     Args:
-        calibrates: the model was fitted to it, so that agreement says nothing.
+        calibrates: the model was fitted to it, so agreement proves nothing.
         published, predicted: a fraction, or whether it fits.
     """
 
@@ -43,16 +43,17 @@ class Point:
 
     @property
     def error_fraction(self) -> float | None:
-        """How far the model is off, relative to the published figure; None where that is no number."""
+        """The prediction's error relative to the published figure; None if that is not a number."""
         if isinstance(self.published, bool):
             return None
         return self.predicted / self.published - 1.0
 
 
 def points(compose: Compose) -> list[Point]:
-    """All points; none if somebody has taken from these clusters what a plan needs.
+    """Return all points; none if these clusters' configurations lack a value that a plan needs.
 
-    ``compose`` makes a configuration of overrides; this room may not know how.
+    Args:
+        compose: returns the configuration of overrides; this package does not import Hydra.
     """
     small, large = compose(["experiment=hlat_7b"]), compose(["experiment=hlat_70b"])
     gpu = compose(list(_GPU_BASELINE))
@@ -82,9 +83,9 @@ def _is_known(config: Config) -> bool:
 
 
 def _time(config: Config) -> StepTime:
-    found = step_time(config)
-    assert found is not None
-    return found
+    time = step_time(config)
+    assert time is not None
+    return time
 
 
 def _scaling(config: Config, nodes: int) -> float:

@@ -1,4 +1,4 @@
-"""What would make a run fit its devices: its neighbours, one or two changes away; pure arithmetic."""
+"""Changes that make a run fit its devices: one or two overrides; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SHARDED = {"torch_native": "fsdp", "nxd": "zero1"}
 
 
 def remedies(config: Config) -> list[tuple[str, Memory]]:
-    """The changes that make a run fit, as overrides, with the memory that is needed then; the smallest first."""
-    found = [(text, memory(other)) for text, other in _neighbours(config) if is_valid(other)]
-    return sorted(((text, need) for text, need in found if need.fits), key=lambda one: len(one[0].split()))
+    """Return the overrides that make a run fit, and the memory that it needs then; the fewest changes first."""
+    needs = ((text, memory(other)) for text, other in _neighbours(config) if is_valid(other))
+    return sorted(((text, need) for text, need in needs if need.fits), key=lambda remedy: len(remedy[0].split()))
 
 
 def _neighbours(config: Config) -> Iterator[tuple[str, Config]]:

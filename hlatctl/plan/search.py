@@ -1,4 +1,4 @@
-"""Layouts that a model could be trained in, those that fit, the cheapest first; pure arithmetic."""
+"""The layouts of a model that fit its devices, cheapest first; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hlatctl.plan.step_time import StepTime, missing, step_time
 from hlatctl.run.errors import ConfigError
 
 _CHECKPOINTING = ("none", "selective", "full")
-#: Number formats whose training is known to be sound (HLAT, arXiv 2404.10630, section 3.3); plain BF16 diverged.
+#: Number formats that are known to converge (HLAT, arXiv 2404.10630, section 3.3); plain BF16 diverged.
 _PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "mixed", "bf16_sr")
 _DATA_PARALLEL = {"torch_native": ("replicate", "fsdp"), "nxd": ("replicate", "zero1")}
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -23,7 +23,7 @@ _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train the model, which fits."""
+    """A layout that fits."""
 
     config: Config
     memory: Memory
@@ -31,13 +31,13 @@ class Candidate:
 
 
 def search(config: Config, count: int = 10) -> list[Candidate]:
-    """The ways to train this model in this global batch on these nodes, cheapest first.
+    """Return the layouts of this model and global batch on these nodes, cheapest first.
 
     Tensor and pipeline parallelism, data parallelism, recomputation, accumulation and precision vary. On given nodes
     the cheapest step is the shortest; of equally fast ones the one that leaves more memory comes first.
 
     Raises:
-        ConfigError: ``cluster.hardware`` does not say what a ranking needs.
+        ConfigError: a value of ``cluster.hardware`` that the ranking needs is not set.
     """
     lacking = missing(config)
     if config.cluster.hardware.memory_bytes is None:
@@ -45,7 +45,7 @@ def search(config: Config, count: int = 10) -> list[Candidate]:
     if lacking:
         raise ConfigError(
             f"{lacking[0]}=null: a ranking needs it",
-            hint="give it, or a cluster whose hardware is known: cluster=trn1_32xlarge",
+            hint="set it, or use a cluster whose hardware is known: cluster=trn1_32xlarge",
         )
     ranked = heapq.merge(*(_fitting(config, precision) for precision in _PRECISIONS), key=_rank)
     valid = (candidate for candidate in ranked if is_valid(candidate.config))
@@ -53,7 +53,7 @@ def search(config: Config, count: int = 10) -> list[Candidate]:
 
 
 def is_valid(config: Config) -> bool:
-    """Whether every rule of the configuration holds."""
+    """Return whether the configuration breaks no rule."""
     try:
         validate(config)
     except ConfigError:
@@ -62,7 +62,7 @@ def is_valid(config: Config) -> bool:
 
 
 def changed(config: Config, **layout: object) -> Config:
-    """The same run with other values of ``parallel.*``."""
+    """Return the configuration with other values of ``parallel.*``."""
     return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, **layout))  # type: ignore[arg-type]
 
 
@@ -78,16 +78,16 @@ def _fitting(config: Config, precision: PrecisionName) -> list[Candidate]:
 
 
 def _best_accumulation(layout: Config) -> Candidate | None:
-    """The micro batch with which a layout is fastest; of equally fast ones the one that needs least memory."""
-    share, found = layout.train.global_batch_size // layout.data_parallel_size, []
+    """Return the fastest micro batch of a layout; of equally fast ones the one that needs least memory."""
+    share, fitting = layout.train.global_batch_size // layout.data_parallel_size, []
     for size in (size for size in _MICRO_BATCHES if share % size == 0):
         candidate = with_micro_batch(layout, size)
         need = memory(candidate)
         if need.fits:
             time = step_time(candidate)
             assert time is not None
-            found.append(Candidate(candidate, need, time))
-    return min(found, key=_rank, default=None)
+            fitting.append(Candidate(candidate, need, time))
+    return min(fitting, key=_rank, default=None)
 
 
 def _layouts(config: Config) -> Iterator[Config]:
@@ -109,7 +109,7 @@ def _layouts(config: Config) -> Iterator[Config]:
 
 
 def with_micro_batch(config: Config, size: int) -> Config:
-    """The same run with another micro batch."""
+    """Return the configuration with another micro batch."""
     return dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=size))
 
 

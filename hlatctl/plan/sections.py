@@ -1,4 +1,4 @@
-"""A plan as titled lists of figures, each with where it comes from; pure. Printing is the command's business."""
+"""A plan as titled lists of figures, each with its origin; pure. ``hlatctl.cli.plan`` prints it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema import Config
+from conf.sizes import FAST_CHECKPOINTS
 from hlatctl.plan.arithmetic import Budget, budget
 from hlatctl.plan.cost import cost
 from hlatctl.plan.epochs import GOOD_EPOCHS, Epochs
@@ -14,11 +15,14 @@ from hlatctl.plan.published import Compose, points
 from hlatctl.plan.remedies import remedies
 from hlatctl.plan.search import Candidate
 from hlatctl.plan.step_time import StepTime, missing, peak_flops_per_s, step_time
-from hlatctl.plan.volume import volume
+from hlatctl.plan.volume import Volume, volume
 from hlatctl.units import count, duration, size
 
-#: Where a figure comes from: the configuration, arithmetic, arithmetic with fitted numbers, a measurement, the paper.
-GIVEN, DERIVED, CALIBRATED, MEASURED, PUBLISHED = "given", "derived", "calibrated", "measured", "published"
+#: The origin of a figure: the configuration, arithmetic, arithmetic with fitted numbers, a measurement.
+GIVEN, DERIVED, CALIBRATED, MEASURED = "given", "derived", "calibrated", "measured"
+
+_LAYOUT_COLUMNS = ("TP", "PP", "DP", "DATA PARALLEL", "RECOMPUTED", "MICRO", "ACCUM", "PRECISION")
+_COLUMNS = (*_LAYOUT_COLUMNS, "MEMORY", "STEP", "MFU", "COST")
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,9 @@ class Figure:
     """One line of a plan.
 
     Args:
-        value: for programs, in the unit that the name or the text says.
+        value: for programs, in the unit that the name or the text gives.
         text: for people.
-        kind: where it comes from.
+        kind: its origin.
     """
 
     name: str
@@ -39,32 +43,32 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines that belong together."""
+    """A titled list of figures."""
 
     title: str
     figures: list[Figure]
 
 
 def sections(config: Config, compose: Compose) -> list[Section]:
-    """The whole plan of a configuration."""
+    """Return the whole plan of a configuration."""
     time = step_time(config)
-    found = [
+    plan = [
         Section("the run", _run(config, budget(config))),
         Section("memory of a process", _memory(config, memory(config))),
         Section("time of a step", _time(config, time)),
     ]
     if time is not None:
-        found.append(Section("cost, if nothing breaks", _cost(config, time.total_s)))
-    found.append(Section("data, disk and tracking", _volume(config, time)))
+        plan.append(Section("cost, if nothing breaks", _cost(config, time.total_s)))
+    plan.append(Section("data, disk and tracking", _volume(config, time)))
     if time is not None:
-        found.append(Section("how far to trust this: HLAT's published figures", _trust(compose)))
-    return [section for section in found if section.figures]
+        plan.append(Section("how far to trust this: HLAT's published figures", _trust(compose)))
+    return [section for section in plan if section.figures]
 
 
-def corpus_section(found: list[Epochs]) -> Section:
-    """What is known of a corpus that is prepared already."""
+def corpus_section(sources: list[Epochs]) -> Section:
+    """Return the figures of a prepared corpus."""
     figures = []
-    for source in found:
+    for source in sources:
         text = f"{source.count:.2g}" + (f" (more than {GOOD_EPOCHS:.0f} add little)" if source.warning else "")
         figures += [
             Figure(f"tokens in {source.source}", source.tokens, f"{source.tokens:,} (from a sample)", MEASURED),
@@ -73,93 +77,81 @@ def corpus_section(found: list[Epochs]) -> Section:
     return Section("the corpus, as it is prepared", figures)
 
 
-def _run(config: Config, found: Budget) -> list[Figure]:
+def _run(config: Config, needs: Budget) -> list[Figure]:
     layout = (
-        f"{found.world_size}, data-parallel {found.data_parallel_size}, micro-batch {found.micro_batch_size}, "
-        f"gradient accumulation {found.grad_accum_steps}"
+        f"{needs.world_size}, data-parallel {needs.data_parallel_size}, micro-batch {needs.micro_batch_size}, "
+        f"gradient accumulation {needs.grad_accum_steps}"
     )
-    milestones = ", ".join(f"{count(tokens)} (step {step})" for step, tokens in found.milestones.items())
+    milestones = ", ".join(f"{count(tokens)} (step {step})" for step, tokens in needs.milestones.items())
     return [
-        Figure("parameters", found.parameters, f"{found.parameters:,}", DERIVED),
-        Figure("FLOPs per token", found.flops_per_token, f"{found.flops_per_token:,} (forward, backward)", DERIVED),
-        Figure("FLOPs in all", found.total_flops, f"{found.total_flops:.3g}", DERIVED),
-        Figure("steps", found.total_steps, f"{found.total_steps:,} of {found.tokens_per_step:,} tokens", DERIVED),
-        Figure("tokens", found.total_tokens, f"{found.total_tokens:,}", DERIVED),
+        Figure("parameters", needs.parameters, f"{needs.parameters:,}", DERIVED),
+        Figure("FLOPs per token", needs.flops_per_token, f"{needs.flops_per_token:,} (forward, backward)", DERIVED),
+        Figure("FLOPs in all", needs.total_flops, f"{needs.total_flops:.3g}", DERIVED),
+        Figure("steps", needs.total_steps, f"{needs.total_steps:,} of {needs.tokens_per_step:,} tokens", DERIVED),
+        Figure("tokens", needs.total_tokens, f"{needs.total_tokens:,}", DERIVED),
         Figure("nodes", config.cluster.nodes, f"{config.cluster.nodes} of {config.cluster.name}", GIVEN),
-        Figure("processes", found.world_size, layout, DERIVED),
-        Figure("milestones", len(found.milestones), milestones or "none", DERIVED),
+        Figure("processes", needs.world_size, layout, DERIVED),
+        Figure("milestones", len(needs.milestones), milestones or "none", DERIVED),
     ]
 
 
-def _memory(config: Config, found: Memory) -> list[Figure]:
-    lines = [Figure(part.name, part.value_bytes, size(part.value_bytes), part.kind) for part in found.parts]
-    fitted = any(part.kind == CALIBRATED for part in found.parts)
-    lines.append(Figure("needed", found.need_bytes, size(found.need_bytes), CALIBRATED if fitted else DERIVED))
-    if found.device_bytes is None:
-        lines.append(Figure("device", None, "not known: give cluster.hardware.memory_bytes", GIVEN))
+def _memory(config: Config, need: Memory) -> list[Figure]:
+    lines = [Figure(part.name, part.value_bytes, size(part.value_bytes), part.kind) for part in need.parts]
+    kind = CALIBRATED if any(part.kind == CALIBRATED for part in need.parts) else DERIVED
+    lines.append(Figure("needed", need.need_bytes, size(need.need_bytes), kind))
+    if need.device_bytes is None:
+        return [*lines, Figure("device", None, "unknown: set cluster.hardware.memory_bytes", GIVEN)]
+    lines.append(Figure("device", need.device_bytes, size(need.device_bytes), GIVEN))
+    lines.append(Figure("verdict", need.fits, "fits" if need.fits else "DOES NOT FIT", kind))
+    if need.fits:
         return lines
-    lines.append(Figure("device", found.device_bytes, size(found.device_bytes), GIVEN))
-    verdict = "fits" if found.fits else "DOES NOT FIT"
-    lines.append(Figure("verdict", found.fits, verdict, CALIBRATED if fitted else DERIVED))
-    if found.fits:
-        return lines
-    found_remedies = remedies(config)
-    lines += [
-        Figure("would fit with", text, f"{text} ({size(need.need_bytes)})", CALIBRATED if fitted else DERIVED)
-        for text, need in found_remedies
+    fixes = [
+        Figure("would fit with", text, f"{text} ({size(other.need_bytes)})", kind) for text, other in remedies(config)
     ]
-    if not found_remedies:
-        lines.append(
-            Figure("would fit with", None, "no one or two changes; `hlatctl plan --search` looks at all", DERIVED)
-        )
-    return lines
+    none = "no single or double change; `hlatctl plan --search` tries all layouts"
+    return [*lines, *(fixes or [Figure("would fit with", None, none, DERIVED)])]
 
 
-def _time(config: Config, found: StepTime | None) -> list[Figure]:
-    if found is None:
-        return [Figure("step", None, f"not known: give {', '.join(missing(config))}", GIVEN)]
+def _time(config: Config, time: StepTime | None) -> list[Figure]:
+    if time is None:
+        return [Figure("step", None, f"unknown: set {', '.join(missing(config))}", GIVEN)]
     hardware = config.cluster.hardware
-    peak = peak_flops_per_s(config) or 0.0
+    peak, tokens_per_s = peak_flops_per_s(config) or 0.0, config.tokens_per_step / time.total_s
     shares = {"products": hardware.compute_efficiency, "collectives on the links": hardware.collective_efficiency}
     parts = {
-        "products": found.compute_s,
-        "tensor-parallel collectives": found.tensor_parallel_s,
-        "pipeline": found.pipeline_s,
-        "data-parallel collectives": found.data_parallel_s,
-        "optimizer": found.optimizer_s,
+        "products": time.compute_s,
+        "tensor-parallel collectives": time.tensor_parallel_s,
+        "pipeline": time.pipeline_s,
+        "data-parallel collectives": time.data_parallel_s,
+        "optimizer": time.optimizer_s,
     }
     return [
         Figure("peak of all devices", peak, f"{peak / 1e15:.4g} PFLOP/s", GIVEN),
         *(Figure(f"share of the peak: {name}", share, f"{share:.1%}", CALIBRATED) for name, share in shares.items()),
         *(Figure(name, value_s, _seconds(value_s), CALIBRATED) for name, value_s in parts.items() if value_s),
-        Figure("step", found.total_s, _seconds(found.total_s), CALIBRATED),
-        Figure(
-            "tokens per second",
-            config.tokens_per_step / found.total_s,
-            count(config.tokens_per_step / found.total_s),
-            CALIBRATED,
-        ),
-        Figure("MFU", found.mfu_fraction, f"{found.mfu_fraction:.1%}", CALIBRATED),
+        Figure("step", time.total_s, _seconds(time.total_s), CALIBRATED),
+        Figure("tokens per second", tokens_per_s, count(tokens_per_s), CALIBRATED),
+        Figure("MFU", time.mfu_fraction, f"{time.mfu_fraction:.1%}", CALIBRATED),
     ]
 
 
 def _cost(config: Config, step_s: float) -> list[Figure]:
-    found, other = cost(config, step_s), config.cluster.baseline
+    costs, other = cost(config, step_s), config.cluster.baseline
     lines = [
-        Figure("days", found.days, f"{found.days:.1f}", CALIBRATED),
-        Figure("node-hours", found.node_hours, f"{found.node_hours:,.0f}", CALIBRATED),
-        Figure("accelerator-hours", found.accelerator_hours, f"{found.accelerator_hours:,.0f}", CALIBRATED),
+        Figure("days", costs.days, f"{costs.days:.1f}", CALIBRATED),
+        Figure("node-hours", costs.node_hours, f"{costs.node_hours:,.0f}", CALIBRATED),
+        Figure("accelerator-hours", costs.accelerator_hours, f"{costs.accelerator_hours:,.0f}", CALIBRATED),
     ]
-    if found.usd is None or found.usd_per_4m_tokens is None:
-        lines.append(Figure("dollars", None, "not known: give cluster.price_usd_per_node_hour", GIVEN))
+    if costs.usd is None or costs.usd_per_4m_tokens is None:
+        lines.append(Figure("dollars", None, "unknown: set cluster.price_usd_per_node_hour", GIVEN))
         return lines
     price = config.cluster.price_usd_per_node_hour
     lines += [
         Figure("price of a node-hour", price, f"${price:.2f}", GIVEN),
-        Figure("dollars", found.usd, f"${found.usd:,.0f}", CALIBRATED),
-        Figure("dollars per 4 M tokens", found.usd_per_4m_tokens, f"${found.usd_per_4m_tokens:.4g}", CALIBRATED),
+        Figure("dollars", costs.usd, f"${costs.usd:,.0f}", CALIBRATED),
+        Figure("dollars per 4 M tokens", costs.usd_per_4m_tokens, f"${costs.usd_per_4m_tokens:.4g}", CALIBRATED),
     ]
-    base, share = found.baseline_usd_per_4m_tokens, found.of_baseline_fraction
+    base, share = costs.baseline_usd_per_4m_tokens, costs.of_baseline_fraction
     if base is not None and share is not None:
         text = f"${base:.4g} (${other.price_usd_per_node_hour:.2f} a node-hour, MFU {other.mfu_fraction:.1%})"
         lines += [
@@ -170,39 +162,36 @@ def _cost(config: Config, step_s: float) -> list[Figure]:
 
 
 def _volume(config: Config, time: StepTime | None) -> list[Figure]:
-    found = volume(config, None if time is None else time.total_s)
-    lines = [
-        Figure("checkpoint", found.checkpoint_bytes, size(found.checkpoint_bytes), DERIVED),
-        Figure("of it a node's", found.checkpoint_bytes_per_node, size(found.checkpoint_bytes_per_node), DERIVED),
-        Figure(
-            "checkpoints on disk",
-            found.disk_bytes,
-            f"{size(found.disk_bytes)} ({found.checkpoints_kept} kept, one being written)",
-            DERIVED,
-        ),
-        Figure("journal", found.journal_bytes, size(found.journal_bytes), MEASURED),
-        Figure("MLflow's database", found.mlflow_bytes, size(found.mlflow_bytes), MEASURED),
+    volumes = volume(config, None if time is None else time.total_s)
+    disk = f"{size(volumes.disk_bytes)} ({volumes.checkpoints_kept} kept, one being written)"
+    checkpoint = [
+        Figure("checkpoint", volumes.checkpoint_bytes, size(volumes.checkpoint_bytes), DERIVED),
+        Figure("of it a node's", volumes.checkpoint_bytes_per_node, size(volumes.checkpoint_bytes_per_node), DERIVED),
     ]
-    if found.loader_tokens_per_s is None or found.checkpoint_every_s is None or found.checkpoint_bytes_per_s is None:
-        return lines
-    rate = found.checkpoint_bytes_per_s
+    stored = [
+        Figure("checkpoints on disk", volumes.disk_bytes, disk, DERIVED),
+        *_fast_dir(volumes),
+        Figure("journal", volumes.journal_bytes, size(volumes.journal_bytes), MEASURED),
+        Figure("MLflow's database", volumes.mlflow_bytes, size(volumes.mlflow_bytes), MEASURED),
+    ]
+    loader, every_s, rate = volumes.loader_tokens_per_s, volumes.checkpoint_every_s, volumes.checkpoint_bytes_per_s
+    if loader is None or every_s is None or rate is None:
+        return [*checkpoint, *stored]
+    rates = f"{size(rate)}/s in all, {size(rate / config.cluster.nodes)}/s a node"
     return [
-        Figure(
-            "a replica's loader, tokens per second",
-            found.loader_tokens_per_s,
-            f"{found.loader_tokens_per_s:,.0f}",
-            CALIBRATED,
-        ),
-        *lines[:2],
-        Figure("checkpoint every", found.checkpoint_every_s, duration(found.checkpoint_every_s), CALIBRATED),
-        Figure(
-            "written in time at",
-            rate,
-            f"{size(rate)}/s in all, {size(rate / config.cluster.nodes)}/s a node",
-            CALIBRATED,
-        ),
-        *lines[2:],
+        Figure("a replica's loader, tokens per second", loader, f"{loader:,.0f}", CALIBRATED),
+        *checkpoint,
+        Figure("checkpoint every", every_s, duration(every_s), CALIBRATED),
+        Figure("written in time at", rate, rates, CALIBRATED),
+        *stored,
     ]
+
+
+def _fast_dir(volumes: Volume) -> list[Figure]:
+    if not volumes.fast_disk_bytes:
+        return []
+    text = f"{size(volumes.fast_disk_bytes)} ({FAST_CHECKPOINTS} at once)"
+    return [Figure("checkpoints in checkpoint.fast_dir", volumes.fast_disk_bytes, text, DERIVED)]
 
 
 def _trust(compose: Compose) -> list[Figure]:
@@ -210,16 +199,16 @@ def _trust(compose: Compose) -> list[Figure]:
     for point in points(compose):
         error = point.error_fraction
         if error is None:
-            told = "as published" if point.predicted == point.published else "NOT as published"
-            text = f"{'yes' if point.predicted else 'no'}, {told}"
+            verdict = "as published" if point.predicted == point.published else "NOT as published"
+            text = f"{'yes' if point.predicted else 'no'}, {verdict}"
         else:
             text = f"{point.predicted:.1%}, published {point.published:.1%}, off by {error:+.1%}"
         lines.append(Figure(point.name, point.predicted, text, CALIBRATED if point.calibrates else "check"))
     return lines
 
 
-def search_records(found: list[Candidate]) -> list[dict[str, Any]]:
-    """Ranked candidates as plain values."""
+def search_records(candidates: list[Candidate]) -> list[dict[str, Any]]:
+    """Return ranked candidates as plain values."""
     return [
         {
             "tensor_parallel_size": candidate.config.parallel.tensor_parallel_size,
@@ -235,28 +224,14 @@ def search_records(found: list[Candidate]) -> list[dict[str, Any]]:
             "mfu_fraction": candidate.time.mfu_fraction,
             "usd": cost(candidate.config, candidate.time.total_s).usd,
         }
-        for candidate in found
+        for candidate in candidates
     ]
 
 
-def search_rows(found: list[Candidate]) -> list[list[str]]:
-    """The same as rows of cells, with a heading."""
-    names = [
-        "TP",
-        "PP",
-        "DP",
-        "DATA PARALLEL",
-        "RECOMPUTED",
-        "MICRO",
-        "ACCUM",
-        "PRECISION",
-        "MEMORY",
-        "STEP",
-        "MFU",
-        "COST",
-    ]
-    rows = [names]
-    for record in search_records(found):
+def search_rows(candidates: list[Candidate]) -> list[list[str]]:
+    """Return ranked candidates as rows of cells, with a heading."""
+    rows = [list(_COLUMNS)]
+    for record in search_records(candidates):
         *layout, memory_bytes, step_s, mfu_fraction, usd = record.values()
         money = "-" if usd is None else f"${usd:,.0f}"
         rows.append([*map(str, layout), size(memory_bytes), _seconds(step_s), f"{mfu_fraction:.1%}", money])

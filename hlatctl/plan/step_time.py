@@ -1,7 +1,7 @@
 """Time of an optimizer step and model FLOPs utilisation: a roofline with communication; pure arithmetic.
 
 Products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
-calibrated), and nothing overlaps. Hardware that is not known has no step time: nothing is guessed in its place.
+calibrated), and nothing overlaps. If the hardware is unknown, there is no step time: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config, HardwareConfig
-from hlatctl.plan.arithmetic import flops_per_token, parameters
-from hlatctl.plan.memory import COMPUTE_BYTES, stage_layers, stage_parameters, state_bytes
+from conf.sizes import COMPUTE_BYTES, parameters, stage_layers, stage_parameters, state_bytes
+from hlatctl.plan.arithmetic import flops_per_token
 
-#: Of a layer's collectives: into and out of attention and feed-forward, forward and backward.
+#: Collectives of a layer: into and out of attention and feed-forward, forward and backward.
 _EXCHANGES_PER_LAYER = 8
 _FORWARD_EXCHANGES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Where an optimizer step's time goes, and what it makes of the hardware's peak.
+    """The parts of an optimizer step's time, and the share of the hardware's peak that it reaches.
 
     Args:
-        compute_s: products, what is computed again included.
+        compute_s: products, including recomputation.
         tensor_parallel_s: collectives within layers.
-        pipeline_s: stages that wait for others, and what stages send each other.
-        data_parallel_s: gradients, and shards of weights, over the replicas.
-        optimizer_s: reading and writing of weights, gradients and moments.
+        pipeline_s: stages that wait for others, and transfers between stages.
+        data_parallel_s: gradients and shards of weights over the replicas.
+        optimizer_s: reading and writing weights, gradients and moments.
         mfu_fraction: model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B).
     """
 
@@ -44,20 +44,20 @@ class StepTime:
 
 
 def step_time_s(config: Config) -> float | None:
-    """Seconds of an optimizer step; None where ``cluster.hardware`` does not say enough."""
-    found = step_time(config)
-    return None if found is None else found.total_s
+    """Return the seconds of an optimizer step; None if a value of ``cluster.hardware`` is missing."""
+    time = step_time(config)
+    return None if time is None else time.total_s
 
 
 def peak_flops_per_s(config: Config) -> float | None:
-    """Of all processes together, in the precision of the products; None: not known."""
+    """Return the peak of all processes together, in the precision of the products; None if unknown."""
     hardware = config.cluster.hardware
     one = hardware.fp32_flops_per_s if config.precision.name == "fp32" else hardware.bf16_flops_per_s
     return None if one is None else one * config.world_size
 
 
 def missing(config: Config) -> list[str]:
-    """The keys that a step time needs and that are not given."""
+    """Return the keys that a step time needs and that are not set."""
     hardware = config.cluster.hardware
     several = config.world_size > 1
     needed = {
@@ -69,7 +69,7 @@ def missing(config: Config) -> list[str]:
 
 
 def step_time(config: Config) -> StepTime | None:
-    """Where a step's time goes; None where ``cluster.hardware`` does not say enough.
+    """Return the parts of a step's time; None if a value of ``cluster.hardware`` is missing.
 
     The slowest pipeline stage sets the pace of a micro-batch. With m micro-batches and p stages the pipeline takes
     (m + p - 1) of them (arXiv 2104.04473, section 2.2.1).
@@ -97,8 +97,8 @@ def step_time(config: Config) -> StepTime | None:
 
 
 def _micro_batch_s(config: Config, stage: int) -> tuple[float, float]:
-    """Products and collectives of one micro-batch, forward and backward, in one process of a stage."""
-    layers, tokens = stage_layers(config, stage), config.micro_batch_size * config.train.seq_len
+    """Return the time of a micro-batch's products and of its collectives, in one process of a stage."""
+    layers, tokens = len(stage_layers(config, stage)), config.micro_batch_size * config.train.seq_len
     last = stage == config.parallel.pipeline_parallel_size - 1
     per_token = layers * _layer_flops(config) + (_head_flops(config) if last else 0)
     peak = peak_flops_per_s(config)
@@ -108,10 +108,10 @@ def _micro_batch_s(config: Config, stage: int) -> tuple[float, float]:
 
 
 def _layer_flops(config: Config) -> float:
-    """Hardware FLOPs of a token in a layer: the backward pass is two forward passes, and what is computed again.
+    """Return the FLOPs of a token in a layer: three forward passes (the backward pass is two), and recomputation.
 
-    (arXiv 2205.05198, appendix A: recomputation in full is one more forward pass, selectively one more of attention's
-    core.)
+    Full recomputation is one more forward pass, selective recomputation one more of attention's core (arXiv
+    2205.05198, appendix A).
     """
     model, counts = config.model, parameters(config.model)
     products = 2 * (counts.attention + counts.feed_forward) / model.num_layers
@@ -125,7 +125,7 @@ def _head_flops(config: Config) -> float:
 
 
 def _exchange_s(config: Config) -> float:
-    """Collectives of one layer and micro-batch: four all-reduces, or as much in gathers and scatters.
+    """Return the time of one layer's collectives: four all-reduces, or the same volume in gathers and scatters.
 
     A ring sends (t - 1) / t of the tensor for each half of an all-reduce (arXiv 2205.05198, section 4.2.2: sequence
     parallelism sends as much).
@@ -142,25 +142,25 @@ def _exchange_s(config: Config) -> float:
 
 
 def _send_s(config: Config) -> float:
-    """A micro-batch's activations to the next stage, and its gradients back."""
+    """Return the time to send a micro-batch's activations to the next stage, and its gradients back."""
     if config.parallel.pipeline_parallel_size == 1:
         return 0.0
     parallel = config.parallel
     tokens = config.micro_batch_size * config.train.seq_len
     cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
     sent = 2 * tokens * config.model.hidden_size * COMPUTE_BYTES[config.precision.name] / cut
-    # Stages are the outermost order of the processes, so that a stage's successor is on another node if there is one.
+    # Stages are the outermost dimension of the ranks, so a stage's successor is on another node if there is one.
     rate = _link(config.cluster.hardware) if config.cluster.nodes == 1 else _share_of_network(config)
     return sent / rate
 
 
 def _data_parallel_s(config: Config) -> float:
-    """Gradients over the replicas by rings, in FP32 or the gradients' own format; shards of weights besides.
+    """Return the time of the rings over the replicas: gradients in their own format, and shards of weights.
 
     Each half of an all-reduce sends (n - 1) / n of what a process has. ZeRO-1 scatters gradients and gathers weights
     (arXiv 1910.02054, section 7); ZeRO-3 gathers the weights for each forward and backward pass and scatters the
-    gradients after the latter. A ring that goes node by node leaves each node once, and as many rings share a node's
-    network as there are processes in it that are not of one replica group.
+    gradients after the latter. A ring that goes node by node leaves each node once. The rings of all replica groups on
+    a node share its network.
     """
     replicas = config.data_parallel_size
     if replicas == 1:
@@ -182,7 +182,7 @@ def _data_parallel_s(config: Config) -> float:
 
 
 def _optimizer_s(config: Config) -> float:
-    """Weights, gradients and moments are read and written once; 0 where the memory's bandwidth is not known."""
+    """Return the time to read and write the state once; 0 if the memory's bandwidth is unknown."""
     rate = config.cluster.hardware.memory_bytes_per_s
     if rate is None:
         return 0.0
@@ -204,5 +204,5 @@ def _network(hardware: HardwareConfig) -> float:
 
 
 def _share_of_network(config: Config) -> float:
-    """One process's part of its node's network when all send at once."""
+    """Return one process's part of its node's network when all send at once."""
     return _network(config.cluster.hardware) / config.cluster.processes_per_node

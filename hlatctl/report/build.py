@@ -1,4 +1,4 @@
-"""Writes a run's report folder: ``index.html``, ``summary.md``, ``numbers.json`` and ``figures/``."""
+"""Write a run's report folder: ``index.html``, ``summary.md``, ``numbers.json`` and ``figures/``."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from hlatctl.run.paths import RunPaths
 
 
 def build(run: RunPaths) -> Path:
-    """Build the report from the journal as it is now and return its page.
+    """Write the report from the journal's current events and return the path of its page.
 
     Raises:
         ConfigError: the run's configuration can't be read.
         StorageError: the report can't be written.
-        DependencyError: matplotlib is not installed.
+        DependencyError: matplotlib or jinja2 is not installed.
     """
     config = conf.load.load(run.config)
     events = read_events(run)
     state, time = fold(events), measure_goodput(events, config)
     state.run_id = state.run_id or run.run_id
-    found = numbers(state, config)
-    drawn = figures.draw(state, config, found, time)
-    html = page.render(found, time, drill.drill(events), drawn, conf.load.dump(config), _provenance(run))
-    record = {**dataclasses.asdict(found), "ledger": dataclasses.asdict(time)}
+    run_numbers = numbers(state, config)
+    drawn = figures.draw(state, config, run_numbers, time)
+    html = page.render(run_numbers, time, drill.drill(events), drawn, conf.load.dump(config), _provenance(run))
+    record = {**dataclasses.asdict(run_numbers), "ledger": dataclasses.asdict(time)}
     try:
         for name, svg in drawn.items():
             files.write_text(run.report / "figures" / f"{name}.svg", svg)
         files.write_text(run.report / "numbers.json", json.dumps(record, indent=2) + "\n")
-        files.write_text(run.report / "summary.md", summary.render(found, time))
+        files.write_text(run.report / "summary.md", summary.render(run_numbers, time))
         files.write_text(run.report / "index.html", html)
     except OSError as error:
         raise cannot_write(run.report, error) from None
@@ -46,7 +46,7 @@ def build(run: RunPaths) -> Path:
 
 
 def _provenance(run: RunPaths) -> dict[str, Any]:
-    """What is known of where the run comes from; a run that failed early has none."""
+    """Return the content of ``provenance.json``; empty if it is missing or damaged."""
     try:
         record = files.read_json(run.provenance)
     except (OSError, ValueError):

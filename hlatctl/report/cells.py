@@ -1,13 +1,13 @@
-"""The cells of a row of a comparison: which can be compared, which is best, which can't be told from it; pure.
+"""Rank the cells of one row of a comparison; pure.
 
-Only what was measured alike is compared. In each row the leftmost run sets the contract; a score under another one, or
-under an unknown one, is shown and stays out of the comparison, and so does a simulated one. Published figures take part
-where that run was measured as they were: with the same shots, on all items, and on as many as far as that is published.
+Only scores that were measured equally are ranked. The leftmost run of a row sets the contract. Scores under another
+contract, an unknown contract, or of a simulated run are shown but not ranked. Published scores are ranked if the
+leftmost run used the same shots, all items, and the published number of items (if there is one).
 
 Two values tie if their difference is within ``Z_95`` standard errors of the difference: a two-sided z-test at 95 % for
-independent samples. Runs that answer the same items err alike, so for them the test errs to the side of a tie. A
-standard error that is not known counts as none: a tie is one whatever it is, but some go unseen. A value is best only
-if it ties with no other, and if for every other one of the two standard errors is known.
+independent samples. Runs that answer the same items have correlated errors, so the test reports too many ties for them
+rather than too few. An unknown standard error counts as 0: every reported tie is one, but some ties are missed. A value
+is best only if it ties with no other, and if at least one standard error of each pair is known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hlatctl.report.conditions import Conditions
 Z_95 = NormalDist().inv_cdf(0.975)
 #: Standings of a cell in its row.
 BEST, TIE = "best", "tie"
-#: Remarks on a cell; all but the first keep it out of the comparison.
+#: Remarks on a cell; cells with any but the first are not ranked.
 PUBLISHED, OTHER_CONTRACT, NO_CONTRACT, SIMULATED = "published", "another_contract", "contract_unknown", "simulated"
 PUBLISHED_OTHERWISE = "published_otherwise"
 
@@ -33,12 +33,12 @@ class Cell:
     """One value in its row's unit.
 
     Args:
-        stderr: standard error; of a mean over tasks that is taken here, that of independent tasks.
-        n: items that the value is taken over.
-        conditions: how it was measured; of a published value as far as that is published.
-        contract: of several scores, theirs joined by ``+``.
-        standing: ``best``, ``tie`` (can't be told from the best) or empty.
-        remark: why it is not, or not simply, comparable; empty if it is.
+        stderr: standard error; means over tasks assume independent tasks.
+        n: number of items.
+        conditions: how it was measured, as far as known.
+        contract: those of several scores are joined by ``+``.
+        standing: ``best``, ``tie`` (statistically equal to the best) or empty.
+        remark: why it is not, or only conditionally, comparable; empty if it is.
     """
 
     value: float
@@ -50,13 +50,13 @@ class Cell:
     remark: str = ""
 
 
-def judged(ideal: str | float, cells: list[Cell | None]) -> list[Cell | None]:
-    """The cells with their standings; fewer than two that can be compared have none."""
-    compared = [cell for cell in cells if cell and _takes_part(cell)]
-    if len(compared) < 2 or ideal == baselines.UNKNOWN:
+def ranked(ideal: str | float, cells: list[Cell | None]) -> list[Cell | None]:
+    """Return the cells with their standings, if at least two can be ranked."""
+    candidates = [cell for cell in cells if cell and _is_ranked(cell)]
+    if len(candidates) < 2 or ideal == baselines.UNKNOWN:
         return cells
-    top = min(compared, key=lambda cell: _badness(cell, ideal))
-    others = [cell for cell in compared if cell is not top]
+    top = min(candidates, key=lambda cell: _badness(cell, ideal))
+    others = [cell for cell in candidates if cell is not top]
     tied = [cell for cell in others if _ties(cell, top, ideal)]
     alone = not tied and all(cell.stderr is not None or top.stderr is not None for cell in others)
 
@@ -65,17 +65,17 @@ def judged(ideal: str | float, cells: list[Cell | None]) -> list[Cell | None]:
             return BEST if alone else TIE if tied else ""
         return TIE if any(cell is other for other in tied) else ""
 
-    return [replace(cell, standing=standing(cell)) if cell and _takes_part(cell) else cell for cell in cells]
+    return [replace(cell, standing=standing(cell)) if cell and _is_ranked(cell) else cell for cell in cells]
 
 
-def _takes_part(cell: Cell) -> bool:
+def _is_ranked(cell: Cell) -> bool:
     return cell.remark in ("", PUBLISHED)
 
 
 def marked(cells: list[Cell | None]) -> list[Cell | None]:
-    """The cells with their remarks: those that the leftmost run of a known contract can't be compared with."""
+    """Return the cells, with remarks on those that can't be compared with the leftmost run of a known contract."""
     reference = next((cell for cell in cells if cell and not cell.remark and cell.contract), None)
-    # What one published value was taken over is the benchmark's size, which holds for those that do not say.
+    # A published number of items is the benchmark's size, so it also holds for values published without one.
     sizes = {cell.n for cell in cells if cell and cell.remark == PUBLISHED and cell.n is not None}
 
     def mark(cell: Cell | None) -> Cell | None:
@@ -92,7 +92,7 @@ def marked(cells: list[Cell | None]) -> list[Cell | None]:
 
 
 def _as_published(measured: Cell, published: Cell, sizes: set[int]) -> bool:
-    """The same shots, all items, and as many as far as that is published; not if nobody knows how it was measured."""
+    """Return whether both have the same shots, all items, and the published number of items, if there is one."""
     own = measured.conditions
     same_items = not sizes or measured.n in sizes
     return own.whole is True and own.shots == published.conditions.shots and same_items
@@ -104,7 +104,7 @@ def _ties(cell: Cell, top: Cell, ideal: str | float) -> bool:
 
 
 def _badness(cell: Cell, ideal: str | float) -> float:
-    """How far a value is from the best there could be, up to a constant."""
+    """Return the distance of a value from the best possible one, up to a constant."""
     if isinstance(ideal, str):
         return -cell.value if ideal == baselines.HIGHEST else cell.value
     return abs(cell.value - ideal)

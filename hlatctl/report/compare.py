@@ -1,8 +1,6 @@
-"""Runs' scores beside one another and beside published ones: which is best, which can't be told apart; pure.
+"""Compare runs' scores with each other and with published ones; pure.
 
-Where scores come from is the command's business, how the table looks ``compare_tables``'.
-
-Which cells of a row can be compared, and which of them is best, is told by ``cells``.
+The command reads the scores, ``cells`` ranks each row, ``compare_tables`` formats the table.
 """
 
 from __future__ import annotations
@@ -10,12 +8,12 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hlatctl.report import baselines
 from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
-from hlatctl.report.cells import OTHER_CONTRACT, PUBLISHED, SIMULATED, Cell, judged, marked
+from hlatctl.report.cells import OTHER_CONTRACT, PUBLISHED, SIMULATED, Cell, marked, ranked
 from hlatctl.report.conditions import Conditions, data_of, of_mean, of_score
 from hlatctl.report.numbers import finite_or_nan
 from hlatctl.run import contract as contracts
@@ -27,7 +25,7 @@ RUN, BASELINE = "run", "baseline"
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One score of a run, as the harness gives it; ``contract`` is None if it is not known."""
+    """One score of a run, as the harness reports it; ``contract`` is None if unknown."""
 
     metric: str
     value: float
@@ -39,7 +37,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class RunScores:
-    """The scores of one run's milestone, by name; ``asked`` has the contracts of which there is a record."""
+    """The scores of one milestone of a run, by name; ``asked`` are the recorded contracts."""
 
     run_id: str
     tokens: int
@@ -50,47 +48,47 @@ class RunScores:
 
     @property
     def contracts(self) -> list[str]:
-        """What the scores were measured under, as far as it is known; the held-out text has one of its own."""
+        """Return the known contracts of the tasks' scores, or of the held-out text if there are no tasks."""
         tasks = [score for name, score in self.scores.items() if not name.startswith(HELD_OUT)]
         return sorted({score.contract for score in tasks or self.scores.values() if score.contract})
 
     @property
     def limits(self) -> list[int | None]:
-        """Items a task that were asked for, by contract; None: all of them."""
+        """Return the limits of items per task, by contract; None: all items."""
         return list(dict.fromkeys(self.asked[key].get("limit") for key in self.contracts if key in self.asked))
 
     @property
     def data(self) -> list[str]:
-        """Hashes of the tasks' datasets, by contract."""
-        found = [data_of(self.asked[key]) for key in self.contracts if key in self.asked]
-        return list(dict.fromkeys(data for data in found if data))
+        """Return hashes of the tasks' datasets, by contract."""
+        hashes = [data_of(self.asked[key]) for key in self.contracts if key in self.asked]
+        return list(dict.fromkeys(data for data in hashes if data))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One run, or one published model; ``source`` is where its figures were published, empty lists are unknown."""
+    """One run, or one published model with its ``source``. Empty lists mean unknown."""
 
     name: str
     kind: str
     tokens: int
-    step: int | None
-    contracts: list[str]
-    limits: list[int | None]
-    data: list[str]
-    simulated: bool
-    source: str | None
+    step: int | None = None
+    contracts: list[str] = field(default_factory=list)
+    limits: list[int | None] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
+    simulated: bool = False
+    source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row(RowTitle):
-    """One row; None is a value that its column does not have."""
+    """One row; None if the column has no value."""
 
     cells: list[Cell | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The whole table; ``notes`` say in what contracts differ, and what the published figures' own notes say."""
+    """The table; ``notes`` are the differences of contracts and the notes of the published scores."""
 
     columns: list[Column]
     rows: list[Row]
@@ -105,35 +103,34 @@ def run_scores(
     contract: str | None,
     recorded: Sequence[contracts.Fields] = (),
 ) -> RunScores:
-    """A milestone's scores; what is damaged or no number is left out.
+    """Return a milestone's scores, without damaged ones and those that are not numbers.
 
     Args:
-        run_id: the run's.
         milestone: an evaluated one.
         simulated: nothing was trained.
-        contract: of scores that do not name their own.
-        recorded: the contracts that the run has admitted. Of one that is among them, only what has to be equal between
-            runs counts; any other is known by its hash alone.
+        contract: of scores that don't name their own.
+        recorded: the run's recorded contracts. Of these, only the fields that must be equal between runs are compared;
+            any other contract is compared by its hash.
     """
-    found = {}
+    scores = {}
     fields = {contracts.of_tasks(known): known for known in recorded}
     fields |= {contracts.of_validation(known): known for known in recorded}
     for name, record in milestone.scores.items():
         value = finite_or_nan(record.get("value")) if isinstance(record, dict) else math.nan
         if not math.isnan(value):
-            found[str(name)] = _measured(str(name), record, value, contract, fields)
+            scores[str(name)] = _measured(str(name), record, value, contract, fields)
     return RunScores(
         run_id=run_id,
         tokens=milestone.milestone_tokens,
         step=milestone.step,
         simulated=simulated,
-        scores=found,
+        scores=scores,
         asked={_key(known): contracts.across_runs(known) for known in recorded},
     )
 
 
 def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Comparison:
-    """The table of some runs and, after them, of published models."""
+    """Return the table of runs, followed by published models."""
     models = published.models if published else ()
     columns = [
         Column(
@@ -145,24 +142,13 @@ def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Co
             limits=run.limits,
             data=run.data,
             simulated=run.simulated,
-            source=None,
         )
         for run in runs
     ]
-    columns += [
-        Column(
-            name=model.name,
-            kind=BASELINE,
-            tokens=model.tokens,
-            step=None,
-            contracts=[],
-            limits=[],
-            data=[],
-            simulated=False,
-            source=published.source if published else None,
-        )
-        for model in models
-    ]
+    if published:
+        columns += [
+            Column(name=model.name, kind=BASELINE, tokens=model.tokens, source=published.source) for model in models
+        ]
     layout = baselines.layout()
     rows = _shown([_row(spec, runs, models) for spec in (*layout.rows, *_others(layout, runs))])
     notes = [*_differences(rows, runs), *(published.notes if published else ())]
@@ -190,43 +176,43 @@ def _key(fields: contracts.Fields) -> str:
 
 
 def _differences(rows: Sequence[Row], runs: Sequence[RunScores]) -> list[str]:
-    """For each run that was measured under another contract than the leftmost of a row, the first difference."""
+    """Return the first difference of each run whose contract differs from that of a row's leftmost run."""
     asked = {key: fields for run in runs for key, fields in run.asked.items()}
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for row in rows:
         own = next((cell for cell in row.cells if cell and cell.contract and not cell.remark), None)
         for run, cell in zip(runs, row.cells, strict=False):
-            if not (own and cell and cell.remark == OTHER_CONTRACT and run.run_id not in found):
+            if not (own and cell and cell.remark == OTHER_CONTRACT and run.run_id not in notes):
                 continue
             before, now = asked.get(own.contract or ""), asked.get(cell.contract or "")
             difference = contracts.first_difference(before, now) if before and now else None
             if difference:
-                field, ours, theirs = difference
-                found[run.run_id] = f"{run.run_id} is under another contract: {field} is {theirs}, elsewhere {ours}"
-    return list(found.values())
+                name, ours, theirs = difference
+                notes[run.run_id] = f"{run.run_id} has another contract: {name} is {theirs}, elsewhere {ours}"
+    return list(notes.values())
 
 
 def _names(task: str, metric: str) -> tuple[str, str]:
-    """What a task's score may be called: the task, or for one of several metrics ``humaneval_pass_at_10``."""
+    """Return the possible names of a task's score: the task, or with the metric, such as ``humaneval_pass_at_10``."""
     return task, f"{task}_{metric.replace('@', '_at_')}"
 
 
 def _find(run: RunScores, task: str, metric: str) -> Measured | None:
-    found = (run.scores.get(name) for name in _names(task, metric))
-    return next((score for score in found if score and score.metric == metric), None)
+    scores = (run.scores.get(name) for name in _names(task, metric))
+    return next((score for score in scores if score and score.metric == metric), None)
 
 
 def _all(run: RunScores, wanted: Mapping[str, str]) -> list[Measured] | None:
-    found = [score for task, metric in wanted.items() if (score := _find(run, task, metric))]
-    return found if len(found) == len(wanted) else None
+    scores = [score for task, metric in wanted.items() if (score := _find(run, task, metric))]
+    return scores if len(scores) == len(wanted) else None
 
 
 def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
-    """A row for every score that no row of the layout takes."""
+    """Return a row for every score that belongs to no row of the layout."""
     wanted = {pair for row in layout.rows for scores in row.of for pair in scores.items()}
     taken = {(name, metric) for task, metric in wanted for name in _names(task, metric)}
-    found = {(name, score.metric) for run in runs for name, score in run.scores.items()} - taken
-    kept = [pair for pair in found if not any(fnmatch.fnmatchcase(pair[0], p) for p in layout.left_out)]
+    pairs = {(name, score.metric) for run in runs for name, score in run.scores.items()} - taken
+    kept = [pair for pair in pairs if not any(fnmatch.fnmatchcase(pair[0], p) for p in layout.left_out)]
     return [
         RowSpec(
             id=name,
@@ -245,25 +231,25 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
 
 def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> Row:
     cells = [*(_run_cell(spec, run) for run in runs), *(_model_cell(spec, model) for model in models)]
-    cells = judged(spec.best, marked(cells))
-    return Row(**{field.name: getattr(spec, field.name) for field in fields(RowTitle)}, cells=cells)
+    cells = ranked(spec.best, marked(cells))
+    return Row(**{each.name: getattr(spec, each.name) for each in fields(RowTitle)}, cells=cells)
 
 
 def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:
-    """The mean over the row's scores; None if the run has none of the alternatives whole."""
-    found = next((scores for wanted in spec.of if (scores := _all(run, wanted))), None)
-    if found is None:
+    """Return the mean over the first alternative whose scores are all present; None if there is none."""
+    scores = next(filter(None, (_all(run, wanted) for wanted in spec.of)), None)
+    if scores is None:
         return None
     scale = 100.0 if spec.unit == baselines.PERCENT else 1.0
-    errors = [score.stderr for score in found if score.stderr is not None]
-    counts = [score.n for score in found if score.n is not None]
-    contracts = [score.contract for score in found if score.contract]
-    whole = len(found)
+    errors = [score.stderr for score in scores if score.stderr is not None]
+    counts = [score.n for score in scores if score.n is not None]
+    contracts = [score.contract for score in scores if score.contract]
+    whole = len(scores)
     return Cell(
-        value=scale * math.fsum(score.value for score in found) / whole,
+        value=scale * math.fsum(score.value for score in scores) / whole,
         stderr=scale * math.hypot(*errors) / whole if len(errors) == whole else None,
         n=sum(counts) if len(counts) == whole else None,
-        conditions=of_mean([score.conditions for score in found]),
+        conditions=of_mean([score.conditions for score in scores]),
         contract="+".join(dict.fromkeys(contracts)) if len(contracts) == whole else None,
         remark=SIMULATED if run.simulated else "",
     )
@@ -284,6 +270,6 @@ def _model_cell(spec: RowSpec, model: Model) -> Cell | None:
 
 
 def _shown(rows: list[Row]) -> list[Row]:
-    """Rows that a column has a value for, and above parts of a group the group's own."""
+    """Return the rows with a value, and the group's own row above the rows of its parts."""
     filled = {(row.section, row.group) for row in rows if any(row.cells) and row.part}
     return [row for row in rows if any(row.cells) or (not row.part and (row.section, row.group) in filled)]

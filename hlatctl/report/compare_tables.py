@@ -1,6 +1,6 @@
-"""A comparison as plain text, Markdown, LaTeX or a JSON value; one table, its sections below one another.
+"""Format a comparison as plain text, Markdown, LaTeX or a JSON value.
 
-The same lines and notes in every format: a style says how they are escaped and emphasised.
+Lines and notes are the same in every format; a style defines how they are escaped and emphasised.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TIE = "≈"
 _ITEMS_UNKNOWN = "°"
 _MARKS = {cells.OTHER_CONTRACT: "†", cells.NO_CONTRACT: "‡", cells.SIMULATED: "§", cells.PUBLISHED_OTHERWISE: "¶"}
 _MEANINGS = {
-    cells.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row: not compared",
-    cells.NO_CONTRACT: "nobody knows under which contract it was measured: not compared",
-    cells.SIMULATED: "SIMULATED: nothing was trained; not compared",
-    cells.PUBLISHED_OTHERWISE: "published for other shots or items than the leftmost run's, or unknown: not compared",
+    cells.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row; not ranked",
+    cells.NO_CONTRACT: "its contract is unknown; not ranked",
+    cells.SIMULATED: "SIMULATED: nothing was trained; not ranked",
+    cells.PUBLISHED_OTHERWISE: "published for other or unknown shots or items than the leftmost run's; not ranked",
 }
 _ANSI = re.compile("\x1b\\[[0-9]*m")
 _LATEX = {
@@ -58,10 +58,10 @@ class _Style:
     """How a format writes text.
 
     Args:
-        escape: plain text so that the format shows it as it is.
-        best: an escaped value so that it stands out; ``best_is`` says how in words.
-        part: stands before the name of a part of a group.
-        align: values stand below one another by spaces.
+        escape: escapes plain text.
+        best: emphasises an escaped value; ``best_is`` names the emphasis.
+        part: precedes the name of a part of a group.
+        align: pads columns with spaces.
     """
 
     escape: Callable[[str], str]
@@ -71,58 +71,58 @@ class _Style:
     align: bool = False
 
 
-def text(found: Comparison, *, bold: bool = False) -> str:
-    """Aligned plain text; ``bold`` for a terminal that shows it."""
+def text(comparison: Comparison, *, bold: bool = False) -> str:
+    """Return aligned plain text; ``bold`` adds ANSI codes for a terminal."""
     emphasis = "\x1b[1m{}\x1b[0m *" if bold else "{} *"
     style = _Style(str, lambda cell: emphasis.format(cell), "*", "  ", align=True)
-    header = ["", "SHOTS", "N", "METRIC", *(column.name for column in found.columns)]
-    lines = [header, *_body(found, style)]
+    header = ["", "SHOTS", "N", "METRIC", *(column.name for column in comparison.columns)]
+    lines = [header, *_body(comparison, style)]
     rows = [line for line in lines if isinstance(line, list)]
     widths = [max(len(_ANSI.sub("", row[index])) for row in rows) for index in range(len(header))]
-    below = "".join(f"{note}\n" for note in _notes(found, style))
+    below = "".join(f"{note}\n" for note in _notes(comparison, style))
     return "".join(f"\n{line}\n" if isinstance(line, str) else _aligned(line, widths) for line in lines) + "\n" + below
 
 
-def markdown(found: Comparison) -> str:
-    """A Markdown table and a list of notes."""
+def markdown(comparison: Comparison) -> str:
+    """Return a Markdown table and a list of notes."""
     style = _Style(_escape_markdown, lambda cell: f"**{cell}**", "bold", "&nbsp;&nbsp;")
-    header = ["", "shots", "n", "metric", *(style.escape(column.name) for column in found.columns)]
+    header = ["", "shots", "n", "metric", *(style.escape(column.name) for column in comparison.columns)]
     titled = [
-        [f"*{line}*", *[""] * (len(header) - 1)] if isinstance(line, str) else line for line in _body(found, style)
+        [f"*{line}*", *[""] * (len(header) - 1)] if isinstance(line, str) else line for line in _body(comparison, style)
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in (header, ["---"] * len(header), *titled))
-    return table + "\n" + "".join(f"- {note}\n" for note in _notes(found, style))
+    return table + "\n" + "".join(f"- {note}\n" for note in _notes(comparison, style))
 
 
-def latex(found: Comparison) -> str:
-    """A LaTeX table that needs the package booktabs."""
+def latex(comparison: Comparison) -> str:
+    """Return a LaTeX table that needs the package booktabs."""
     style = _Style(_escape_latex, lambda cell: f"\\textbf{{{cell}}}", "bold", "\\quad ")
-    header = ["", "shots", "n", "metric", *(style.escape(column.name) for column in found.columns)]
+    header = ["", "shots", "n", "metric", *(style.escape(column.name) for column in comparison.columns)]
     lines = [
         f"\\midrule\n\\multicolumn{{{len(header)}}}{{l}}{{\\textit{{{line}}}}} \\\\\n"
         if isinstance(line, str)
         else f"{' & '.join(line)} \\\\\n"
-        for line in (header, *_body(found, style))
+        for line in (header, *_body(comparison, style))
     ]
-    notes = "".join(f"\n\\par {note}" for note in _notes(found, style))
+    notes = "".join(f"\n\\par {note}" for note in _notes(comparison, style))
     return (
         "% \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
-        f"\\begin{{tabular}}{{lrrl{'r' * len(found.columns)}}}\n\\toprule\n{''.join(lines)}\\bottomrule\n"
+        f"\\begin{{tabular}}{{lrrl{'r' * len(comparison.columns)}}}\n\\toprule\n{''.join(lines)}\\bottomrule\n"
         f"\\end{{tabular}}\n{{\\footnotesize{notes}\n\\par}}\n\\end{{table}}\n"
     )
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as a JSON value, version 1 of its form."""
-    return {"v": 1, **dataclasses.asdict(found)}
+    return {"v": 1, **dataclasses.asdict(comparison)}
 
 
-def _body(found: Comparison, style: _Style) -> Iterator[str | list[str]]:
-    """What stands below the header: a section's title as text, a row as its cells; all escaped."""
-    yield ["tokens", "", "", "", *(count(column.tokens) for column in found.columns)]
+def _body(comparison: Comparison, style: _Style) -> Iterator[str | list[str]]:
+    """Yield the lines below the header, escaped: a section's title as a text, a row as a list of cells."""
+    yield ["tokens", "", "", "", *(count(column.tokens) for column in comparison.columns)]
     for name, text in (("contract", _contract), ("limit", _limit), ("data", _data)):
-        yield [name, "", "", "", *(style.escape(text(column)) for column in found.columns)]
-    for title, rows in groupby(found.rows, key=lambda row: (row.section, row.unit)):
+        yield [name, "", "", "", *(style.escape(text(column)) for column in comparison.columns)]
+    for title, rows in groupby(comparison.rows, key=lambda row: (row.section, row.unit)):
         yield style.escape(title[0] + (", percent" if title[1] == PERCENT else ""))
         named = ""
         for row in rows:
@@ -134,7 +134,7 @@ def _body(found: Comparison, style: _Style) -> Iterator[str | list[str]]:
 
 
 def _measured(row: Row, cell: Cell | None) -> tuple[str, str]:
-    """Shots and items of a cell; a question mark where they are not known, empty where there are none."""
+    """Return shots and items of a cell: ``?`` if unknown, empty if there are none."""
     if cell is None:
         return "", ""
     without = row.shots is None and (row.unit == PLAIN or cell.conditions.whole is not None)
@@ -147,13 +147,13 @@ def _known(value: int | None) -> str:
 
 
 def _otherwise(row: Row, cell: Cell, first: Cell | None) -> str:
-    """How a cell was measured, where the row's shots and items are not its own."""
+    """Return a cell's shots and items where they differ from those that the row shows."""
     if first is None or cell is first:
         return ""
     (shots, items), own = _measured(row, first), _measured(row, cell)
-    told = [f"shots {own[0]}"] if own[0] != shots else []
-    told += [f"n {own[1]}"] if own[1] != items and cell.n is not None else []
-    return f" ({', '.join(told)})" if told else ""
+    differences = [f"shots {own[0]}"] if own[0] != shots else []
+    differences += [f"n {own[1]}"] if own[1] != items and cell.n is not None else []
+    return f" ({', '.join(differences)})" if differences else ""
 
 
 def _figure(row: Row, cell: Cell | None, first: Cell | None, style: _Style) -> str:
@@ -166,8 +166,7 @@ def _figure(row: Row, cell: Cell | None, first: Cell | None, style: _Style) -> s
         shown = style.best(shown)
     mark = _TIE if cell.standing == cells.TIE else _MARKS.get(cell.remark, "")
     mark += _ITEMS_UNKNOWN if _items_unknown(cell) else ""
-    told = _otherwise(row, cell, first)
-    return shown + (f" {style.escape(mark)}" if mark else "") + style.escape(told)
+    return shown + (f" {style.escape(mark)}" if mark else "") + style.escape(_otherwise(row, cell, first))
 
 
 def _items_unknown(cell: Cell) -> bool:
@@ -192,25 +191,25 @@ def _data(column: Column) -> str:
     return "several" if len(column.data) > 1 else "".join(column.data)[:8] or "unknown"
 
 
-def _notes(found: Comparison, style: _Style) -> list[str]:
-    all_cells = [cell for row in found.rows for cell in row.cells if cell]
+def _notes(comparison: Comparison, style: _Style) -> list[str]:
+    all_cells = [cell for row in comparison.rows for cell in row.cells if cell]
     notes = []
     if any(cell.standing for cell in all_cells):
         notes.append(
-            f"{style.best_is}: best of its row, beyond the error of every other; ≈: the best value and those that "
-            f"can't be told from it: the difference is within {cells.Z_95:.2f} of its standard errors (one that is "
-            "not given counts as 0; between two that are not given, none is best)"
+            f"{style.best_is}: best of its row, beyond the error of every other; ≈: the best value and those "
+            f"statistically equal to it: the difference is within {cells.Z_95:.2f} of its standard errors (one that is "
+            "not given counts as 0; if both are not given, neither is best)"
         )
     if any(_items_unknown(cell) for cell in all_cells):
         notes.append(f"{_ITEMS_UNKNOWN}: the number of items was not published")
     if any(cell.remark == "" for cell in all_cells):
-        notes.append("shots and n are those of the leftmost value of a row, and of every other that names none")
+        notes.append("shots and n are those of the leftmost value of a row, and of every value that names no others")
     notes += [
         f"{mark}: {_MEANINGS[remark]}" for remark, mark in _MARKS.items() if any(c.remark == remark for c in all_cells)
     ]
-    sources = dict.fromkeys(column.source for column in found.columns if column.source)
-    notes += [f"published: {source}; measured elsewhere, under no contract of ours" for source in sources]
-    return [style.escape(note) for note in [*notes, *found.notes]]
+    sources = dict.fromkeys(column.source for column in comparison.columns if column.source)
+    notes += [f"published: {source}; measured by others, without one of our contracts" for source in sources]
+    return [style.escape(note) for note in [*notes, *comparison.notes]]
 
 
 def _aligned(texts: list[str], widths: list[int]) -> str:

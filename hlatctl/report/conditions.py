@@ -1,4 +1,4 @@
-"""How a score was measured, from the contract that it names: shots, limit, datasets; pure."""
+"""How a score was measured, from its contract: shots, limit, datasets; pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hlatctl.run.scores import HELD_OUT
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How a score was measured; None is what is not known.
+    """How a score was measured; None means unknown.
 
     Args:
-        shots: solved examples before each question; None too where there are none, or where tasks differ.
-        limit: items a task that were asked for; None too if all of them were.
-        whole: every item of the datasets was asked for.
+        shots: solved examples before each question; also None if there are none, or if tasks differ.
+        limit: items per task; also None if all items were used.
+        whole: all items of the datasets were used.
         data: hash of the datasets.
     """
 
@@ -28,11 +28,11 @@ class Conditions:
 
 
 def of_score(fields: Fields | None, name: str) -> Conditions:
-    """The conditions of one score, by its name.
+    """Return the conditions of one score.
 
     Args:
-        fields: the contract; None if there is no record of it.
-        name: as in results.json.
+        fields: the contract; None if it was not recorded.
+        name: the score's name in results.json.
     """
     if fields is None:
         return Conditions()
@@ -50,7 +50,7 @@ def of_score(fields: Fields | None, name: str) -> Conditions:
 
 
 def of_mean(parts: Sequence[Conditions]) -> Conditions:
-    """The conditions of a mean over several scores."""
+    """Return the conditions of a mean over several scores."""
     data = [part.data for part in parts]
     whole = [part.whole for part in parts]
     return Conditions(
@@ -62,24 +62,24 @@ def of_mean(parts: Sequence[Conditions]) -> Conditions:
 
 
 def data_of(fields: Fields) -> str | None:
-    """The hash of all datasets of a contract's tasks; None if they were read from elsewhere than files."""
+    """Return the hash of all datasets of a contract's tasks; None if they were not read from files."""
     return _data(fields.get("tasks", {}))
 
 
 def _tasks(fields: Fields, name: str) -> dict[str, dict[str, Any]]:
-    """The tasks that a score is of: one, or those of a group; none if the contract does not say."""
+    """Return the tasks of a score: one, or those of a group; empty if the contract names none."""
     tasks: dict[str, dict[str, Any]] = fields.get("tasks", {})
     groups = {title: list(figure["tasks"]) for title, figure in fields.get("figures", {}).items()}
     groups = {**groups, **{title: [title] for title in tasks}}
-    # A second metric stands under the task's name with the metric behind it: the longest name is the task's.
+    # A second metric's score is named TASK_METRIC; the longest matching name is the task's.
     titles = [title for title in groups if name == title or name.startswith(f"{title}_")]
     wanted = groups[max(titles, key=len)] if titles else []
     return {title: tasks[title] for title in wanted if title in tasks}
 
 
 def _data(tasks: dict[str, dict[str, Any]]) -> str | None:
-    found = {title: task.get("datasets") for title, task in tasks.items()}
-    return digest(found) if found and all(found.values()) else None
+    hashes = {title: task.get("datasets") for title, task in tasks.items()}
+    return digest(hashes) if hashes and all(hashes.values()) else None
 
 
 def _same(values: Sequence[int | None]) -> int | None:

@@ -1,4 +1,4 @@
-"""A fire drill's outcome as text: what was broken, how it was noticed, how the run got over it. Pure."""
+"""A drill's outcomes as text: each fault, its detection and the recovery. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from hlatctl.run.journal import Event, number
 
-HEADER = ("fault", "detected as", "after", "recovered after", "steps done again", "losses", "outcome")
+HEADER = ("fault", "detected as", "after", "recovered after", "redone steps", "losses", "outcome")
 #: The fault whose recovery is compared with a cold start.
 _KILLED = "kill_process"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drill:
-    """What a drilled run's journal says.
+    """The result of a drill.
 
     Args:
         outcomes: the newest ``drill_outcome`` event of each fault.
         steps: of the undisturbed run that the losses are compared with.
-        cold_start_s: from its head's start to its first step; None if there was none.
+        cold_start_s: from that run's driver start to its first step; None without such a run.
     """
 
     outcomes: list[Event]
@@ -28,18 +28,18 @@ class Drill:
 
     @property
     def failed(self) -> list[str]:
-        """Titles of the faults that the run did not recover from."""
+        """Return the titles of the faults from which the run did not recover."""
         return [str(event["title"]) for event in self.outcomes if event["failure"]]
 
     @property
     def killed_to_step_s(self) -> float | None:
-        """From the kill -9 of a process to the next optimizer step."""
+        """Return the seconds from the kill -9 of a process to the next optimizer step."""
         times = [event.get("recovered_s") for event in self.outcomes if event["fault"] == _KILLED]
         return times[0] if times else None
 
 
 def drill(events: Sequence[Event]) -> Drill | None:
-    """The drill that a journal tells of; None if the run was not drilled."""
+    """Return the drill in a journal; None if the run was not drilled."""
     outcomes = {event["fault"]: event for event in events if event["kind"] == "drill_outcome"}
     baseline = next((event for event in reversed(events) if event["kind"] == "drill_baseline"), None)
     if not outcomes:
@@ -51,20 +51,20 @@ def drill(events: Sequence[Event]) -> Drill | None:
     )
 
 
-def rows(found: Drill) -> list[list[str]]:
-    """The cells under ``HEADER``, a row for each fault."""
-    return [_row(event) for event in found.outcomes]
+def rows(drilled: Drill) -> list[list[str]]:
+    """Return a row of cells for each fault, in the order of ``HEADER``."""
+    return [_row(event) for event in drilled.outcomes]
 
 
-def facts(found: Drill) -> list[tuple[str, str]]:
-    """What else the drill showed, name and text."""
-    compared = ("losses compared with", f"an undisturbed run of {found.steps:,} steps")
-    killed_s, cold_s = found.killed_to_step_s, found.cold_start_s
+def facts(drilled: Drill) -> list[tuple[str, str]]:
+    """Return the drill's other results, as name and text."""
+    compared = ("losses compared with", f"an undisturbed run of {drilled.steps:,} steps")
+    killed_s, cold_s = drilled.killed_to_step_s, drilled.cold_start_s
     if killed_s is None or not cold_s:
         return [compared]
     return [
         compared,
-        ("cold start", f"{cold_s:.1f} s from the head's start to the first step, compiled graphs at hand"),
+        ("cold start", f"{cold_s:.1f} s from the driver's start to the first step, with compiled graphs cached"),
         ("kill -9 to the next step", f"{killed_s:.1f} s, {killed_s / cold_s:.2f} of a cold start"),
     ]
 
@@ -72,7 +72,7 @@ def facts(found: Drill) -> list[tuple[str, str]]:
 def _row(event: Event) -> list[str]:
     title = str(event["title"])
     if event["skipped"]:
-        return [title, "–", "–", "–", "–", "–", f"not tried: {event['skipped']}"]
+        return [title, "–", "–", "–", "–", "–", f"skipped: {event['skipped']}"]
     if "detected_as" not in event:
         return [title, "–", "–", "–", "–", "–", f"NOT RECOVERED: {event['failure']}"]
     recovered_s = event["recovered_s"]
@@ -80,8 +80,8 @@ def _row(event: Event) -> list[str]:
         title,
         str(event["detected_as"]),
         f"{event['detected_s']:.1f} s",
-        "training went on" if recovered_s is None else f"{recovered_s:.1f} s",
+        "training continued" if recovered_s is None else f"{recovered_s:.1f} s",
         f"{event['lost_steps']:,}",
-        "the same" if event["losses_equal"] else "DIFFER",
+        "equal" if event["losses_equal"] else "DIFFER",
         f"NOT RECOVERED: {event['failure']}" if event["failure"] else "recovered",
     ]

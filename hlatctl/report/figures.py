@@ -1,4 +1,4 @@
-"""The report's figures, as SVG text; the only importer of matplotlib, and late: numbers need none."""
+"""Draw the report's figures as SVG text; the only importer of matplotlib, imported when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
-from hlatctl.report.forecast import Course
+from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import Goodput, label
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, steps_of, thin
 from hlatctl.run.errors import DependencyError
@@ -23,10 +23,10 @@ from hlatctl.units import count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Names of the figures that are not of the training itself.
+#: Names of figures; the others are named in ``draw``.
 TIME, SCORES = "time", "scores"
 INK, FAINT, MARK, QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
-#: Colours of the ledger's categories; restarts share one, and what is not named here another.
+#: Colours of the categories of wall time. Restarts share one colour; categories not listed here share others.
 _TIME_COLOURS = {
     "productive": INK,
     "data_wait": "#6d9dc5",
@@ -40,14 +40,14 @@ _TIME_COLOURS = {
     "end": "#c7b8d3",
     "idle": "#e6e8eb",
 }
-#: Shares below this have no room for a line of the legend.
+#: Smaller shares are left out of the legend.
 _LEAST_SHARE = 0.001
-#: More labels than this hide what they name.
+#: A legend with more labels is placed above the figure.
 _LABELS_INSIDE = 3
-#: More points than this on a line are more than its pixels.
+#: Points per line; a line has fewer pixels than this.
 MAX_POINTS = 1500
 _STYLE: Any = {
-    # Text stays text: small, searchable, and in the page's own typeface.
+    # Keep text as text: small files, searchable, in the page's typeface.
     "svg.fonttype": "none",
     "svg.hashsalt": "hlatctl",
     "font.family": "sans-serif",
@@ -69,14 +69,14 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Series:
-    """The steps that count, thinned to what a figure can show."""
+    """The steps that count, reduced to ``MAX_POINTS`` means."""
 
     tokens: list[float]
     values: dict[str, list[float]]
 
     @classmethod
     def of(cls, state: RunState) -> Series:
-        """From a folded journal."""
+        """Return the series of a folded journal."""
         steps = steps_of(state)
         names = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s")
         values = {name: thin(column(steps, name), MAX_POINTS) for name in names}
@@ -84,8 +84,8 @@ class Series:
         return cls(thin(column(steps, "tokens"), MAX_POINTS), values)
 
 
-def draw(state: RunState, config: Config, found: Numbers, time: Goodput) -> dict[str, str]:
-    """SVG text by the figure's name; empty if there is no step to draw.
+def draw(state: RunState, config: Config, run: Numbers, time: Goodput) -> dict[str, str]:
+    """Return SVG text by figure name; empty if the run has no steps.
 
     Raises:
         DependencyError: matplotlib is not installed.
@@ -94,39 +94,39 @@ def draw(state: RunState, config: Config, found: Numbers, time: Goodput) -> dict
     if not series.tokens:
         return {}
     figures: dict[str, Callable[[Axes], None]] = {
-        "loss": lambda axes: _loss(axes, series, found),
+        "loss": lambda axes: _loss(axes, series, run),
         "gradient_norm": lambda axes: _gradient_norm(axes, series, state),
         "parameter_norm": lambda axes: _line(axes, series, "param_norm", "parameter norm (L2)"),
         "learning_rate": lambda axes: _line(axes, series, "lr", "learning rate"),
         "throughput": lambda axes: _throughput(axes, series),
     }
-    restarts = [attempt.tokens for attempt in found.attempts[1:]]
+    restarts = [attempt.tokens for attempt in run.attempts[1:]]
     last_tokens = max(config.total_tokens, series.tokens[-1])
     drawn = {
         name: svg(partial(_over_tokens, plot, restarts, last_tokens), height_in=3.4 if name == "loss" else 2.1)
         for name, plot in figures.items()
     }
-    lines = _score_lines(found)
+    lines = _score_lines(run)
     if lines:
         drawn[SCORES] = svg(partial(_over_tokens, partial(_scores, lines), restarts, last_tokens), height_in=3.4)
     return {**drawn, TIME: svg(partial(_time, time), height_in=1.9)}
 
 
-def draw_forecast(variants: Mapping[str, Sequence[Course]]) -> str:
-    """SVG text: how long each variant's courses take, one mark a course.
+def draw_forecast(variants: Mapping[str, Sequence[Simulation]]) -> str:
+    """Return a figure of each variant's wall times as SVG text, with one mark per simulation.
 
     Raises:
         DependencyError: matplotlib is not installed.
     """
 
     def plot(axes: Axes) -> None:
-        for row, courses in enumerate(reversed(list(variants.values()))):
-            days = sorted(course.wall_s / 86400 for course in courses if not course.message)
+        for row, simulations in enumerate(reversed(list(variants.values()))):
+            days = sorted(simulation.wall_s / 86400 for simulation in simulations if not simulation.message)
             if days:
                 axes.plot(days, [row] * len(days), "|", color=INK, markersize=14, alpha=0.6)
                 axes.plot(statistics.median(days), row, "o", color=MARK, markersize=5)
         axes.set_yticks(range(len(variants)), list(variants)[::-1])
-        axes.set_xlabel("days from the run's creation to its end; a mark is a course, a dot their median")
+        axes.set_xlabel("days from the run's creation to its end; marks are simulations, dots are medians")
 
     return svg(plot, height_in=0.6 + 0.35 * len(variants))
 
@@ -162,7 +162,7 @@ def _time(time: Goodput, axes: Axes) -> None:
 
 
 def svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
-    """One figure as SVG text, as wide as the page.
+    """Return one figure as SVG text, as wide as the page.
 
     Raises:
         DependencyError: matplotlib is not installed.
@@ -181,12 +181,12 @@ def svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
     return buffer.getvalue()
 
 
-def _loss(axes: Axes, series: Series, found: Numbers) -> None:
+def _loss(axes: Axes, series: Series, run: Numbers) -> None:
     axes.plot(series.tokens, series.values["loss"], color=FAINT, linewidth=0.8, label="training, each step")
     axes.plot(
         series.tokens, series.values["smooth_loss"], color=INK, label=f"training, mean of {LOSS_WINDOW_STEPS} steps"
     )
-    scores = comparable(found.milestones, "validation_loss")  # those under another contract stay in the table
+    scores = comparable(run.milestones, "validation_loss")  # scores under other contracts are only in the table
     scored = [(milestone.tokens, score.value) for milestone, score in scores if score.value is not None]
     if scored:
         axes.plot(
@@ -205,14 +205,14 @@ def _loss(axes: Axes, series: Series, found: Numbers) -> None:
     axes.set_ylabel("loss (nats per token)")
 
 
-def _score_lines(found: Numbers) -> dict[str, list[tuple[int, float, float]]]:
-    """Tokens, value and standard error (0: none) of each headline that was measured alike at two milestones or more."""
-    tasks = {score.task for milestone in found.milestones for score in milestone.scores}
+def _score_lines(run: Numbers) -> dict[str, list[tuple[int, float, float]]]:
+    """Return tokens, value and standard error (0: none) of each headline with two or more comparable scores."""
+    tasks = {score.task for milestone in run.milestones for score in milestone.scores}
     lines = {}
     for task in headlines(sorted(tasks)):
         points = [
             (milestone.tokens, score.value, score.stderr or 0.0)
-            for milestone, score in comparable(found.milestones, task)
+            for milestone, score in comparable(run.milestones, task)
             if score.value is not None and not task.startswith(HELD_OUT)
         ]
         if len(points) > 1:

@@ -1,4 +1,4 @@
-"""What many rehearsals of a run say together: how long, how dear, how much of it lost; as plain values and as text."""
+"""Summarise many simulations of a run: duration, cost and lost work, as values and as text."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hlatctl.units import duration, utc
+from hlatctl.units import counted, duration, utc
 
-HEADER = ("variant", "takes", "uptime", "goodput", "lost work", "failures", "USD")
+HEADER = ("variant", "duration", "uptime", "goodput", "lost work", "failures", "USD")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    """What one course of a run came to.
+class Simulation:
+    """The result of one simulation.
 
     Args:
-        seed: it was drawn with.
+        seed: of the random failures.
         message: why it did not reach its last step; empty if it did.
         wall_s: from the run's creation to its end.
-        uptime_fraction, goodput_fraction: as `hlatctl goodput` has them.
-        lost_s: steps that had to be done again.
+        uptime_fraction, goodput_fraction: as in `hlatctl goodput`.
+        lost_s: time of the steps that were redone.
         failures: attempts that ended without a last checkpoint.
     """
 
@@ -37,7 +37,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The median of a figure over all courses, and its 5th and 95th percentiles: rough ones if the courses are few."""
+    """The median of a value over all simulations, and its 5th and 95th percentiles."""
 
     low: float
     median: float
@@ -45,18 +45,19 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """From at least one value; between two of them in proportion."""
-        # Twentieths; a single value is all of them.
+        """Return the spread of at least one value, interpolated linearly."""
+        # Cut points at every 5 %; statistics.quantiles needs at least two values.
         cuts = statistics.quantiles(values if len(values) > 1 else [*values, *values], n=20, method="inclusive")
         return cls(low=cuts[0], median=cuts[9], high=cuts[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """One variant's courses in figures.
+    """The simulations of one variant.
 
     Args:
-        unfinished: courses that did not reach the last step; the figures are of the others.
+        courses: number of simulations; the JSON key's older name.
+        unfinished: messages of simulations that did not reach the last step, by seed. They are in no spread.
         cost_usd: None without ``cluster.price_usd_per_node_hour``.
     """
 
@@ -70,49 +71,48 @@ class Outlook:
     cost_usd: Spread | None
 
 
-def outlook(courses: Sequence[Course]) -> Outlook | None:
-    """What the courses say together; None if none of them was finished."""
-    finished = [course for course in courses if not course.message]
+def outlook(simulations: Sequence[Simulation]) -> Outlook | None:
+    """Return the summary of simulations; None if none finished."""
+    finished = [simulation for simulation in simulations if not simulation.message]
     if not finished:
         return None
     spreads = {
-        name: Spread.of([getattr(course, name) for course in finished])
+        name: Spread.of([getattr(simulation, name) for simulation in finished])
         for name in ("wall_s", "uptime_fraction", "goodput_fraction", "lost_s", "failures")
     }
-    costs = [course.cost_usd for course in finished if course.cost_usd is not None]
+    costs = [simulation.cost_usd for simulation in finished if simulation.cost_usd is not None]
     return Outlook(
-        courses=len(courses),
-        unfinished={course.seed: course.message for course in courses if course.message},
+        courses=len(simulations),
+        unfinished={each.seed: each.message for each in simulations if each.message},
         cost_usd=Spread.of(costs) if costs else None,
         **spreads,
     )
 
 
 def rows(variants: Mapping[str, Outlook | None]) -> list[list[str]]:
-    """The table: a variant a row, ``median (5 % to 95 %)`` in the cells."""
-    return [[name, *_cells(found)] for name, found in variants.items()]
+    """Return a row per variant, with ``median (5 % to 95 %)`` in the cells."""
+    return [[name, *_cells(forecast)] for name, forecast in variants.items()]
 
 
-def facts(found: Outlook, now_unix_s: float) -> list[tuple[str, str]]:
-    """When it would be finished, if it began now."""
-    ends = [utc(now_unix_s + seconds) for seconds in (found.wall_s.median, found.wall_s.high)]
-    finished = found.courses - len(found.unfinished)
-    of = f"of {finished} finished courses" if finished > 1 else "of the one finished course"
-    known = [
-        ("finished, if it began now", f"{ends[0]} (median {of}); {ends[1]} (95th percentile)"),
-        ("courses", str(found.courses)),
-        *(("not finished", f"seed {seed}: {message}") for seed, message in list(found.unfinished.items())[:3]),
+def facts(forecast: Outlook, now_unix_s: float) -> list[tuple[str, str]]:
+    """Return when the run would finish if it started now, as name and text."""
+    ends = [utc(now_unix_s + seconds) for seconds in (forecast.wall_s.median, forecast.wall_s.high)]
+    finished = forecast.courses - len(forecast.unfinished)
+    simulations = counted(finished, "finished simulation")
+    return [
+        ("finished, if started now", f"{ends[0]} (median of {simulations}); {ends[1]} (95th percentile)"),
+        ("simulations", str(forecast.courses)),
+        *(("not finished", f"seed {seed}: {message}") for seed, message in list(forecast.unfinished.items())[:3]),
     ]
-    return known
 
 
 def record(variants: Mapping[str, Outlook | None]) -> dict[str, object]:
-    """As JSON values."""
-    return {name: dataclasses.asdict(found) if found else None for name, found in variants.items()}
+    """Return the variants as JSON values."""
+    return {name: dataclasses.asdict(forecast) if forecast else None for name, forecast in variants.items()}
 
 
-def _cells(found: Outlook | None) -> list[str]:
-    if found is None:
+def _cells(forecast: Outlook | None) -> list[str]:
+    if forecast is None:
         return ["never finished", *([""] * (len(HEADER) - 2))]
 
     def percent(spread: Spread) -> str:
@@ -121,12 +121,12 @@ def _cells(found: Outlook | None) -> list[str]:
     def time(spread: Spread) -> str:
         return f"{duration(spread.median)} ({duration(spread.low)} to {duration(spread.high)})"
 
-    cost = "" if found.cost_usd is None else f"{found.cost_usd.median:,.0f}"
+    cost = "" if forecast.cost_usd is None else f"{forecast.cost_usd.median:,.0f}"
     return [
-        time(found.wall_s),
-        percent(found.uptime_fraction),
-        percent(found.goodput_fraction),
-        time(found.lost_s),
-        f"{found.failures.median:.0f}",
+        time(forecast.wall_s),
+        percent(forecast.uptime_fraction),
+        percent(forecast.goodput_fraction),
+        time(forecast.lost_s),
+        f"{forecast.failures.median:.0f}",
         cost,
     ]

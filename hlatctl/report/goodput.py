@@ -1,7 +1,6 @@
-"""The ledger of a run's time: what of it trained the model, what the rest went to, what it cost. Pure.
+"""Goodput of a run: its wall time by category, its cost, and the best checkpoint interval. Pure.
 
-How the seconds are found is in ``timeline``; how they look is for ``page`` and ``hlatctl goodput``, which share the
-text below.
+``timeline`` assigns the seconds to categories. The report page and ``hlatctl goodput`` show the texts below.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, number
 from hlatctl.units import duration
 
-#: Training was up: its steps follow one another, whether they counted in the end or not.
+#: Training was up: steps followed one another, including steps that were later redone.
 _UP = (timeline.PRODUCTIVE, timeline.DATA_WAIT, timeline.CHECKPOINT_STALL, timeline.BETWEEN_STEPS, timeline.LOST)
 _LABELS = {
     timeline.PRODUCTIVE: "productive steps",
@@ -31,26 +30,27 @@ _LABELS = {
     "warm_cache": "cache warm-up",
     timeline.END: "end of training",
     timeline.EVALUATION_WAIT: "evaluation wait",
-    timeline.HEAD: "head, between stages",
+    timeline.HEAD: "driver, between stages",
     timeline.IDLE: "idle",
 }
-#: Rows that come last; restarts and stages stand before them as they appear.
+#: The last rows; restarts and stages precede them in order of time.
 _LAST = (timeline.END, timeline.EVALUATION_WAIT, timeline.HEAD, timeline.IDLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """The interval between checkpoints that is in use, and the one that would lose least.
+    """The interval between checkpoints, and the intervals that would lose the least time.
 
     Args:
-        save_s: mean time that training stood still for one of the ``saves``.
-        failures: attempts that ended without a last checkpoint and that nobody had asked to stop, by cause.
-        mean_time_between_failures_s: time in which training was up, per failure; None without a failure.
-        least_time_between_failures_s: without a failure, what it exceeds with 95 % confidence.
+        saves: number of checkpoints written.
+        save_s: mean time that training paused for a checkpoint.
+        failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
+        mean_time_between_failures_s: uptime per failure; None without a failure.
+        least_time_between_failures_s: without a failure, its lower bound with 95 % confidence.
         step_s: median over the steps that count.
-        every_s: ``checkpoint.every_steps`` of them.
-        young_s, daly_s: seconds of training between two saves, from the measured figures; None without a failure.
-        daly_steps: the same in steps, at least one.
+        every_steps: ``checkpoint.every_steps``; ``every_s`` is the time of these steps.
+        young_s, daly_s: best interval in seconds of training, from the measured values; None without a failure.
+        daly_steps: ``daly_s`` in steps, at least one.
     """
 
     saves: int
@@ -68,17 +68,17 @@ class Checkpointing:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """A run's wall time, split.
+    """A run's wall time by category, and what follows from it.
 
     Args:
-        wall_s: from the journal's first event to its newest, or to the run's good end.
+        wall_s: from the journal's first event to its newest, or to the end of a finished run.
         seconds: by category; they add up to ``wall_s`` to the microsecond.
-        training_s: from the first attempt's start to the newest one's last sign of life.
-        up_s: of these, the time in which steps followed one another: productive, lost, data wait, checkpoint stall.
-        uptime_fraction: ``up_s`` of ``training_s``; the share that restarts and pauses leave (HLAT, arXiv 2404.10630,
-            Table 1: 98.81 % with automatic restarts, 77.83 % without).
-        ettr_fraction: effective training time ratio (arXiv 2410.21680): productive time of ``training_s``.
-        accelerators: the processes have one each; False on processors.
+        training_s: from the first attempt's start to the newest attempt's last event.
+        up_s: the part of ``training_s`` in which steps followed one another (``_UP``).
+        uptime_fraction: ``up_s / training_s`` (HLAT, arXiv 2404.10630, Table 1: 98.81 % with automatic restarts,
+            77.83 % without).
+        ettr_fraction: effective training time ratio (arXiv 2410.21680): productive time / ``training_s``.
+        accelerators: each process has an accelerator; False on CPUs.
         process_hours: wall time of all training processes, idle or not.
         cost_usd: of all nodes for the wall time; None without ``cluster.price_usd_per_node_hour``.
     """
@@ -96,30 +96,30 @@ class Goodput:
 
 
 def measure_goodput(events: Sequence[Event], config: Config) -> Goodput:
-    """The ledger of a journal, or of any beginning of it."""
-    found = account(events)
-    seconds = {category: found.seconds[category] for category in sorted(found.seconds, key=_rank)}
+    """Return the goodput of a journal, or of any prefix of it."""
+    time = account(events)
+    seconds = {category: time.seconds[category] for category in sorted(time.seconds, key=_rank)}
     up_s = math.fsum(seconds.get(category, 0.0) for category in _UP)
     return Goodput(
-        wall_s=found.wall_s,
+        wall_s=time.wall_s,
         seconds=seconds,
-        training_s=found.training_s,
+        training_s=time.training_s,
         up_s=up_s,
-        uptime_fraction=_share(up_s, found.training_s),
-        ettr_fraction=_share(seconds.get(timeline.PRODUCTIVE, 0.0), found.training_s),
+        uptime_fraction=_share(up_s, time.training_s),
+        ettr_fraction=_share(seconds.get(timeline.PRODUCTIVE, 0.0), time.training_s),
         accelerators=config.backend.device != "cpu",
-        process_hours=config.world_size * found.wall_s / 3600,
-        cost_usd=_cost_usd(found.wall_s, config),
-        checkpointing=_checkpointing(events, config, found, up_s),
+        process_hours=config.world_size * time.wall_s / 3600,
+        cost_usd=_cost_usd(time.wall_s, config),
+        checkpointing=_checkpointing(events, config, time, up_s),
     )
 
 
-def _checkpointing(events: Sequence[Event], config: Config, found: Account, up_s: float) -> Checkpointing:
+def _checkpointing(events: Sequence[Event], config: Config, time: Account, up_s: float) -> Checkpointing:
     written = [event for event in events if event["kind"] == "checkpoint_written"]
     stalls_s = [number(event, timeline.stall_field(event)) for event in written]
-    save_s = mean([stall_s for stall_s in stalls_s if stall_s >= 0])  # nor is a negative one a duration
+    save_s = mean([stall_s for stall_s in stalls_s if stall_s >= 0])  # damaged: NaN or negative
     step_s = median(column(list(fold(events).steps.values()), "step_s"))
-    failures = sum(found.failures.values())
+    failures = sum(time.failures.values())
     between_s = up_s / failures if failures and up_s > 0 else None
     quiet_s = checkpoint_interval.least_time_between_failures_s(up_s) if not failures and up_s > 0 else None
     young_s = daly_s = None
@@ -130,7 +130,7 @@ def _checkpointing(events: Sequence[Event], config: Config, found: Account, up_s
     return Checkpointing(
         saves=len(written),
         save_s=save_s,
-        failures=found.failures,
+        failures=time.failures,
         mean_time_between_failures_s=between_s,
         least_time_between_failures_s=quiet_s,
         step_s=step_s,
@@ -143,54 +143,54 @@ def _checkpointing(events: Sequence[Event], config: Config, found: Account, up_s
 
 
 def label(category: str) -> str:
-    """A category as people read it."""
+    """Return a category's name for people."""
     if category.startswith(RESTART):
         return f"restart: {category.removeprefix(RESTART)}"
     return _LABELS.get(category, category.replace("_", " "))
 
 
-def time_table(found: Goodput) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a category a row, with its time, its share, and its cost where there is a price."""
-    priced = found.cost_usd is not None
-    header = ["where it went", "time", "share", *(["USD"] if priced else [])]
+def time_table(goodput: Goodput) -> tuple[list[str], list[list[str]]]:
+    """Return a header and a row per category with its time, share and cost (if there is a price)."""
+    priced = goodput.cost_usd is not None
+    header = ["category", "time", "share", *(["USD"] if priced else [])]
     rows = []
-    for category, seconds in [*found.seconds.items(), ("wall time", found.wall_s)]:
-        share = seconds / found.wall_s if found.wall_s else 0.0
-        cost = [f"{share * found.cost_usd:,.2f}"] if found.cost_usd is not None else []
+    for category, seconds in [*goodput.seconds.items(), ("wall time", goodput.wall_s)]:
+        share = seconds / goodput.wall_s if goodput.wall_s else 0.0
+        cost = [f"{share * goodput.cost_usd:,.2f}"] if goodput.cost_usd is not None else []
         rows.append([label(category), duration(seconds), f"{100 * share:.1f} %", *cost])
     return header, rows
 
 
-def facts(found: Goodput) -> list[tuple[str, str]]:
-    """What follows from the split, name and text; what is not known is left out."""
-    hours = "accelerator-hours" if found.accelerators else "process-hours"
+def facts(goodput: Goodput) -> list[tuple[str, str]]:
+    """Return the known facts that follow from the categories, as name and text."""
+    hours = "accelerator-hours" if goodput.accelerators else "process-hours"
     known = [
-        ("goodput (ETTR)", _percent(found.ettr_fraction, "productive steps", found)),
-        ("uptime", _percent(found.uptime_fraction, "training was up", found)),
-        (hours, f"{found.process_hours:,.2f}"),
-        ("cost", "" if found.cost_usd is None else f"{found.cost_usd:,.2f} USD"),
-        *_interval_facts(found.checkpointing, found.up_s),
+        ("goodput (ETTR)", _percent(goodput.ettr_fraction, "productive steps", goodput)),
+        ("uptime", _percent(goodput.uptime_fraction, "training was up", goodput)),
+        (hours, f"{goodput.process_hours:,.2f}"),
+        ("cost", "" if goodput.cost_usd is None else f"{goodput.cost_usd:,.2f} USD"),
+        *_interval_facts(goodput.checkpointing, goodput.up_s),
     ]
     return [(name, text) for name, text in known if text]
 
 
-def _interval_facts(found: Checkpointing, up_s: float) -> list[tuple[str, str]]:
-    every = f"every {found.every_steps:,} steps" + (f", {duration(found.every_s)}" if found.every_s else "")
-    saves = f"{found.saves:,} checkpoints" if found.saves != 1 else "1 checkpoint"
-    causes = ", ".join(f"{count} {cause}" for cause, count in found.failures.items())
+def _interval_facts(saving: Checkpointing, up_s: float) -> list[tuple[str, str]]:
+    every = f"every {saving.every_steps:,} steps" + (f", {duration(saving.every_s)}" if saving.every_s else "")
+    saves = f"{saving.saves:,} checkpoints" if saving.saves != 1 else "1 checkpoint"
+    causes = ", ".join(f"{count} {cause}" for cause, count in saving.failures.items())
     failed = f"{causes}, in {duration(up_s)} of training"
-    if found.mean_time_between_failures_s is not None:
-        failed += f": one in {duration(found.mean_time_between_failures_s)}"
+    if saving.mean_time_between_failures_s is not None:
+        failed += f": one in {duration(saving.mean_time_between_failures_s)}"
     none = f"none in {duration(up_s)} of training"
-    if found.least_time_between_failures_s is not None:
-        none += f": with 95 % confidence less than one in {duration(found.least_time_between_failures_s)}"
-    steps = f", {found.daly_steps:,} step{'s' * (found.daly_steps > 1)}" if found.daly_steps else ""
+    if saving.least_time_between_failures_s is not None:
+        none += f": with 95 % confidence less than one in {duration(saving.least_time_between_failures_s)}"
+    steps = f", {saving.daly_steps:,} step{'s' * (saving.daly_steps > 1)}" if saving.daly_steps else ""
     return [
-        ("a save stalls training", "" if found.save_s is None else f"{duration(found.save_s)}, mean of {saves}"),
-        ("failures", failed if found.failures else none),
-        ("checkpoints now", every),
-        ("checkpoints by Young", "" if found.young_s is None else f"every {duration(found.young_s)}"),
-        ("checkpoints by Daly", "" if found.daly_s is None else f"every {duration(found.daly_s)}{steps}"),
+        ("checkpoint stall", "" if saving.save_s is None else f"{duration(saving.save_s)}, mean of {saves}"),
+        ("failures", failed if saving.failures else none),
+        ("checkpoint interval", every),
+        ("best interval (Young)", "" if saving.young_s is None else f"every {duration(saving.young_s)}"),
+        ("best interval (Daly)", "" if saving.daly_s is None else f"every {duration(saving.daly_s)}{steps}"),
     ]
 
 
@@ -200,10 +200,10 @@ def _rank(category: str) -> int:
     return 1 + _LAST.index(category) if category in _LAST else 0
 
 
-def _percent(fraction: float | None, what: str, found: Goodput) -> str:
+def _percent(fraction: float | None, what: str, goodput: Goodput) -> str:
     if fraction is None:
         return ""
-    return f"{100 * fraction:.1f} % ({what}, of {duration(found.training_s)} since the first attempt's start)"
+    return f"{100 * fraction:.1f} % ({what}, of {duration(goodput.training_s)} since the first attempt's start)"
 
 
 def _share(part_s: float, whole_s: float) -> float | None:

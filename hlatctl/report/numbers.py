@@ -1,9 +1,10 @@
-"""What a run's report says, as plain numbers; pure. How they look is for ``figures``, ``page`` and ``summary``."""
+"""The numbers of a run's report; pure. ``figures``, ``page`` and ``summary`` show them."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +12,15 @@ from typing import Any
 from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
 from hlatctl.run.journal import Event
-from hlatctl.run.state import Judgement, RunState
+from hlatctl.run.state import ContractScores, RunState
 
-#: Steps over which the loss of "now" is averaged: one batch's loss says little.
+#: Steps over which the newest loss is averaged, because the loss of one batch is noisy.
 LOSS_WINDOW_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One metric of one task at one milestone; ``stderr`` is None where the task has none.
-
-    ``contract`` is what it was measured under: scores under different ones can't be compared.
-    """
+    """One metric of one task at one milestone. Scores under different contracts can't be compared."""
 
     task: str
     metric: str
@@ -34,9 +32,9 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Milestone:
-    """One milestone and its scores under one contract; under another one it is another of these.
+    """One milestone and its scores under one contract.
 
-    ``is_own`` is false where the contract is not that of the run's first evaluation.
+    ``is_own`` is false if the contract differs from that of the run's first evaluation.
     """
 
     tokens: int
@@ -49,13 +47,13 @@ class Milestone:
     is_own: bool
 
     def score(self, task: str) -> Score | None:
-        """The score of a task, if it has one."""
+        """Return the score of a task, if there is one."""
         return next((score for score in self.scores if score.task == task), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One training attempt; ``tokens`` is where it began, ``lost_steps`` what the next one had to do again."""
+    """One training attempt, which started after ``tokens``. The next one redid ``lost_steps``."""
 
     number: int
     started_unix_s: float
@@ -85,11 +83,11 @@ class Numbers:
     """A run in numbers.
 
     Args:
-        first_loss, last_loss: mean over the first and the last 20 steps, nats per token.
+        first_loss, last_loss: means over the first and the last ``LOSS_WINDOW_STEPS`` steps, nats per token.
         tokens_per_s: median over the steps.
         data_wait_fraction: share of the steps' time spent waiting for data.
-        evaluates: the model from elsewhere that the run does nothing but evaluate; empty for a training run.
-        sweep: that the run is a trial of; empty if of none.
+        evaluates: the external model that the run only evaluates; empty for a training run.
+        sweep: the sweep that the run is a trial of; empty if none.
     """
 
     run_id: str
@@ -119,7 +117,7 @@ class Numbers:
 
 
 def numbers(state: RunState, config: Config) -> Numbers:
-    """Everything the report says about a state."""
+    """Return the numbers of a folded journal."""
     steps = steps_of(state)
     losses = column(steps, "loss")
     step_s = column(steps, "step_s")
@@ -156,17 +154,17 @@ def numbers(state: RunState, config: Config) -> Numbers:
 
 
 def steps_of(state: RunState) -> list[Event]:
-    """The step events that count, in order."""
+    """Return the step events that count, in order."""
     return [state.steps[step] for step in sorted(state.steps)]
 
 
 def column(steps: Sequence[Event], name: str) -> list[float]:
-    """One field of the steps; what is missing is NaN, and so is what training made NaN."""
+    """Return one field of the steps; NaN where it is missing or not finite."""
     return [finite_or_nan(step.get(name)) for step in steps]
 
 
 def finite_or_nan(value: Any) -> float:
-    """A journal's number, which may be the text ``nan`` or ``inf``, as a float that can be drawn."""
+    """Return a journal's number as a finite float; NaN for the texts ``nan`` and ``inf``, and for what is no number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -175,7 +173,7 @@ def finite_or_nan(value: Any) -> float:
 
 
 def thin(values: Sequence[float], most: int) -> list[float]:
-    """At most so many values: means of equal neighbourhoods."""
+    """Return at most ``most`` values: means of equal groups of neighbours."""
     if len(values) <= most:
         return list(values)
     edges = [len(values) * part // most for part in range(most + 1)]
@@ -183,28 +181,25 @@ def thin(values: Sequence[float], most: int) -> list[float]:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """The mean around each value, ``window`` values in all where there are so many; it does not lag behind."""
+    """Return the centred moving mean over up to ``window`` values."""
     before, after = window // 2, window - window // 2
     return [_mean_or_nan(values[max(0, at - before) : at + after]) for at in range(len(values))]
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean of what is a number; None if nothing is."""
+    """Return the mean without NaN values; None if there is none."""
     finite = [value for value in values if not math.isnan(value)]
     return math.fsum(finite) / len(finite) if finite else None
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The median of what is a number; None if nothing is."""
-    finite = sorted(value for value in values if not math.isnan(value))
-    if not finite:
-        return None
-    middle = len(finite) // 2
-    return finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
+    """Return the median without NaN values; None if there is none."""
+    finite = [value for value in values if not math.isnan(value)]
+    return statistics.median(finite) if finite else None
 
 
 def _status(state: RunState, config: Config) -> str:
-    # The page is written by the flow's last stage, when the journal does not say "finished" yet.
+    # The flow's last stage writes the page, before the journal has "run_finished".
     if state.evaluates and state.status == "running":
         return "evaluated"
     done = state.step >= config.total_steps and state.status == "running"
@@ -212,23 +207,20 @@ def _status(state: RunState, config: Config) -> str:
 
 
 def _milestones(state: RunState) -> list[Milestone]:
-    rows = []
-    for _, found in sorted(state.milestones.items()):
-        shown = Judgement(found.contract, found.scores, found.skipped)
-        for judged in (shown, *found.others):
-            rows.append(
-                Milestone(
-                    tokens=found.milestone_tokens,
-                    step=found.step,
-                    status=found.status,
-                    skipped=dict(judged.skipped),
-                    message=found.message,
-                    contract=judged.contract,
-                    is_own=not judged.scores or judged.contract == state.contract,
-                    scores=[_score(task, score, judged.contract) for task, score in sorted(judged.scores.items())],
-                )
-            )
-    return rows
+    return [
+        Milestone(
+            tokens=milestone.milestone_tokens,
+            step=milestone.step,
+            status=milestone.status,
+            skipped=dict(shown.skipped),
+            message=milestone.message,
+            contract=shown.contract,
+            is_own=not shown.scores or shown.contract == state.contract,
+            scores=[_score(task, score, shown.contract) for task, score in sorted(shown.scores.items())],
+        )
+        for _, milestone in sorted(state.milestones.items())
+        for shown in (ContractScores(milestone.contract, milestone.scores, milestone.skipped), *milestone.others)
+    ]
 
 
 def _score(task: str, score: dict[str, Any], contract: str) -> Score:
@@ -243,15 +235,15 @@ def _score(task: str, score: dict[str, Any], contract: str) -> Score:
     )
 
 
-def comparable(milestones: list[Milestone], task: str) -> list[tuple[Milestone, Score]]:
-    """A task's scores over the milestones that were measured under one contract: that of the first of them."""
-    found = [(milestone, score) for milestone in milestones if (score := milestone.score(task))]
-    return [(milestone, score) for milestone, score in found if score.contract == found[0][1].contract]
+def comparable(milestones: Sequence[Milestone], task: str) -> list[tuple[Milestone, Score]]:
+    """Return a task's scores that have the contract of its first score."""
+    scored = [(milestone, score) for milestone in milestones if (score := milestone.score(task))]
+    return [(milestone, score) for milestone, score in scored if score.contract == scored[0][1].contract]
 
 
 def _newest_validation(milestones: list[Milestone]) -> float | None:
-    found = comparable(milestones, "validation_loss")
-    return found[-1][1].value if found else None
+    scored = comparable(milestones, "validation_loss")
+    return scored[-1][1].value if scored else None
 
 
 def _attempts(state: RunState, config: Config) -> list[Attempt]:
@@ -279,7 +271,7 @@ def _attempts(state: RunState, config: Config) -> list[Attempt]:
 
 
 def _mfu(state: RunState, config: Config, tokens_per_s: float | None) -> float | None:
-    """Model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B); none where the device's peak isn't known."""
+    """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B); None without the device's peak."""
     if tokens_per_s is None or not state.peak_flops_per_s:
         return None
     used = tokens_per_s * flops_per_token(config.model, config.train.seq_len)
@@ -292,8 +284,8 @@ def _number(value: Any) -> float | None:
 
 
 def _mean_or_nan(values: Sequence[float]) -> float:
-    found = mean(values)
-    return math.nan if found is None else found
+    average = mean(values)
+    return math.nan if average is None else average
 
 
 def _ratio(part: float, whole: float) -> float | None:

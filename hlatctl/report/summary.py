@@ -1,4 +1,4 @@
-"""A run's report in a screenful of Markdown: the summary file, and Prefect's artifact."""
+"""A run's summary in Markdown: ``summary.md`` and Prefect's artifact."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from hlatctl.run.journal import Event
 from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.units import count, duration
 
-#: Marks scores that can't be compared with the others of their row.
+#: Marks scores that can't be compared with the first score of their row.
 _OTHER = "†"
 
 
 def summary_markdown(events: Sequence[Event], config: Config) -> str:
-    """The summary of a journal, as Markdown."""
+    """Return the summary of a journal as Markdown."""
     return render(numbers(fold(events), config), measure_goodput(events, config))
 
 
-def render(found: Numbers, time: Goodput) -> str:
-    """Numbers as Markdown."""
-    parts = [f"# {found.run_id}\n"]
-    if found.simulated:
+def render(run: Numbers, time: Goodput) -> str:
+    """Return the summary as Markdown."""
+    parts = [f"# {run.run_id}\n"]
+    if run.simulated:
         parts.append(f"**{MARK}**: {REPORT}\n")
-    parts.append(table(["", ""], [[name, value] for name, value in facts(found, time)]))
-    if found.milestones:
+    parts.append(table(["", ""], [[name, value] for name, value in facts(run, time)]))
+    if run.milestones:
         parts.append("## Scores\n")
-        parts.append(table(*score_table(found.milestones)))
-        parts += [f"{note}\n" for note in [contract_note(found.milestones)] if note]
-    if len(found.attempts) > 1:
+        parts.append(table(*score_table(run.milestones)))
+        parts += [f"{note}\n" for note in [contract_note(run.milestones)] if note]
+    if len(run.attempts) > 1:
         parts.append("## Attempts\n")
-        rows = [[str(a.number), f"{a.from_step} to {a.last_step}", a.cause or "goes on", a.why] for a in found.attempts]
-        parts.append(table(["attempt", "steps", "ended", "then"], rows))
-    parts.extend(f"Warning: {warning}\n" for warning in found.warnings)
+        rows = [[str(a.number), f"{a.from_step} to {a.last_step}", a.cause or "running", a.why] for a in run.attempts]
+        parts.append(table(["attempt", "steps", "cause of end", "reason for the decision"], rows))
+    parts.extend(f"Warning: {warning}\n" for warning in run.warnings)
     return "\n".join(parts)
 
 
-def facts(found: Numbers, time: Goodput) -> list[tuple[str, str]]:
-    """The few facts that a person looks for first, name and text; what is not known is left out."""
+def facts(run: Numbers, time: Goodput) -> list[tuple[str, str]]:
+    """Return the known main facts of a run, as name and text."""
     known = [
-        ("status", found.status + (f": {found.message}" if found.message else "")),
-        ("sweep", found.sweep),
-        ("model", found.evaluates),
-        ("steps", "" if found.evaluates else f"{found.step:,} of {found.total_steps:,}"),
-        ("tokens", "" if found.evaluates else f"{count(found.tokens)} of {count(found.total_tokens)}"),
-        ("training loss", _change(found.first_loss, found.last_loss)),
-        ("validation loss", _text(found.validation_loss, "{:.4f}")),
-        ("throughput", _text(found.tokens_per_s, "{:,.0f} tokens/s")),
-        ("model FLOPs utilisation", _percent(found.mfu_fraction)),
-        ("waiting for data", _percent(found.data_wait_fraction)),
+        ("status", run.status + (f": {run.message}" if run.message else "")),
+        ("sweep", run.sweep),
+        ("model", run.evaluates),
+        ("steps", "" if run.evaluates else f"{run.step:,} of {run.total_steps:,}"),
+        ("tokens", "" if run.evaluates else f"{count(run.tokens)} of {count(run.total_tokens)}"),
+        ("training loss", _change(run.first_loss, run.last_loss)),
+        ("validation loss", _text(run.validation_loss, "{:.4f}")),
+        ("throughput", _text(run.tokens_per_s, "{:,.0f} tokens/s")),
+        ("model FLOPs utilisation", _percent(run.mfu_fraction)),
+        ("waiting for data", _percent(run.data_wait_fraction)),
         ("goodput (ETTR)", _percent(time.ettr_fraction)),
         ("uptime", _percent(time.uptime_fraction)),
-        ("attempts", f"{len(found.attempts)}, {found.lost_steps} steps done again" if found.attempts else ""),
-        ("gradient spikes", str(found.gradient_spikes)),
+        ("attempts", f"{len(run.attempts)}, {run.lost_steps} steps redone" if run.attempts else ""),
+        ("gradient spikes", str(run.gradient_spikes)),
         ("wall time", duration(time.wall_s)),
     ]
     return [(name, text) for name, text in known if text]
 
 
-def score_table(milestones: list[Milestone]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a task a row, a milestone a column, ``value ± standard error`` in the cells.
+def score_table(milestones: Sequence[Milestone]) -> tuple[list[str], list[list[str]]]:
+    """Return a header and a row per task, with a column per milestone and ``value ± standard error`` in the cells.
 
-    An evaluation under another contract has a column of its own, and what can't be compared with the first score of its
-    row is marked.
+    An evaluation under another contract has its own column. Scores that can't be compared with the first score of their
+    row are marked.
     """
     tasks = {score.task: score.metric for milestone in milestones for score in milestone.scores}
     header = ["task", "metric", *(_title(milestone) for milestone in milestones)]
@@ -73,12 +73,10 @@ def score_table(milestones: list[Milestone]) -> tuple[list[str], list[list[str]]
     return header, rows or [["none yet", "", *(milestone.status for milestone in milestones)]]
 
 
-def contract_note(milestones: list[Milestone]) -> str:
-    """What the mark in a score table means; empty if it has none."""
+def contract_note(milestones: Sequence[Milestone]) -> str:
+    """Return the meaning of the mark in a score table; empty if no score is marked."""
     marked = any(_OTHER in cell for row in score_table(milestones)[1] for cell in row)
-    return (
-        f"{_OTHER}: measured under another contract than the first score of its row; not comparable." if marked else ""
-    )
+    return f"{_OTHER}: its contract differs from that of the first score of its row; not comparable." if marked else ""
 
 
 def _title(milestone: Milestone) -> str:
@@ -86,14 +84,14 @@ def _title(milestone: Milestone) -> str:
     return at + ("" if milestone.is_own else f", contract {milestone.contract[:8] or 'unknown'}")
 
 
-def _cells(milestones: list[Milestone], task: str) -> list[str]:
+def _cells(milestones: Sequence[Milestone], task: str) -> list[str]:
     same = {id(score) for _, score in comparable(milestones, task)}
     scores = [milestone.score(task) for milestone in milestones]
     return [score_text(score) + (f" {_OTHER}" if score and id(score) not in same else "") for score in scores]
 
 
 def score_text(score: Score | None) -> str:
-    """A score with its standard error; a dash where there is none."""
+    """Return a score with its standard error; a dash if there is no score."""
     if score is None or score.value is None:
         return "–"
     digits = 1 if abs(score.value) >= 100 else 3
@@ -102,7 +100,7 @@ def score_text(score: Score | None) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table of texts, as Markdown."""
+    """Return a table as Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |\n" for line in lines

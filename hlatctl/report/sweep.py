@@ -1,4 +1,4 @@
-"""A sweep's trials and arms as numbers and rows; pure. What they look like is for the command line and the report."""
+"""A sweep's arms and trials as numbers and rows, for the command line and the report; pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from hlatctl.units import count
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One setting of all axes over its trials.
+    """One setting of all axes, and its trials.
 
     Args:
-        number: of the arm.
         point: the setting, by axis.
-        trials: its trials, in order of their seeds.
-        values: the objective of those that are finished.
-        mean: over these; None if there is none.
+        trials: in order of their seeds.
+        values: the objective of the finished trials.
+        mean: of the values; None if there are none.
         stderr: standard error of the mean, from the sample's deviation; None with fewer than two values.
     """
 
@@ -33,29 +32,29 @@ class Arm:
 
     @property
     def text(self) -> str:
-        """The setting as it is typed."""
+        """Return the setting as overrides."""
         return " ".join(f"{key}={value}" for key, value in self.point.items()) or "-"
 
 
 def arms(state: SweepState) -> list[Arm]:
-    """The arms, best first; those without a value last, in the order they were asked for."""
+    """Return the arms, best first. Arms without a value come last, in order of their numbers."""
     numbers = sorted({trial.arm for trial in state.trials.values()})
-    found = [_arm(number, [t for _, t in sorted(state.trials.items()) if t.arm == number]) for number in numbers]
+    unsorted = [_arm(number, [t for _, t in sorted(state.trials.items()) if t.arm == number]) for number in numbers]
     sign = -1.0 if state.direction == "max" else 1.0
-    return sorted(found, key=lambda arm: (math.inf if arm.mean is None else sign * arm.mean, arm.number))
+    return sorted(unsorted, key=lambda arm: (math.inf if arm.mean is None else sign * arm.mean, arm.number))
 
 
 def best(state: SweepState) -> Arm | None:
-    """The winning arm, if there is one with a value."""
+    """Return the best arm; None if no arm has a value."""
     first = next(iter(arms(state)), None)
     return first if first is not None and first.mean is not None else None
 
 
 def distance(arm: Arm, winner: Arm) -> tuple[float, float | None] | None:
-    """How far an arm's objective is off the winner's: the mean over seeds, and its standard error with two or more.
+    """Return an arm's mean difference from the winner's objective, and its standard error with two or more seeds.
 
-    Trials with one seed begin alike and see the same text, so that they differ by less than their arms' means do. None
-    where no seed has finished in both.
+    The difference is paired by seed: trials with the same seed start equally and see the same text, so they differ less
+    than the means of their arms. None if no seed has finished in both.
     """
     theirs = {trial.seed: trial.value for trial in winner.trials if trial.value is not None}
     gaps = [t.value - theirs[t.seed] for t in arm.trials if t.value is not None and t.seed in theirs]
@@ -63,39 +62,39 @@ def distance(arm: Arm, winner: Arm) -> tuple[float, float | None] | None:
 
 
 def header(state: SweepState) -> list[str]:
-    """Of :func:`rows`."""
+    """Return the header of :func:`rows`."""
     return [
         "arm",
         *(str(axis["key"]) for axis in state.axes),
         state.objective,
-        "off the best",
+        "difference from best",
         "trials",
         "hours",
         "saved",
-        "how",
+        "status",
     ]
 
 
 def rows(state: SweepState) -> list[list[str]]:
-    """An arm a row, best first: what it is, its objective, what it took, and how its trials stand."""
+    """Return a row per arm, best first: setting, objective, hours and the status of its trials."""
     winner = best(state)
     return [
         [
             str(arm.number),
             *(arm.point[str(axis["key"])] for axis in state.axes),
             value_text(arm),
-            _off(arm, winner),
+            _difference(arm, winner),
             str(len(arm.trials)),
             f"{sum(t.process_hours for t in arm.trials):.3g}",
             f"{sum(t.saved_process_hours for t in arm.trials):.3g}",
-            _how(arm),
+            _status(arm),
         ]
         for arm in arms(state)
     ]
 
 
 def facts(state: SweepState) -> list[tuple[str, str]]:
-    """What a person looks for first, name and text; what is not known is left out."""
+    """Return the known main facts of a sweep, as name and text."""
     unit = "accelerator-hours" if state.accelerators else "process-hours"
     trials = list(state.trials.values())
     saved = sum(trial.saved_process_hours for trial in trials)
@@ -104,9 +103,9 @@ def facts(state: SweepState) -> list[tuple[str, str]]:
     known = [
         ("sweep", noted(state.sweep_id, simulated=state.simulated)),
         ("status", state.status + (f": {state.message}" if state.message else "")),
-        ("objective", f"{state.objective}, {'least' if state.direction == 'min' else 'most'} is best"),
+        ("objective", f"{state.objective}, the {'lowest' if state.direction == 'min' else 'highest'} is best"),
         ("trials", f"{ended} of {state.trials_planned} ended"),
-        ("took", f"{sum(trial.process_hours for trial in trials):.3g} {unit}"),
+        ("hours", f"{sum(trial.process_hours for trial in trials):.3g} {unit}"),
         ("saved", f"{saved:.3g} {unit} by ending trials early" if saved else ""),
         ("best", f"{winner.text}: {value_text(winner)}" if winner else ""),
         *(("warning", warning) for warning in state.warnings),
@@ -115,13 +114,13 @@ def facts(state: SweepState) -> list[tuple[str, str]]:
 
 
 def value_text(arm: Arm) -> str:
-    """Mean and standard error of an arm's objective; a dash where there is none."""
+    """Return mean and standard error of an arm's objective; a dash without a value."""
     if arm.mean is None:
         return "–"
     return f"{arm.mean:.4f}" + (f" ± {arm.stderr:.4f}" if arm.stderr is not None else "")
 
 
-def _off(arm: Arm, winner: Arm | None) -> str:
+def _difference(arm: Arm, winner: Arm | None) -> str:
     gap = distance(arm, winner) if winner is not None and arm.number != winner.number else None
     if gap is None:
         return "–"
@@ -144,8 +143,8 @@ def _stderr(values: list[float]) -> float | None:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
-def _how(arm: Arm) -> str:
-    """How its trials stand; why, where there is one alone."""
+def _status(arm: Arm) -> str:
+    """Return the number of trials by status, and where the first trial ended early."""
     statuses = [trial.status for trial in arm.trials]
     text = ", ".join(
         f"{statuses.count(status)} {status}" if len(statuses) > 1 else status for status in dict.fromkeys(statuses)

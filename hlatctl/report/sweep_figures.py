@@ -1,4 +1,4 @@
-"""A sweep's figures as SVG text: all arms' losses, and their settings beside what came of them."""
+"""Draw a sweep's figures as SVG text: losses, settings with their results, importance of the axes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LOSS, SETTINGS, IMPORTANCES = "loss", "settings", "importances"
-#: The best arms, best first; what is further down is grey.
+#: Colours of the best arms, best first; all others are grey.
 _COLOURS = (INK, "#c4561a", "#5b8e7d", "#9d7fb0", "#e0a458", "#8c2f39", "#6d9dc5", "#4f5560")
 _OTHERS = "#d3d7dc"
-#: Letters of a setting that a legend or an axis has room for.
+#: Longest text of a setting in a legend, in characters.
 _LONGEST = 44
-#: Of the losses after the first few, this share is within the figure: a first loss of 10 would flatten the rest.
+#: The y axis covers the losses after this share of the tokens, because the first losses would flatten the rest.
 _SHOWN_FROM = 0.1
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A trial's training loss by tokens, each value the mean of its neighbourhood."""
+    """A trial's training loss by tokens, smoothed."""
 
     tokens: list[float]
     losses: list[float]
 
     @classmethod
     def of(cls, state: RunState) -> Curve:
-        """From a folded journal."""
+        """Return the curve of a folded journal."""
         steps = steps_of(state)
         return cls(
             thin(column(steps, "tokens"), MAX_POINTS),
@@ -45,21 +45,21 @@ class Curve:
 
 
 def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[str, float]) -> dict[str, str]:
-    """SVG text by the figure's name; what there is nothing to draw of is left out.
+    """Return SVG text by figure name, without figures that would be empty.
 
     Args:
-        state: of the sweep.
-        curves: by number of the trial.
-        importances: of axes, the greatest first.
+        state: the sweep.
+        curves: by trial number.
+        importances: by axis, the greatest first.
 
     Raises:
         DependencyError: matplotlib is not installed.
     """
-    found = arms(state)
+    ranked = arms(state)
     drawn = {}
     if any(curve.tokens for curve in curves.values()):
-        drawn[LOSS] = svg(lambda axes: _losses(axes, found, curves), height_in=4.0)
-    valued = [arm for arm in found if arm.mean is not None]
+        drawn[LOSS] = svg(lambda axes: _losses(axes, ranked, curves), height_in=4.0)
+    valued = [arm for arm in ranked if arm.mean is not None]
     if state.axes and len(valued) > 1:
         drawn[SETTINGS] = svg(lambda axes: _settings(axes, state, valued), height_in=3.4)
     if importances:
@@ -67,9 +67,9 @@ def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[st
     return drawn
 
 
-def _losses(axes: Axes, found: Sequence[Arm], curves: Mapping[int, Curve]) -> None:
-    others = len(found) - len(_COLOURS)
-    for rank, arm in reversed(list(enumerate(found))):  # the best on top
+def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> None:
+    others = len(ranked) - len(_COLOURS)
+    for rank, arm in reversed(list(enumerate(ranked))):  # the best on top
         for trial in arm.trials:
             curve = curves.get(trial.number)
             if curve is None or not curve.tokens:
@@ -77,7 +77,7 @@ def _losses(axes: Axes, found: Sequence[Arm], curves: Mapping[int, Curve]) -> No
             axes.plot(curve.tokens, curve.losses, color=_colour(rank), linewidth=1.1, alpha=0.9)
             if trial.ended and trial.status != "finished":
                 axes.plot(curve.tokens[-1], curve.losses[-1], "x", color=_colour(rank), markersize=5)
-    for rank, arm in enumerate(found[: len(_COLOURS)]):
+    for rank, arm in enumerate(ranked[: len(_COLOURS)]):
         axes.plot([], [], color=_colour(rank), label=_short(_label(arm)))
     if others > 0:
         axes.plot([], [], color=_OTHERS, label=f"{others} more")
@@ -90,7 +90,7 @@ def _losses(axes: Axes, found: Sequence[Arm], curves: Mapping[int, Curve]) -> No
 
 
 def _range(curves: Sequence[Curve]) -> tuple[float, float]:
-    """From the least loss to the greatest after the first tenth of the tokens, with a little room."""
+    """Return the range of the losses after the first tenth of the tokens, with a margin."""
     last = max(max(curve.tokens) for curve in curves)
     values = [
         loss
@@ -104,7 +104,7 @@ def _range(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _settings(axes: Axes, state: SweepState, valued: Sequence[Arm]) -> None:
-    """Parallel coordinates: a line for each arm, from what it was set to, to what came of it."""
+    """Draw parallel coordinates: a line per arm, from its settings to its objective."""
     scales = [_Scale.of(axis, [arm.point[str(axis["key"])] for arm in valued]) for axis in state.axes]
     means = [arm.mean for arm in valued if arm.mean is not None]
     scales.append(_Scale.linear(min(means), max(means)))
@@ -137,11 +137,11 @@ def _settings(axes: Axes, state: SweepState, valued: Sequence[Arm]) -> None:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Where a value stands on an axis, from 0 to 1.
+    """The position of values on an axis, from 0 to 1.
 
     Args:
-        heights: of listed values; empty where values are numbers between ``low`` and ``high``.
-        log: evenly in the logarithm.
+        heights: of listed values; empty for numbers between ``low`` and ``high``.
+        log: logarithmic axis.
     """
 
     heights: dict[str, float]
@@ -151,7 +151,7 @@ class _Scale:
 
     @classmethod
     def of(cls, axis: Mapping[str, Any], tried: Sequence[str]) -> _Scale:
-        """Of a sweep's axis; an interval only as far as it was tried."""
+        """Return the scale of an axis, over the values that were tried."""
         if axis["low"] is None:
             values = [value for value in axis["values"] if value in tried]
             return cls({value: (at + 0.5) / len(values) for at, value in enumerate(values)})
@@ -160,11 +160,11 @@ class _Scale:
 
     @classmethod
     def linear(cls, low: float, high: float) -> _Scale:
-        """Of numbers."""
+        """Return a linear scale."""
         return cls({}, low, high)
 
     def at(self, text: str) -> float:
-        """The height of a value."""
+        """Return the position of a value."""
         if self.heights:
             return self.heights[text]
         low, high, value = self.low, self.high, float(text)
@@ -174,7 +174,7 @@ class _Scale:
 
     @property
     def ticks(self) -> list[tuple[str, float]]:
-        """Texts to show, with their heights."""
+        """Return the labels and their positions."""
         if self.heights:
             return [(_short(text, 18), height) for text, height in self.heights.items()]
         ends = dict.fromkeys((self.low, self.high))
@@ -185,12 +185,12 @@ def _importances(axes: Axes, importances: Mapping[str, float]) -> None:
     names = list(importances)[::-1]
     axes.barh(names, [100 * importances[name] for name in names], color=INK, height=0.55)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("% of what the axes explain each by itself")
+    axes.set_xlabel("% of the variance that single axes explain")
     axes.grid(visible=False, axis="y")
 
 
 def _label(arm: Arm) -> str:
-    """The setting without the groups of its keys."""
+    """Return the setting with short keys, without their groups."""
     return " ".join(f"{key.rsplit('.', maxsplit=1)[-1]}={value}" for key, value in arm.point.items()) or arm.text
 
 

@@ -1,8 +1,7 @@
-"""Where a run's wall time went, from its journal alone: every microsecond belongs to one category. Pure.
+"""Assign a run's wall time to categories, from its journal; every microsecond belongs to one category. Pure.
 
-Two readings lie over one another. *Phases* say what the run was at between one event and the next. *Claims* are what
-the trainer measured, its steps and its checkpoint stalls; they never overlap, and where there is one it counts instead
-of the phase. What the seconds mean is for ``ledger``.
+*Phases* are what the run did between two events. *Claims* are the times that the trainer measured: its steps and its
+checkpoint stalls. Claims never overlap, and they have priority over phases. ``goodput`` interprets the categories.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import bisect
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,13 +25,13 @@ _FINISHED = "finished"
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Seconds by category, and what else the ledger needs of the journal's course.
+    """Seconds by category, and the failures.
 
     Args:
-        seconds: they add up to ``wall_s`` to the microsecond. Besides the constants above: ``restart:`` and the cause,
+        seconds: they add up to ``wall_s`` to the microsecond. Categories are the constants above, ``restart:CAUSE``
             and the names of stages.
-        training_s: from the first attempt's start to the newest one's last sign of life.
-        failures: attempts that ended without a last checkpoint and that nobody had asked to stop, by cause.
+        training_s: from the first attempt's start to the newest attempt's last event.
+        failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
     """
 
     seconds: dict[str, float]
@@ -43,7 +42,7 @@ class Account:
 
 @dataclass
 class _Attempt:
-    """An attempt as the whole journal shows it; ``last`` is the index of its trainer's last event."""
+    """An attempt in the whole journal: the indices of its start and of its trainer's last event, and how it ended."""
 
     started: int
     last: int
@@ -62,15 +61,11 @@ class _Span:
 
 
 def account(events: Sequence[Event]) -> Account:
-    """Account for the time from the first event to the last that belongs to the run.
-
-    Args:
-        events: in order of time, as ``read_events`` gives them; any beginning of a journal will do.
-    """
+    """Return the account of a journal's events, or of any prefix of them, in order of time."""
     events = _without_afterlife([event for event in events if math.isfinite(event["time_unix_s"])])
     if not events:
         return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={})
-    # One writer's clock may be behind another's; time never runs backwards here.
+    # The clocks of writers differ; make the times monotonic.
     times_us = list(itertools.accumulate((round(event["time_unix_s"] * 1e6) for event in events), max))
     attempts = _attempts(events)
     totals_us = _totals_us(_phases(events, times_us, attempts), list(_claims(events, times_us, attempts)))
@@ -83,7 +78,7 @@ def account(events: Sequence[Event]) -> Account:
 
 
 def _without_afterlife(events: list[Event]) -> list[Event]:
-    """Nothing after a run's good end: nodes are not held until somebody evaluates it once more, or syncs it."""
+    """Return the events without those after a finished run's end, such as later evaluations, which hold no nodes."""
     end = None
     for index, event in enumerate(events):
         if event["kind"] == "run_finished" and event.get("outcome") == _FINISHED:
@@ -94,44 +89,42 @@ def _without_afterlife(events: list[Event]) -> list[Event]:
 
 
 def _attempts(events: Sequence[Event]) -> dict[int, _Attempt]:
-    """Every attempt by its number."""
-    found: dict[int, _Attempt] = {}
+    """Return every attempt by its number."""
+    attempts: dict[int, _Attempt] = {}
     for index, event in enumerate(events):
-        kind, attempt = event["kind"], found.get(event["attempt"])
+        kind, attempt = event["kind"], attempts.get(event["attempt"])
         if kind == "attempt_started":
-            found.setdefault(event["attempt"], _Attempt(started=index, last=index))
+            attempts.setdefault(event["attempt"], _Attempt(started=index, last=index))
         elif kind == "stop_requested":
-            for open_attempt in found.values():
+            for open_attempt in attempts.values():
                 open_attempt.asked |= not open_attempt.ended
         elif attempt is None or attempt.ended:
-            continue  # before the first attempt, or a late line of one that is over
+            continue  # before the first attempt, or a late event of an ended one
         elif kind == "attempt_ended":
             attempt.ended, attempt.cause = True, str(event.get("cause") or "unknown")
         elif str(event.get("writer", "")).startswith("train-"):
             attempt.last = index
             attempt.saved |= kind == "train_stopped" and event.get("reason") in (_FINISHED, "stop")
             attempt.compiled |= kind == "compile_cache" and number(event, "misses") > 0
-    return found
+    return attempts
 
 
 def _training_us(times_us: Sequence[int], attempts: dict[int, _Attempt]) -> int:
     if not attempts:
         return 0
-    goes_on = not all(attempt.ended for attempt in attempts.values())
-    end = len(times_us) - 1 if goes_on else max(attempt.last for attempt in attempts.values())
+    is_running = not all(attempt.ended for attempt in attempts.values())
+    end = len(times_us) - 1 if is_running else max(attempt.last for attempt in attempts.values())
     return times_us[end] - times_us[min(attempt.started for attempt in attempts.values())]
 
 
 def _failures(attempts: dict[int, _Attempt]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for attempt in attempts.values():
-        if attempt.ended and not (attempt.saved or attempt.asked or attempt.cause == _FINISHED):
-            found[attempt.cause] = found.get(attempt.cause, 0) + 1
-    return found
+    ended = (attempt for attempt in attempts.values() if attempt.ended)
+    failed = (each for each in ended if not (each.saved or each.asked or each.cause == _FINISHED))
+    return dict(Counter(attempt.cause for attempt in failed))
 
 
 class _Phase:
-    """What the run is at, brought up to date event by event."""
+    """What the run does, updated event by event."""
 
     def __init__(self, attempts: dict[int, _Attempt]) -> None:
         self._attempts = attempts
@@ -139,11 +132,11 @@ class _Phase:
         self._stepped = False
         self._stage = ""
         self._cause = ""  # of the newest attempt's end
-        self._restarting, self._over = False, True  # over: nobody is known to drive the run
+        self._restarting, self._over = False, True  # over: no driver is known
         self._pending: set[str] = set()
 
     def apply(self, event: Event) -> None:
-        """Take one more event in."""
+        """Apply the next event."""
         kind, attempt = event["kind"], self._attempts.get(event["attempt"])
         if kind == "head_started":
             self._stage, self._restarting, self._over = "", False, False
@@ -165,18 +158,18 @@ class _Phase:
             self._pending.discard(str(event.get("milestone_tokens")))
 
     def alive(self, index: int) -> bool:
-        """Whether an attempt's trainer still has something to say after this event."""
+        """Return whether the open attempt's trainer writes events after this one."""
         return self._open is not None and not (self._open.ended and index >= self._open.last)
 
     def name(self, index: int) -> str:
-        """The category of the time after this event."""
+        """Return the category of the time after this event."""
         if self.alive(index):
             return BETWEEN_STEPS if self._stepped else self._restart(self._cause)
         if self._stage:
             return self._stage
         if self._over:
             return IDLE
-        if self._open:  # it is dead, and nobody has noticed yet
+        if self._open:  # it has died, but its end is not journalled yet
             if self._open.cause != _FINISHED:
                 return self._restart(self._open.cause)
             return EVALUATION_WAIT if self._pending else END
@@ -190,17 +183,17 @@ class _Phase:
 
 
 def _phases(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
-    """The time between each event and the next."""
+    """Yield the times between consecutive events."""
     phase = _Phase(attempts)
     for index, (event, after) in enumerate(itertools.pairwise(events)):
         phase.apply(event)
-        # The head leaves no word when it dies: before a new one starts there was nobody, unless training lived on.
+        # A driver that dies writes no event: before the next one starts, the run is idle unless training continues.
         driverless = after["kind"] == "head_started" and not phase.alive(index)
         yield _Span(times_us[index], times_us[index + 1], IDLE if driverless else phase.name(index))
 
 
 def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
-    """What steps and checkpoint stalls took, in order and apart from each other."""
+    """Yield the times of steps and checkpoint stalls, in order and without overlap."""
     counted = {(step["attempt"], step["seq"]) for step in fold(events).steps.values()}
     steps, stalls_us = _steps(events, attempts), _stalls_us(events)
     typical_us = _typical_us(events, steps)
@@ -210,14 +203,14 @@ def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int
         attempt = event["attempt"]
         cursor_us = max(cursor_us, times_us[attempts[attempt].started])
         measured_us = _length_us(event)
-        # An attempt's first step loads or compiles graphs; what it takes longer than others is no training.
+        # An attempt's first step loads or compiles graphs; the time beyond the median step isn't training.
         length_us = measured_us if attempt in seen else min(measured_us, typical_us.get(attempt, measured_us))
         seen.add(attempt)
         start_us = max(cursor_us, end_us - length_us)
         if attempts[attempt].compiled and length_us < measured_us:
             yield _Span(max(cursor_us, end_us - measured_us), start_us, COMPILE)
         yield from _step_spans(event, start_us, end_us, counts=(attempt, event["seq"]) in counted)
-        # The stall follows the step, whenever the file was complete.
+        # The stall follows the step, even if the checkpoint was written later.
         free_until_us = times_us[attempts[attempt].last]
         if after is not None:
             next_us = _length_us(events[after]) if events[after]["attempt"] == attempt else 0
@@ -237,7 +230,7 @@ def _step_spans(event: Event, start_us: int, end_us: int, *, counts: bool) -> It
 
 
 def _steps(events: Sequence[Event], attempts: dict[int, _Attempt]) -> list[int]:
-    """Indices of the steps of attempts, without late lines."""
+    """Return the indices of attempts' steps, without late events."""
     return [
         index
         for index, event in enumerate(events)
@@ -248,46 +241,46 @@ def _steps(events: Sequence[Event], attempts: dict[int, _Attempt]) -> list[int]:
 
 
 def _stalls_us(events: Sequence[Event]) -> dict[tuple[int, float], int]:
-    """How long training stood still for a checkpoint, by attempt and step."""
-    found: dict[tuple[int, float], int] = defaultdict(int)
+    """Return how long training paused for a checkpoint, by attempt and step."""
+    stalls_us: dict[tuple[int, float], int] = defaultdict(int)
     for event in events:
         if event["kind"] == "checkpoint_written":
-            found[event["attempt"], number(event, "step")] += _us(event, stall_field(event))
-    return found
+            stalls_us[event["attempt"], number(event, "step")] += _us(event, stall_field(event))
+    return stalls_us
 
 
 def stall_field(event: Event) -> str:
-    """The field of ``checkpoint_written`` that says how long training stood still."""
+    """Return the field of a ``checkpoint_written`` event that says how long training paused."""
     return "stall_s" if "stall_s" in event else "wall_s"
 
 
 def _typical_us(events: Sequence[Event], steps: Sequence[int]) -> dict[int, int]:
-    """The median step of each attempt that has made more than one, its first left out."""
+    """Return the median time of each attempt's steps after its first."""
     lengths_us: dict[int, list[int]] = defaultdict(list)
     for index in steps:
         lengths_us[events[index]["attempt"]].append(_us(events[index], "step_s"))
-    return {attempt: round(statistics.median(found[1:])) for attempt, found in lengths_us.items() if len(found) > 1}
+    return {attempt: round(statistics.median(rest)) for attempt, (_, *rest) in lengths_us.items() if rest}
 
 
 def _length_us(event: Event) -> int:
-    """How long the steps of a ``step`` event took."""
+    """Return the time of the steps of a ``step`` event."""
     return _made(event) * _us(event, "step_s")
 
 
 def _made(event: Event) -> int:
-    """The steps that a ``step`` event stands for: a rehearsal's may for many."""
+    """Return the number of steps of a ``step`` event; a dry run's may cover many."""
     made = event.get("steps", 1)
     return made if isinstance(made, int) and made > 0 else 1
 
 
 def _us(event: Event, name: str) -> int:
-    """A duration of an event in microseconds; none that makes sense is none."""
+    """Return a duration of an event in microseconds; 0 if it is missing, damaged or negative."""
     value_s = number(event, name)
     return round(value_s * 1e6) if math.isfinite(value_s) and value_s > 0 else 0
 
 
 def _totals_us(phases: Iterator[_Span], claims: Sequence[_Span]) -> dict[str, int]:
-    """Microseconds by category, claims before phases."""
+    """Return microseconds by category; claims have priority over phases."""
     starts_us = [claim.start_us for claim in claims]
     claimed_us = list(itertools.accumulate((claim.end_us - claim.start_us for claim in claims), initial=0))
 

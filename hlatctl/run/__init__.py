@@ -1,4 +1,4 @@
-"""The lowest layer: run directory paths, journal, folded state, provenance, errors.
+"""The lowest layer: paths of a run directory, journal, folded state, provenance, errors.
 
-Standard library only. Every other room may import this one; it imports none of them.
+Standard library only. Every other package may import this one; it imports none of them.
 """

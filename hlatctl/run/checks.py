@@ -1,4 +1,4 @@
-"""One thing looked at on a machine, and what came of it; standard library only, for every room."""
+"""The result of one check of a machine. Standard library only: every package uses it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Status = Literal["pass", "fail", "skip"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A check that was made.
+    """A check and its result.
 
     Args:
-        name: in a few words.
-        command: what a person types to see the same; empty if there is no such command.
-        status: ``skip``: it could not be made here, ``shows`` says why.
-        shows: what was found, or what is wrong.
-        values: what was measured, for machines to read; quantities carry their unit in the name.
+        name: a few words.
+        status: ``skip``: the check can't be made here; ``shows`` says why.
+        shows: the finding, or the problem.
+        command: the command that shows the same; empty if there is none.
+        values: the measurements, with units in their names.
     """
 
     name: str
@@ -27,9 +27,9 @@ class Check:
     values: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def judged(
+    def of(
         cls, name: str, problem: str, shows: str, *, command: str = "", values: dict[str, Any] | None = None
     ) -> Check:
-        """Passed if there is no problem."""
+        """Return a check that failed if ``problem`` is not empty."""
         status: Status = "fail" if problem else "pass"
         return cls(name=name, status=status, shows=problem or shows, command=command, values=values or {})

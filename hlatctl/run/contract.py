@@ -1,8 +1,8 @@
-"""The frozen contract of a run's evaluations: what was measured and how, recorded once, compared ever after.
+"""The contracts of a run's evaluations: what they measure and how. Recorded once, then compared.
 
-A contract is a JSON object that ``eval.contract`` makes. ``evals/contract.json`` holds those that a run has admitted,
-the first one being the run's own; an evaluation under none of them is refused with the first difference, or admitted as
-another contract when a person asks for it. What the fields mean is not this module's business.
+A contract is a JSON object that ``eval.contract`` makes. ``evals/contract.json`` has the contracts that a run has
+accepted; the first is the run's own. An evaluation under another contract is refused with the first difference, unless
+the user asks for a new contract. This module doesn't interpret the fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hlatctl.run.reading import DAMAGED, why
 
 Fields = dict[str, Any]
 
-#: The parts of a contract that belong to a run: its held-out text, and its model's files besides the weights.
+#: The fields of a contract that belong to one run: its held-out text, and its model's files except the weights.
 VALIDATION, MODEL = "validation", "model"
 _VERSION = 1
 _POLL_S = 0.05
@@ -30,27 +30,27 @@ _NOT_RECORDED = "not recorded"
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, as hex."""
+    """Return the SHA-256 of a JSON value, as hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def of_tasks(fields: Fields) -> str:
-    """The hash that the scores of tasks carry: of all but the held-out text."""
+    """Return the hash that the scores of tasks carry: of all fields except the held-out text."""
     return digest({key: value for key, value in fields.items() if key != VALIDATION})
 
 
 def across_runs(fields: Fields) -> Fields:
-    """What must be equal for two runs' scores of tasks to be comparable: each model may have its own tokenizer."""
+    """Return the fields that must be equal to compare the scores of two runs. Models can have different tokenizers."""
     return {key: value for key, value in fields.items() if key not in (VALIDATION, MODEL)}
 
 
 def of_validation(fields: Fields) -> str:
-    """The hash that the scores of the held-out text carry."""
+    """Return the hash that the scores of the held-out text carry."""
     return digest({VALIDATION: fields.get(VALIDATION)})
 
 
 def own(run: RunPaths) -> str:
-    """The hash of the run's own contract; empty before its first evaluation, and where the record can't be read."""
+    """Return the hash of the run's own contract. Empty before its first evaluation, or if the record is damaged."""
     try:
         known = recorded(run)
     except EvaluationError:
@@ -59,7 +59,7 @@ def own(run: RunPaths) -> str:
 
 
 def recorded(run: RunPaths) -> list[Fields]:
-    """The contracts that a run has admitted, its own first; none before its first evaluation.
+    """Return the contracts that a run has accepted, its own first. Empty before its first evaluation.
 
     Raises:
         EvaluationError: the record is damaged.
@@ -73,21 +73,21 @@ def recorded(run: RunPaths) -> list[Fields]:
         return []
     except (OSError, *DAMAGED) as error:
         raise EvaluationError(
-            f"{run.contract}: can't be read ({why(error)}), so nobody knows what the run's scores were measured under",
+            f"{run.contract}: can't be read ({why(error)}), so the contract of the run's scores is unknown",
             hint="restore it from a copy; or move it away, and the next evaluation records its own",
         ) from None
 
 
 def admit(run: RunPaths, present: Fields, *, new: bool = False) -> int:
-    """The place of a contract among those that the run has admitted; 0 is the run's own. The first one is recorded.
+    """Return the index of a contract among those that the run has accepted; 0 is the run's own. Record a new one.
 
     Args:
         run: the run directory.
-        present: of the evaluation that is about to begin.
-        new: admit it as another contract if it differs from all of them.
+        present: the contract of the evaluation that is about to start.
+        new: accept it if it differs from all recorded ones.
 
     Raises:
-        EvaluationError: it differs; names the first field, its recorded and its present value.
+        EvaluationError: it differs from the recorded ones. Names the first field and both values.
     """
     with hold(run.contract.with_suffix(".lock"), _wait):
         known = recorded(run)
@@ -99,24 +99,24 @@ def admit(run: RunPaths, present: Fields, *, new: bool = False) -> int:
 
 
 def results_folder(present: Fields, place: int) -> str:
-    """Where results lie in a milestone's folder: in itself under the run's own contract, below it under another."""
+    """Return the subfolder of a milestone's results. Empty for the run's own contract."""
     return f"contract-{digest(present)[:12]}" if place else ""
 
 
 def check(run: RunPaths, present: Fields, *, new: bool = False) -> int:
-    """As :func:`admit`, but records nothing."""
+    """Return the same index as :func:`admit`, but record nothing."""
     return _place(run, recorded(run), present, new=new)
 
 
 def first_difference(before: Any, now: Any) -> tuple[str, str, str] | None:
-    """The first field in which two contracts differ, and both values as text; None if they are equal."""
+    """Return the first field in which two contracts differ, and both values as text. None if they are equal."""
     return next(_differences(before, now, ""), None)
 
 
 def _differences(before: Any, now: Any, name: str) -> Iterator[tuple[str, str, str]]:
     if isinstance(now, dict) and (isinstance(before, dict) or (before is _ABSENT and now)):
-        before = before if isinstance(before, dict) else {}  # of a part that was not recorded, name a field
-        for key in dict.fromkeys([*now, *before]):  # what an older release did not record comes before what it hashed
+        before = before if isinstance(before, dict) else {}  # name a field of an object that was not recorded
+        for key in dict.fromkeys([*now, *before]):  # fields that an older release did not record come first
             yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), f"{name}.{key}" if name else key)
     elif before != now:
         yield name, _text(before), _text(now)
@@ -137,7 +137,7 @@ def _place(run: RunPaths, known: list[Fields], present: Fields, *, new: bool) ->
 
 
 def _refusal(run: RunPaths, known: list[Fields], present: Fields) -> EvaluationError:
-    # Of several, a person means to repeat the one with the same tasks, and of these the most similar one.
+    # Compare with the most similar contract, among those with the same tasks if there are any.
     alike = [fields for fields in known if set(fields.get("tasks", ())) == set(present.get("tasks", ()))]
     nearest = min(alike or known, key=lambda fields: sum(1 for _ in _differences(fields, present, "")))
     difference = first_difference(nearest, present)

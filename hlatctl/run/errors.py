@@ -3,7 +3,7 @@
 Tree (exit code)::
 
     HlatctlError (1)
-    +-- ConfigError (10)        a value that can't be asked for
+    +-- ConfigError (10)        an invalid value
     +-- DataError (11)          corpus, tokenizer or dataset unusable
     +-- RunExistsError (12)     the run id is taken
     +-- RunNotFoundError (13)   no run of that name, or more than one
@@ -14,11 +14,11 @@ Tree (exit code)::
     +-- RunBusyError (18)       another process drives this run
     +-- LaunchError (19)        a job could not be started or was lost
     +-- TrainingError (20)      training stopped and the restart policy gave up
-    +-- EvaluationError (21)    a checkpoint could not be judged
+    +-- EvaluationError (21)    a checkpoint could not be evaluated
     +-- CheckpointError (22)    no valid checkpoint where one is needed
     +-- StoppedError (23)       stopped on request; the run can be resumed
     +-- CompileError (24)       a graph that can't be compiled, or is not in the cache
-    +-- DamagedFileError (25)   a file that can't be read as what was written
+    +-- DamagedFileError (25)   a file that is damaged
 
 Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
 An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps. Texts are
@@ -42,9 +42,9 @@ DISK_FULL, NONFINITE = "disk_full", "nonfinite"
 #: The system's numbers for a disk or a quota without room.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-#: Environment variable that tells a launched process where to leave its error for the process that launched it.
+#: Environment variable: the file to which a launched process writes its error, for the process that launched it.
 ERROR_FILE_ENV = "HLATCTL_ERROR_FILE"
-#: Set where the launching process shares its stderr and tells the error there itself.
+#: Set if the launching process shares its stderr and prints the error itself.
 ERROR_TOLD_ENV = "HLATCTL_ERROR_TOLD"
 
 
@@ -58,7 +58,7 @@ class HlatctlError(Exception):
     """
 
     exit_code = 1
-    #: What its text begins with where a person reads it.
+    #: The word before the error's message.
     word = "error"
 
     def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
@@ -70,7 +70,7 @@ class HlatctlError(Exception):
 
 
 class ConfigError(HlatctlError):
-    """A configuration value that can't be asked for."""
+    """An invalid configuration value."""
 
     exit_code = 10
 
@@ -136,7 +136,7 @@ class TrainingError(HlatctlError):
 
 
 class EvaluationError(HlatctlError):
-    """A checkpoint that could not be judged."""
+    """A checkpoint that could not be evaluated."""
 
     exit_code = 21
 
@@ -148,7 +148,7 @@ class CheckpointError(HlatctlError):
 
 
 class StoppedError(HlatctlError):
-    """Stopped on request; the run can be resumed. Nothing went wrong, and what a person reads says so."""
+    """Stopped on request; the run can be resumed. Printed as ``stopped``, not as an error."""
 
     exit_code = 23
     word = "stopped"
@@ -161,12 +161,12 @@ class CompileError(HlatctlError):
 
 
 class DamagedFileError(HlatctlError):
-    """A file that can't be read as what was written."""
+    """A file that is damaged."""
 
     exit_code = 25
 
 
-#: Failures of a file system that a person can act on: full, over its quota, read-only, broken, closed to us.
+#: Failures of a file system that a person can fix: full, over quota, read-only, broken, no permission.
 _OF_STORAGE = (*FULL, errno.EROFS, errno.EIO, errno.EACCES)
 
 
@@ -197,16 +197,16 @@ def storage_errors() -> Iterator[None]:
 
 
 def error_types() -> dict[str, type[HlatctlError]]:
-    """All errors of the tree by class name."""
+    """Return all error classes by name."""
     types: list[type[HlatctlError]] = [HlatctlError, *HlatctlError.__subclasses__()]
     return {error_type.__name__: error_type for error_type in types}
 
 
 def run_main(main: Callable[[], int]) -> int:
-    """Run a process's main function; an ``HlatctlError`` becomes two lines on stderr and its exit code.
+    """Run a process's main function and return its exit code. Print an ``HlatctlError`` on stderr.
 
-    The error is also left as JSON in the file that ``HLATCTL_ERROR_FILE`` names, so that the process which launched
-    this one can raise it again (see :func:`load_error`).
+    The error is also written as JSON to the file that ``HLATCTL_ERROR_FILE`` names. The launching process reads it with
+    :func:`load_error`.
     """
     try:
         return main()
@@ -215,7 +215,7 @@ def run_main(main: Callable[[], int]) -> int:
             print(f"{error.word}: {error}", file=sys.stderr)
         target = os.environ.get(ERROR_FILE_ENV)
         if target:
-            with suppress(OSError):  # a full disk; the exit code is left
+            with suppress(OSError):  # a full disk; the exit code still says it
                 dump_error(error, Path(target))
         return error.exit_code
 
@@ -238,13 +238,13 @@ def from_record(record: dict[str, Any]) -> HlatctlError:
 
 def dump_error(error: HlatctlError, path: Path) -> None:
     """Write an error as JSON, for :func:`load_error`."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(to_record(error)), encoding="utf-8")
-    temporary.replace(path)
+    from hlatctl.run import files  # which imports this module
+
+    files.write_json(path, to_record(error))
 
 
 def load_error(path: Path) -> HlatctlError | None:
-    """Return the error that a launched process left behind, or None if it left none that can be read."""
+    """Return the error that a launched process wrote. None if it wrote none, or it can't be read."""
     try:
         return from_record(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

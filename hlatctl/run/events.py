@@ -1,6 +1,6 @@
-"""Of what type the fields of events are, so that readers need not doubt what they take out of one.
+"""The types of the fields of events. Events with a field of another type are damaged.
 
-A field has the same type in every kind of event. What an event means is for those who read it (``hlatctl.run.fold``).
+A field has the same type in every kind of event. ``hlatctl.run.fold`` interprets events.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ _LAST_UNIX_S = 253_402_300_799.0
 _WHOLE = (
     "step",
     "tokens",
+    "batch",
     "milestone_tokens",
     "resumed_from_step",
     "max_checkpoint_step",
@@ -86,11 +87,11 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(_LISTS, list),
     **dict.fromkeys(_OBJECTS, dict),
 }
-#: How the journal spells floats that JSON does not have.
+#: The journal's text for floats that JSON doesn't have.
 _NOT_FINITE = ("nan", "inf", "-inf")
-#: Fields that ``nonfinite`` events have as text, for either may be no number.
+#: Fields that are text in ``nonfinite`` events, because each may be NaN.
 _AS_TEXT = ("loss", "grad_norm")
-#: Fields that readers of a kind take for granted.
+#: Fields that an event of a kind must have.
 _NEEDED = {
     "step": ("step",),
     "gradient_spike": ("step",),
@@ -102,7 +103,7 @@ _NEEDED = {
 
 
 def is_event(value: Any) -> bool:
-    """Whether a line's value is an event: what every event has, what its kind needs, and each field of its type."""
+    """Return whether a value is an event: it has the fields of its kind, and each has its type."""
     if not isinstance(value, dict):
         return False
     time_unix_s, kind = value.get("time_unix_s"), value.get("kind")

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never sees half of one; and who may read what is created."""
+"""Writes complete files with checksums, reads them, and sets the permissions of new files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run import reading
+from hlatctl.run.atomic import new_file
 
 _BLOCK_BYTES = 1 << 20
 _SEAL = "sha256"
 _SEAL_LINE = "# sha256 of all lines above: "
 
 
-#: Folders of this mode, and files in them, are for their own user.
+#: Mode of folders that only their own user can read.
 PRIVATE = 0o700
 
 
 @contextmanager
 def created_with(mode: int) -> Iterator[None]:
-    """Create folders with this mode, and files with it less the right to execute, whatever the umask was.
+    """Create folders with this mode, and files with it except the right to execute, regardless of the umask.
 
-    It holds for the whole process and for the processes that it starts meanwhile.
+    Applies to the whole process, and to processes that it starts in the block.
     """
     before = os.umask(0o777 & ~mode)
     try:
@@ -36,36 +37,26 @@ def created_with(mode: int) -> Iterator[None]:
 
 @contextmanager
 def created_like(folder: Path) -> Iterator[None]:
-    """Create what belongs to a folder for those whom that folder is for; see :func:`created_with`."""
+    """Create files and folders with the permissions of a folder; see :func:`created_with`."""
     with created_with(folder.stat().st_mode & 0o777 | PRIVATE if folder.is_dir() else PRIVATE):
         yield
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file whole or not at all: temporary name, fsync, rename.
+    """Write a file completely or not at all, durably.
 
     Args:
-        private: only its own user may read it.
+        private: only its own user can read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            if private:
-                os.fchmod(file.fileno(), 0o600)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = os.fspath(path)  # what fails in the middle of writing does not name the file
-        raise
+    with new_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        if private:
+            os.fchmod(file.fileno(), 0o600)
+        file.write(text)
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
-    """Write JSON whole or not at all."""
+    """Write JSON completely or not at all, durably."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n", private=private)
 
 
@@ -74,7 +65,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: it is missing, or can't be read.
-        ValueError: it holds no JSON; :func:`hlatctl.run.reading.reading` gives an error that names the file.
+        ValueError: it is not JSON. :func:`hlatctl.run.reading.reading` raises an error that names the file.
     """
     return reading.parse_json(reading.read_bytes(path), any_number=True)
 
@@ -85,10 +76,10 @@ def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that says what it said when it was written; one without a seal is taken as it is.
+    """Read a JSON object and verify its seal if it has one.
 
     Raises:
-        OSError, ValueError: it is missing, is no JSON object, or is damaged.
+        OSError, ValueError: it is missing, is not a JSON object, or is damaged.
     """
     value = read_json(path)
     if not isinstance(value, dict):
@@ -100,15 +91,15 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 
 def seal_lines(text: str) -> str:
-    """Text whose lines may be comments (``#``) with its own SHA-256 as the last one, for :func:`unseal_lines`."""
+    """Return text with its SHA-256 in a comment (``#``) as the last line, for :func:`unseal_lines`."""
     return f"{text}{_SEAL_LINE}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def unseal_lines(text: str) -> tuple[str, bool]:
-    """The text before its seal, and whether it has one.
+    """Return the text before its seal, and whether it has one.
 
     Raises:
-        ValueError: it is not as it was written.
+        ValueError: it doesn't match its seal.
     """
     before, mark, seal = text.rpartition(_SEAL_LINE)
     if not mark:
@@ -119,7 +110,7 @@ def unseal_lines(text: str) -> tuple[str, bool]:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's content, as hex."""
+    """Return the SHA-256 of a file's content, as hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -127,22 +118,13 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fsync_dir(path: Path) -> None:
-    """Make a folder's entries (a rename, a new file) survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sha256_json(value: dict[str, Any]) -> str:
-    """SHA-256 of what a JSON object says, however it is written, as hex."""
+    """Return the SHA-256 of a JSON object, as hex. It doesn't depend on layout or order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def describe_tree(root: Path) -> list[dict[str, Any]]:
-    """Every file below a folder, sorted: ``[{"path", "bytes", "sha256"}]``."""
+    """Return ``[{"path", "bytes", "sha256"}]`` of all files below a folder, sorted."""
     files = sorted(p for p in root.rglob("*") if p.is_file())
     return [
         {"path": p.relative_to(root).as_posix(), "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in files
@@ -150,7 +132,7 @@ def describe_tree(root: Path) -> list[dict[str, Any]]:
 
 
 def first_difference(root: Path, files: list[dict[str, Any]], *, checksums: bool = True) -> str | None:
-    """The first listed file that is missing or differs, as ``"name: reason"``; None if the folder holds them all."""
+    """Return the first listed file that is missing or differs, as ``"name: reason"``. None if all match."""
     for entry in files:
         path = root / entry["path"]
         if not path.is_file():

@@ -1,28 +1,34 @@
-"""A run's state from its events: a pure fold, a handler for each kind of event."""
+"""Computes a run's state from its events, with a handler for each kind of event."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from hlatctl.run.journal import TRAIN_WRITER, Event
+from hlatctl.run.journal import TRAIN_WRITER, Event, read_events
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
-from hlatctl.run.state import AttemptState, EvaluationProgress, Judgement, MilestoneState, RunState, StageState
+from hlatctl.run.state import AttemptState, ContractScores, EvaluationProgress, MilestoneState, RunState, StageState
 
-#: Newest counts of an evaluation's answers that are kept, two seconds apart: what its pace is taken from.
+#: Newest counts of an evaluation's answers that are kept, two seconds apart. They give its pace.
 _COUNTS_KEPT = 30
 
 
 def fold(events: Iterable[Event]) -> RunState:
-    """The state that a sequence of events, in order of time, describes. Unknown kinds are ignored."""
+    """Return the state that events describe, in order of time. Unknown kinds are ignored."""
     state = RunState()
     for event in events:
         apply(state, event)
     return state
 
 
+def read_state(run: RunPaths) -> RunState:
+    """Return the state that a run's journal describes."""
+    return fold(read_events(run))
+
+
 def apply(state: RunState, event: Event) -> None:
-    """Bring a state up to date with one more event; one that lacks its fields is left out, with a warning."""
+    """Apply one more event to a state. A damaged event adds a warning instead."""
     state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
     handler = _HANDLERS.get(event["kind"])
     if str(event.get("writer", "")).startswith(TRAIN_WRITER) and (attempt := _attempt_of(state, event)):
@@ -33,7 +39,7 @@ def apply(state: RunState, event: Event) -> None:
         handler(state, event)
     except DAMAGED:
         name = f"{event.get('writer', 'journal')} {event['seq']}"
-        state.warnings.append(f"event {name} ({event['kind']}): damaged, left out")
+        state.warnings.append(f"event {name} ({event['kind']}): damaged, ignored")
 
 
 def _run_created(state: RunState, event: Event) -> None:
@@ -45,7 +51,7 @@ def _run_created(state: RunState, event: Event) -> None:
 
 
 def _head_started(state: RunState, event: Event) -> None:
-    # Someone drives the run again: an earlier outcome or request to stop is history.
+    # The run is driven again: an earlier outcome or request to stop no longer counts.
     state.status, state.message, state.stop_requested = "running", "", False
 
 
@@ -120,7 +126,7 @@ def _step(state: RunState, event: Event) -> None:
     newest = state.attempt
     superseded = newest and newest.resumed_from_step is not None and newest.resumed_from_step < int(event["step"])
     if newest and event["attempt"] < newest.number and superseded:
-        return  # a late line of an attempt that another has replaced
+        return  # a late event of a superseded attempt
     state.steps[int(event["step"])] = {**event, "tokens": int(event["tokens"])}
     if attempt:
         attempt.last_step = int(event["step"])
@@ -143,7 +149,7 @@ def _checkpoint_committed(state: RunState, event: Event) -> None:
 def _trusted(degree: str) -> Any:
     def handler(state: RunState, event: Event) -> None:
         step = int(event["step"])
-        # What was rejected in one place and verified in another is there.
+        # A checkpoint that was rejected in one place can be verified in another.
         state.checkpoints = sorted({*state.checkpoints, step})
         if not (degree == "verified" and state.trust.get(step) == "survived"):
             state.trust[step] = degree
@@ -193,21 +199,23 @@ def _eval_progress(state: RunState, event: Event) -> None:
 
 
 def _count(progress: EvaluationProgress) -> None:
-    """Remember when so many requests were answered, of the newest counts only."""
+    """Keep the newest counts of answered requests, with their times."""
     if progress.counted and progress.done < progress.counted[-1][1]:
-        progress.counted = []  # a batch of which some were answered before is asked whole again
+        progress.counted = []  # a partly answered batch is repeated
     if progress.done > (progress.done_before or 0):
         progress.counted = [*progress.counted[1 - _COUNTS_KEPT :], (progress.updated_unix_s, progress.done)]
 
 
 def _eval_finished(state: RunState, event: Event) -> None:
     milestone = _evaluated(state, event)
-    judgement = Judgement(str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {})))
-    milestone.judgements.pop("", None)  # an older evaluation that did not say is replaced by any that does
-    milestone.judgements[judgement.contract] = judgement
-    state.contract = state.contract or judgement.contract
-    # Scores under different contracts are never mixed: those under the run's first one are its scores.
-    shown = milestone.judgements.get(state.contract, judgement)
+    scores = ContractScores(
+        str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {}))
+    )
+    milestone.judgements.pop("", None)  # replace an older evaluation without a contract
+    milestone.judgements[scores.contract] = scores
+    state.contract = state.contract or scores.contract
+    # Scores under different contracts are never mixed. Show those under the run's first one.
+    shown = milestone.judgements.get(state.contract, scores)
     milestone.scores, milestone.skipped, milestone.contract = shown.scores, shown.skipped, shown.contract
     milestone.status, milestone.message, milestone.progress = "evaluated", "", None
 
@@ -215,7 +223,7 @@ def _eval_finished(state: RunState, event: Event) -> None:
 def _eval_failed(state: RunState, event: Event) -> None:
     milestone = _evaluated(state, event)
     milestone.progress, milestone.last_failure = None, str(event.get("message", ""))
-    if milestone.status != "evaluated":  # what failed was then an evaluation under another contract
+    if milestone.status != "evaluated":  # otherwise an evaluation under another contract failed
         milestone.status = "failed" if event.get("final", True) else "due"
         milestone.message = str(event.get("message", ""))
 
@@ -224,7 +232,7 @@ def _eval_stopped(state: RunState, event: Event) -> None:
     milestone = _evaluated(state, event)
     milestone.progress = None
     if milestone.status != "evaluated":
-        milestone.status, milestone.message = "due", "cut short by a stop"
+        milestone.status, milestone.message = "due", "interrupted by a stop"
 
 
 def _run_finished(state: RunState, event: Event) -> None:

@@ -1,15 +1,14 @@
-"""The journal: append-only JSON Lines, one writer a file, and a reader that merges them.
+"""The journal: append-only JSON Lines, one file per writer, and a reader that merges them.
 
 An event is ``{"v", "seq", "time_unix_s", "attempt", "kind", ...}``; ``docs/architecture.md`` lists the kinds and their
-fields. A torn last line (a writer that died in the middle) is legal: readers leave it out, and the next writer of
-that file cuts it off before it appends. Each line ends with its own CRC-32 (``crc``), which readers check and drop.
-Readers leave damaged lines out too; a ``warning`` event in their place, which is in no file, says so.
+fields. A writer that dies can leave an incomplete last line: readers drop it, and the next writer of the file removes
+it. Each line ends with its CRC-32 (``crc``), which readers check and drop. Readers replace damaged lines by a
+``warning`` event that is in no file.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from typing import Any
 
 from hlatctl.run.errors import FULL, RunBusyError, StorageError, cannot_write
 from hlatctl.run.events import is_event
+from hlatctl.run.locks import try_lock
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import parse_json
 
@@ -34,36 +34,35 @@ EVALUATE_WRITER = "evaluate"
 OPERATOR_WRITER = "operator"
 MIRROR_WRITER = "mirror"
 DRILL_WRITER = "drill"
-#: What the names of the training processes' writers begin with.
+#: Prefix of the names of the training processes' writers.
 TRAIN_WRITER = "train-"
 _VERSION = 1
-#: Ends each line, so that a line whose numbers have changed on the disk is no event.
+#: End of each line. It detects values that changed on the disk.
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _MAX_UNWRITTEN_BYTES = 64 << 20
 
 
 def train_writer(rank: int) -> str:
-    """The journal writer of one training process."""
+    """Return the name of a training process's writer."""
     return f"{TRAIN_WRITER}rank{rank:05d}"
 
 
 def eval_writer(milestone_tokens: int) -> str:
-    """The journal writer of one milestone's evaluation."""
+    """Return the name of the writer of a milestone's evaluation."""
     return f"eval-{milestone_tokens}"
 
 
 class JournalWriter:
-    """Appends events to ``journal/<writer>.jsonl``; holds a lock on it until closed. Threads may share it.
+    """Appends events to ``journal/<writer>.jsonl`` and locks the file until closed. Threads can share it.
 
-    Events that don't fit on a full disk are kept in memory, and written as soon as there is room: by the next event, by
-    :meth:`flush` or by :meth:`close`. Meanwhile each event still sets the file's time, which needs no room
-    (:func:`heartbeat`).
+    Events that don't fit on a full disk are kept in memory. The next event, :meth:`flush` or :meth:`close` writes them
+    when there is space. Until then each event still sets the file's time, which needs no space (:func:`heartbeat`).
 
     Args:
         run: the run directory.
-        writer: file stem; there is one writer a file.
-        attempt: the attempt that the events belong to (0 before the first).
-        now_unix_s: tells the time; a rehearsal's is not the machine's.
+        writer: file stem.
+        attempt: the attempt of the events; 0 before the first.
+        now_unix_s: the clock; a simulation has its own.
 
     Raises:
         RunBusyError: another live process has the file open for writing.
@@ -79,35 +78,35 @@ class JournalWriter:
         try:
             run.journal.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
+            is_free = try_lock(self._file)
         except OSError as error:
             raise cannot_write(self.path, error) from None
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             self._file.close()
             raise StorageError(f"{self.path}: can't be written (is not a regular file)", hint="move it away")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not is_free:
             self._file.close()
             raise RunBusyError(
-                f"{self.path}: another process writes this journal", hint="wait for it, or stop it, then try again"
-            ) from None
+                f"{self.path}: another process is writing this journal",
+                hint="wait until it ends, or stop it, then retry",
+            )
         self._cut_torn_line()
         self._seq = _last_seq(self.path) + 1
         self._appending = threading.Lock()
         self._full = False
         self.unwritten = b""
-        """What the disk has had no room for."""
+        """Bytes that did not fit on the disk."""
 
     def append(self, kind: str, *, durable: bool = False, **fields: Any) -> Event:
         """Append one event and return it.
 
         Args:
             kind: one of the kinds in ``docs/architecture.md``.
-            durable: fsync before returning; for events that something else relies on after a power cut.
-            fields: JSON values; NaN and infinities are written as strings, which JSON can't hold.
+            durable: fsync before returning, so that the event survives a power cut.
+            fields: JSON values. NaN and infinities are written as strings, because JSON doesn't have them.
 
         Raises:
-            StorageError: it can't be written, for another reason than a full disk, or there is too much to be kept.
+            StorageError: it can't be written for another reason than a full disk, or too many bytes are kept already.
         """
         with self._appending:
             event: Event = {
@@ -120,7 +119,7 @@ class JournalWriter:
             }
             self._write(_with_crc(json.dumps(event, separators=(",", ":"), allow_nan=False).encode()) + b"\n")
             self._seq += 1
-        if durable:  # beside the appends of other threads: a slow disk must not hold them up
+        if durable:  # without the lock: a slow disk must not delay other threads
             try:
                 os.fsync(self._file.fileno())
             except OSError as error:
@@ -128,7 +127,7 @@ class JournalWriter:
         return event
 
     def flush(self) -> None:
-        """Write the events that the disk has had no room for, if there is room now.
+        """Write the events that did not fit on the disk, if there is space now.
 
         Raises:
             StorageError: they can't be written for another reason.
@@ -137,12 +136,12 @@ class JournalWriter:
             self._write(b"")
 
     def events(self) -> list[Event]:
-        """What this file holds already; far less to read than a whole run's journal."""
+        """Return the events of this file, which is much smaller than a run's journal."""
         return list(_parse_lines(self.path.read_bytes(), self.path.stem, 0.0))
 
     def close(self) -> None:
-        """Write what is left, if there is room, and release the file."""
-        with suppress(StorageError):  # whoever appended has been told
+        """Write the remaining events if there is space, and release the file."""
+        with suppress(StorageError):  # append has already raised it
             self.flush()
         self._file.close()
 
@@ -151,7 +150,7 @@ class JournalWriter:
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.close()
-        if self._full and failure is None:  # whoever wrote these few events relies on them
+        if self._full and failure is None:  # the caller relies on these events
             raise self._not_written(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def _write(self, line: bytes) -> None:
@@ -169,7 +168,7 @@ class JournalWriter:
                     os.utime(self._file.fileno())
 
     def _not_written(self, error: OSError) -> StorageError:
-        return cannot_write(self.path, error, hint="free space, or mend the storage")
+        return cannot_write(self.path, error, hint="free space, or repair the storage")
 
     def _cut_torn_line(self) -> None:
         self._file.seek(0)
@@ -180,9 +179,9 @@ class JournalWriter:
 
 
 def heartbeat(run: RunPaths, writer: str) -> int:
-    """A number that changes with each event of a writer, even if a full disk does not take the event.
+    """Return a number that changes with each event of a writer, even if the event doesn't fit on the disk.
 
-    It is the time of the writer's file. Hosts' clocks differ, so compare it with an earlier one and with nothing else.
+    It is the time of the writer's file. Compare it only with earlier values: the clocks of hosts differ.
     """
     try:
         return (run.journal / f"{writer}.jsonl").stat().st_mtime_ns
@@ -191,9 +190,9 @@ def heartbeat(run: RunPaths, writer: str) -> int:
 
 
 class JournalTail:
-    """Reads what is new in a run's journal since the last look, across all writers.
+    """Reads the new events of a run's journal, across all writers.
 
-    ``offsets`` (bytes read by file stem) can be kept and given back to go on later.
+    ``offsets`` (bytes read by file stem) can be saved, to continue later.
     """
 
     def __init__(self, run: RunPaths, offsets: dict[str, int] | None = None) -> None:
@@ -203,15 +202,15 @@ class JournalTail:
         self._reported: set[str] = set()
 
     def add(self, event: Event, writer: str) -> None:
-        """Take an event that this process has written; from then on that writer's file is not read.
+        """Add an event that this process wrote. From then on, the file of its writer is not read.
 
-        So a process knows its own events while a full disk does not take them.
+        So a process knows its own events even if they don't fit on the disk.
         """
         line = json.dumps(event, allow_nan=False)
         self._own.setdefault(writer, []).append({**json.loads(line), "writer": writer})
 
     def read_new(self) -> list[Event]:
-        """Complete events that have appeared since the last call, in order of time.
+        """Return the events since the last call, in order of time.
 
         Raises:
             StorageError: a file of the journal can't be read.
@@ -232,7 +231,7 @@ class JournalTail:
         return [event for _, event in sorted(events, key=lambda pair: pair[0])]
 
     def _new_of(self, path: Path) -> list[Event]:
-        """What is new in one file; of something else in its place a warning, once."""
+        """Return the new events of one file. If it is not a regular file, return one warning."""
         mode, size_bytes = _kind_and_size(path)
         if not stat.S_ISREG(mode):
             news = [] if path.name in self._reported else [_no_file(path)]
@@ -250,12 +249,12 @@ class JournalTail:
 
 
 def read_events(run: RunPaths) -> list[Event]:
-    """All events of a run in order of time; each also carries its ``writer`` (file stem)."""
+    """Return all events of a run in order of time, each with its ``writer`` (file stem)."""
     return JournalTail(run).read_new()
 
 
 def number(event: Event, name: str) -> float:
-    """A number of an event: the text ``nan`` or ``inf`` as that float, NaN for what is missing or no number."""
+    """Return a number of an event. NaN if it is missing or not a number."""
     try:
         return float(event.get(name, "nan"))
     except (TypeError, ValueError):
@@ -263,7 +262,7 @@ def number(event: Event, name: str) -> float:
 
 
 def _in_order(events: Iterable[Event]) -> Iterator[tuple[tuple[float, str, int], Event]]:
-    """One writer's events with the key that merges them; a clock that is set back does not reorder them."""
+    """Yield one writer's events with their sort key. A clock that is set back does not reorder them."""
     time_unix_s = float("-inf")
     for event in events:
         time_unix_s = max(time_unix_s, event["time_unix_s"])
@@ -275,21 +274,21 @@ def _with_crc(line: bytes) -> bytes:
 
 
 def _without_crc(line: bytes) -> bytes:
-    """The line as it was before ``_with_crc``; nothing of one that has been damaged since."""
-    found = _CRC.search(line)
-    if not found:
+    """Return the line as it was before ``_with_crc``. Empty if it is damaged."""
+    match = _CRC.search(line)
+    if not match:
         return line
-    before = line[: found.start()] + b"}"
-    return before if int(found[1], 16) == zlib.crc32(before) else b""
+    before = line[: match.start()] + b"}"
+    return before if int(match[1], 16) == zlib.crc32(before) else b""
 
 
 def _parse_lines(block: bytes, writer: str, changed_unix_s: float) -> Iterator[Event]:
-    """The events of complete lines; one warning stands for damaged lines that follow one another.
+    """Yield the events of complete lines, and one warning for each series of damaged lines.
 
     Args:
         block: the lines.
         writer: of the file.
-        changed_unix_s: the time of a warning that no event comes before.
+        changed_unix_s: the time of a warning before the first event.
     """
     damaged, last = 0, {"seq": 0, "time_unix_s": changed_unix_s}
     for line in block.splitlines():
@@ -298,16 +297,16 @@ def _parse_lines(block: bytes, writer: str, changed_unix_s: float) -> Iterator[E
             damaged += bool(line)
             continue
         if damaged:
-            yield _left_out(damaged, writer, last, last if last["seq"] else event)
+            yield _ignored(damaged, writer, last, last if last["seq"] else event)
         damaged, last = 0, event
         event["writer"] = writer
         yield event
     if damaged:
-        yield _left_out(damaged, writer, last, last)
+        yield _ignored(damaged, writer, last, last)
 
 
 def _parse(line: bytes) -> Event | None:
-    """The event of a line; None if it is damaged. What it said is lost, the rest is not."""
+    """Return the event of a line. None if it is damaged."""
     try:
         event = parse_json(_without_crc(line))
     except ValueError:
@@ -315,15 +314,15 @@ def _parse(line: bytes) -> Event | None:
     return event if is_event(event) else None
 
 
-def _left_out(lines: int, writer: str, before: Event, beside: Event) -> Event:
+def _ignored(lines: int, writer: str, before: Event, beside: Event) -> Event:
     where = f"after event {before['seq']}" if before["seq"] else "at its beginning"
-    count = "1 damaged line is" if lines == 1 else f"{lines} damaged lines are"
-    return _warning(f"journal/{writer}.jsonl: {count} left out, {where}", writer, beside)
+    count = "1 damaged line is ignored" if lines == 1 else f"{lines} damaged lines are ignored"
+    return _warning(f"journal/{writer}.jsonl: {count}, {where}", writer, beside)
 
 
 def _no_file(path: Path) -> Event:
     now = {"seq": 0, "time_unix_s": path.lstat().st_mtime}
-    return _warning(f"journal/{path.name}: is not a regular file, left out", path.stem, now)
+    return _warning(f"journal/{path.name}: is not a regular file, ignored", path.stem, now)
 
 
 def _warning(message: str, writer: str, beside: Event) -> Event:
@@ -340,10 +339,10 @@ def _warning(message: str, writer: str, beside: Event) -> Event:
 
 def _kind_and_size(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        found = path.lstat()  # a symbolic link to nowhere
-    return found.st_mode, found.st_size
+        status = path.lstat()  # a broken symbolic link
+    return status.st_mode, status.st_size
 
 
 def _last_seq(path: Path) -> int:

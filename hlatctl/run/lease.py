@@ -1,12 +1,10 @@
-"""Who does what alone: locks that the kernel drops when their holder dies, so a dead process never looks alive.
+"""Leases: file locks that keep two processes from driving the same run or doing the same evaluation.
 
-One is for driving a run, one for each evaluation, so that no two processes do the same work. What a lock file says
-tells others who holds it; only the lock itself counts.
+The content of a lock file names the holder for other processes. Only the lock itself decides who holds it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -17,32 +15,33 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hlatctl.run.errors import RunBusyError, cannot_write
+from hlatctl.run.errors import RunBusyError
+from hlatctl.run.locks import locked_file, try_lock
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, open_regular, parse_json
 
 _POLL_S = 0.2
-#: More than a lock file ever says.
+#: More than a lock file contains.
 _MAX_CHARS = 1000
 _PID = re.compile(r"[0-9]{1,10}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who holds a lease, as far as its file says."""
+    """The holder of a lease, as named in its file."""
 
     pid: int
     host: str
     since_unix_s: float
 
     def __str__(self) -> str:
-        """In words."""
+        """Return text for messages."""
         return f"process {self.pid or '?'} on {self.host or 'an unknown host'}"
 
 
 @contextmanager
 def hold_driver(run: RunPaths) -> Iterator[None]:
-    """Drive a run: hold its head lock.
+    """Hold the lock of a run's driver.
 
     Raises:
         RunBusyError: another live process holds it.
@@ -51,26 +50,27 @@ def hold_driver(run: RunPaths) -> Iterator[None]:
 
     def refuse() -> None:
         raise RunBusyError(
-            f"run {run.run_id}: process {driver_pid(run) or '?'} drives it already", hint=f"hlatctl status {run.run_id}"
-        ) from None
+            f"run {run.run_id}: process {driver_pid(run) or '?'} is already driving it",
+            hint=f"`hlatctl status {run.run_id}` shows the run's state",
+        )
 
     with _locked(run.driver_lock, str(os.getpid()), refuse):
         yield
 
 
 def driver_pid(run: RunPaths) -> int | None:
-    """The process that drives a run now, or None if nobody does."""
+    """Return the id of the process that drives a run; 0 if it is unknown, None if no process does."""
     text = _read_if_held(run.driver_lock)
     return None if text is None else int(text) if _PID.fullmatch(text) else 0
 
 
 def is_held(path: Path) -> bool:
-    """Whether a live process holds the lock that a file stands for."""
+    """Return whether a process holds the lock of a file."""
     return _read_if_held(path) is not None
 
 
 def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
-    """Wait until no process drives a run, or a sweep, any more; at most so long."""
+    """Wait until no process drives a run or a sweep, but at most ``wait_s``."""
     deadline = time.monotonic() + wait_s
     while driver_pid(run) is not None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -78,11 +78,12 @@ def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
 
 @contextmanager
 def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
-    """Hold the lease that a file stands for.
+    """Hold the lease of a file.
 
     Args:
-        path: of the lock file, which tells others who holds it.
-        when_busy: told who holds it; raises to give up, or returns after a while to try again.
+        path: of the lock file.
+        when_busy: called with the holder while another process holds it. It raises to give up, or waits and returns
+            to try again.
 
     Raises:
         StorageError: the file can't be written.
@@ -93,7 +94,7 @@ def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds a lease now, or None if nobody does."""
+    """Return the holder of a lease, or None if no process holds it."""
     text = _read_if_held(path)
     if text is None:
         return None
@@ -101,7 +102,7 @@ def holder(path: Path) -> Holder | None:
         record = parse_json(text)
         return Holder(pid=int(record["pid"]), host=str(record["host"]), since_unix_s=float(record["since_unix_s"]))
     except DAMAGED:
-        return _UNKNOWN  # it has the lock and has not said yet who it is
+        return _UNKNOWN  # it has the lock but has not written its name yet
 
 
 _UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
@@ -109,32 +110,17 @@ _UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
 
 @contextmanager
 def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab+", buffering=0)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                when_busy()
-        with suppress(OSError):  # a full disk: what the file says only informs, the lock counts
+    with locked_file(path, when_busy) as file:
+        with suppress(OSError):  # a full disk: the lock is held all the same
             file.truncate(0)
             file.write(text.encode())
         yield
 
 
 def _read_if_held(path: Path) -> str | None:
-    """What a lock file says if somebody holds it; None if nobody does."""
+    """Return the content of a lock file, or None if no process holds it."""
     try:
         with open(path, errors="replace", opener=open_regular) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read(_MAX_CHARS).strip()
-            return None
+            return None if try_lock(file, shared=True) else file.read(_MAX_CHARS).strip()
     except OSError:
         return None

@@ -1,8 +1,7 @@
-"""Checkpoint manifests: which checkpoints of a run are complete, and why another is not.
+"""Checkpoint manifests: which checkpoints of a run are complete, and why others are not.
 
-A checkpoint counts once its ``manifest.json`` is there, which is written last; it is valid if the manifest has its own
-SHA-256, and every file that it lists has its bytes and its SHA-256. What the shards hold is the trainer's business, not
-this module's.
+``manifest.json`` is written last, so a checkpoint without one is incomplete. A checkpoint is valid if the manifest's
+own SHA-256 matches, and every listed file has its size and SHA-256. Only the trainer reads the shards.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run import files
+from hlatctl.run.atomic import fsync
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.paths import RunPaths, step_name
 from hlatctl.run.reading import DAMAGED, parse_json, read_bytes, why
@@ -23,10 +23,10 @@ _STEP_DIR = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The content of ``manifest.json``.
 
     Args:
-        step: optimizer step it was taken after (1-based; step 0 is the initial model).
+        step: the optimizer step after which it was saved, 1-based; 0 is the initial model.
         tokens: tokens that the optimizer had consumed.
         world: layout of the processes that wrote it, such as ``{"data_parallel_size": 2}``.
         files: ``[{"path", "bytes", "sha256"}]`` relative to the checkpoint's folder.
@@ -41,20 +41,20 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all its files."""
+        """Total size of its files."""
         return sum(int(entry["bytes"]) for entry in self.files)
 
     @property
     def sha256(self) -> str:
-        """Of what it says, so that a manifest that was damaged is no manifest; it names a checkpoint of any run."""
+        """Hash of its content. It detects damage and identifies the checkpoint across runs."""
         return files.sha256_json(asdict(self))
 
 
 def write_manifest(checkpoint: Path, *, step: int, tokens: int, world: dict[str, int]) -> Manifest:
-    """Describe every file of a checkpoint's folder and write its manifest, durably and last."""
+    """Write the manifest of a checkpoint's folder, durably, and return it."""
     manifest = Manifest(step=step, tokens=tokens, world=world, files=files.describe_tree(checkpoint))
     files.write_sealed_json(checkpoint / MANIFEST, asdict(manifest))
-    files.fsync_dir(checkpoint)
+    fsync(checkpoint)
     return manifest
 
 
@@ -84,12 +84,12 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True) -> str | None:
-    """The reason why a checkpoint can't be trusted, naming the file; None if it can.
+    """Return why a checkpoint is invalid, with the file's name. None if it is valid.
 
     Args:
         checkpoint: its folder.
-        checksums: read every file, instead of comparing sizes alone.
-        of_run: it lies among a run's checkpoints, where the folder's name must be that of its step.
+        checksums: verify checksums, not only sizes.
+        of_run: it is in a run's folder of checkpoints, so its name must be that of its step.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -101,24 +101,24 @@ def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True
 
 
 def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """A file's entry, as it is, if it has what is compared."""
+    """Return a file's entry if its fields are valid."""
     if not (isinstance(entry["path"], str) and isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
-        raise ValueError("an entry of files is none")
+        raise ValueError("an entry of files is invalid")
     return entry
 
 
 def checkpoint_steps(run: RunPaths) -> list[int]:
-    """Steps whose folder has a manifest, ascending; nothing is verified."""
+    """Return the steps whose folder has a manifest, ascending. Nothing is verified."""
     return [step for step in folder_steps(run) if (run.checkpoint(step) / MANIFEST).is_file()]
 
 
 def folder_steps(run: RunPaths) -> list[int]:
-    """Steps that have a folder, ascending, with a manifest or without one."""
+    """Return the steps that have a folder, ascending."""
     return steps_in(run.checkpoints)
 
 
 def steps_in(folder: Path) -> list[int]:
-    """As :func:`folder_steps`, of any folder that holds checkpoints."""
+    """Return the steps of the checkpoints in a folder, ascending."""
     if not folder.is_dir():
         return []
     named = (_STEP_DIR.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())

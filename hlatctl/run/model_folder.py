@@ -1,4 +1,4 @@
-"""What a Hugging Face folder must hold to be a model that can be judged, and hashes of its files besides weights."""
+"""Which files a Hugging Face model folder needs for an evaluation, and the hashes of its files except weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEEDED = {
     "tokenizer_config.json": "tokenizer_config.json",
     "*.safetensors": "safetensors weights",
 }
-#: Files that transformers makes a tokenizer from; which of them a folder has depends on the kind of tokenizer.
+#: Files from which transformers builds a tokenizer. A folder has some of them, depending on the kind of tokenizer.
 _TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -24,30 +24,30 @@ _TOKENIZER = (
     "*.tiktoken",
     "chat_template*",
 )
-#: Defaults of every generated answer, such as a penalty for repetition.
+#: Defaults for generated answers, such as a repetition penalty.
 _GENERATION = "generation_config.json"
 
 
 def lacking(folder: Path) -> str:
-    """What the folder lacks first; empty if nothing. A pickle is no weights here: none is ever opened."""
+    """Return the first missing file of a folder. Empty if it is complete. Pickled weights don't count."""
     return next((what for pattern, what in _NEEDED.items() if not any(folder.glob(pattern))), "")
 
 
 def fingerprint(folder: Path) -> str:
-    """Of its files' names, sizes and times: another one if somebody replaces the weights."""
+    """Return a hash of the files' names, sizes and times. It changes if the weights are replaced."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return digest([[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files])
 
 
 def hashes(folder: Path, *, with_config: bool) -> dict[str, Any]:
-    """What of a model besides its weights decides a score: tokenizer and defaults of generation, by file.
+    """Return the hashes of the files that affect scores, except weights: tokenizer and generation defaults.
 
     Args:
-        folder: a model, or a tokenizer alone.
-        with_config: ``config.json`` too, which a folder with a tokenizer alone has not.
+        folder: of a model, or of a tokenizer only.
+        with_config: include ``config.json``, which a folder with only a tokenizer doesn't have.
     """
     names = {path.name for pattern in _TOKENIZER for path in folder.glob(pattern) if path.is_file()}
-    found: dict[str, Any] = {"tokenizer": {name: sha256_file(folder / name) for name in sorted(names)}}
+    hashed: dict[str, Any] = {"tokenizer": {name: sha256_file(folder / name) for name in sorted(names)}}
     for name in [_GENERATION, *(["config.json"] if with_config else [])]:
-        found[name] = sha256_file(folder / name) if (folder / name).is_file() else None
-    return found
+        hashed[name] = sha256_file(folder / name) if (folder / name).is_file() else None
+    return hashed

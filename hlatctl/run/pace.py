@@ -1,41 +1,50 @@
-"""How fast a run or an evaluation goes on now, from what was measured lately; None while too little is known."""
+"""Pace of a run or an evaluation, from recent measurements."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
+from collections.abc import Iterable, Iterator
 
 from hlatctl.run.journal import Event, number
 from hlatctl.run.state import EvaluationProgress, RunState
 
-#: Steps whose median time stands for that of the steps to come.
+#: The recent step time is the median of this many steps.
 _NEWEST_STEPS = 20
-#: Steps that an attempt begins with and that say nothing of the others: they compile, allocate and fill caches.
+#: First steps of an attempt, which are not counted: they compile, allocate and fill caches.
 _FIRST_STEPS = 2
-#: Fewer measurements are no pace.
+#: Least number of measurements for a pace.
 _LEAST = 2
 
 
 def seconds_per_step(state: RunState) -> float | None:
-    """Median time of the newest steps, without those that an attempt began with; looks at the newest steps only."""
+    """Return the median time of the newest steps, without the first steps of each attempt."""
     began = {attempt.number: attempt.resumed_from_step or 0 for attempt in state.attempts}
-    newest = itertools.islice(reversed(state.steps.values()), _NEWEST_STEPS)
-    times_s = [number(event, "step_s") for event in newest if not _is_first(event, began)]
-    known_s = [time_s for time_s in times_s if math.isfinite(time_s) and time_s > 0]
-    return statistics.median(known_s) if len(known_s) >= _LEAST else None
+    return median_step_s((event for event in newest_steps(state) if not _is_first(event, began)), least=_LEAST)
+
+
+def newest_steps(state: RunState) -> Iterator[Event]:
+    """Yield the newest 20 step events, newest first; the cost does not grow with the run."""
+    return itertools.islice(reversed(state.steps.values()), _NEWEST_STEPS)
+
+
+def median_step_s(steps: Iterable[Event], *, least: int = 1) -> float | None:
+    """Return the median ``step_s`` of the events that have a finite, positive one; None if fewer than ``least`` do."""
+    times_s = [time_s for event in steps if math.isfinite(time_s := number(event, "step_s")) and time_s > 0]
+    return statistics.median(times_s) if len(times_s) >= least else None
 
 
 def training_left_s(state: RunState, total_steps: int) -> float | None:
-    """Time that the steps to come take at the present pace; None if that is not known or none is left."""
+    """Return the time that the remaining steps take at the current pace. None if unknown or no step is left."""
     pace_s = seconds_per_step(state)
     return pace_s * (total_steps - state.step) if pace_s and total_steps > state.step else None
 
 
 def task_left_s(progress: EvaluationProgress) -> float | None:
-    """Time that an evaluation's task takes to answer its other requests.
+    """Return the time that an evaluation's task takes for its remaining requests. None if unknown.
 
-    Counted from the first answer of this evaluator: what came before it is the model's start, or an earlier try's.
+    The pace counts from this evaluator's first answer. The time before includes loading the model.
     """
     if not progress.total or len(progress.counted) < _LEAST:
         return None

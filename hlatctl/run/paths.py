@@ -1,13 +1,13 @@
-"""Where everything lies: the one place that spells a path below the runs folder.
+"""Names of all files and folders in a runs folder.
 
-Layout (``docs/architecture.md`` has the whole picture)::
+Layout (complete in ``docs/architecture.md``)::
 
-    <runs_dir>/<run_id>/   one run, see RunPaths
-    <runs_dir>/<sweep_id>/ one sweep, see SweepPaths; its trials are runs beside it
+    <runs_dir>/<run_id>/   a run, see RunPaths
+    <runs_dir>/<sweep_id>/ a sweep, see SweepPaths; its trials are runs in the same runs folder
     <runs_dir>/.cache/     prepared corpora and compiled graphs, shared by runs, keyed by fingerprint
-    <runs_dir>/.prefect/   Prefect's own database when no server is configured
-    <runs_dir>/nodes.jsonl what is known of each node, from all runs
-    <runs_dir>/mlflow.db   MLflow's database by default, with mlartifacts/ beside it
+    <runs_dir>/.prefect/   Prefect's database if no server is configured
+    <runs_dir>/nodes.jsonl the node ledger of all runs
+    <runs_dir>/mlflow.db   MLflow's database by default; its artifacts are in mlartifacts/
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NODES, _MLFLOW, _ARTIFACTS = "nodes.jsonl", "mlflow.db", "mlartifacts"
 
 
 def step_name(step: int) -> str:
-    """The folder name of a checkpoint: ``step-00001000``."""
+    """Return the name of a checkpoint's folder: ``step-00001000``."""
     return f"step-{step:08d}"
 
 
 def attempt_name(attempt: int) -> str:
-    """The folder name of an attempt: ``attempt-0001``."""
+    """Return the name of an attempt's folder: ``attempt-0001``."""
     return f"attempt-{attempt:04d}"
 
 
@@ -55,7 +55,7 @@ class RunPaths:
 
     @property
     def journal(self) -> Path:
-        """Folder of the append-only event files, one writer a file."""
+        """Folder of the append-only event files, one file per writer."""
         return self.root / "journal"
 
     @property
@@ -87,7 +87,7 @@ class RunPaths:
 
     @property
     def evaluator_lock(self) -> Path:
-        """Held (flock) by the process that a person has asked to evaluate the run."""
+        """Held (flock) by the process of a `hlatctl eval`."""
         return self.evals / "evaluator.lock"
 
     def logs(self, attempt: int) -> Path:
@@ -95,7 +95,7 @@ class RunPaths:
         return self.root / "logs" / attempt_name(attempt)
 
     def launch(self, attempt: int) -> Path:
-        """Folder of what was submitted for one attempt; attempt 0 is everything before training."""
+        """Folder of the scripts submitted for one attempt; attempt 0: all jobs except training."""
         return self.root / "launch" / attempt_name(attempt)
 
     @property
@@ -105,22 +105,22 @@ class RunPaths:
 
     @property
     def compile_cache(self) -> Path:
-        """``compile_cache.json``: where the compiled graphs lie (shared, and local to each worker)."""
+        """``compile_cache.json``: where the compiled graphs are (shared, and on each worker)."""
         return self.root / "compile_cache.json"
 
     @property
     def coverage(self) -> Path:
-        """``coverage.json``: how many graphs a short attempt found in the cache, and which not."""
+        """``coverage.json``: which graphs a short attempt found in the cache."""
         return self.root / "coverage.json"
 
     @property
     def preflight(self) -> Path:
-        """``preflight.json``: what each worker measured before training."""
+        """``preflight.json``: measurements of each worker before training."""
         return self.root / "preflight.json"
 
     @property
     def preflight_nodes(self) -> Path:
-        """Folder of what each node shows before its processes take its devices, one file a host."""
+        """Folder with the output of each node's tools before training, one file per host."""
         return self.root / "preflight"
 
     @property
@@ -141,7 +141,7 @@ class RunPaths:
 
 @dataclass(frozen=True)
 class SweepPaths(RunPaths):
-    """Paths of one sweep's directory, which has a journal, logs and a head lock as a run's; its trials lie beside it.
+    """Paths of one sweep's directory. Like a run's, it has a journal, logs and a driver lock.
 
     Args:
         root: ``<runs_dir>/<sweep_id>``.
@@ -149,7 +149,7 @@ class SweepPaths(RunPaths):
 
     @property
     def space(self) -> Path:
-        """``sweep.yaml``: what the sweep tries, complete; rewritten only when it is extended."""
+        """``sweep.yaml``: the sweep's overrides, axes and settings; rewritten only when it is extended."""
         return self.root / "sweep.yaml"
 
     @property
@@ -168,7 +168,7 @@ class SweepPaths(RunPaths):
 
 
 def trial_id(sweep_id: str, number: int) -> str:
-    """The run id of a sweep's trial: ``beta2-t0007``."""
+    """Return the run id of a sweep's trial: ``beta2-t0007``."""
     return f"{sweep_id}-t{number:04d}"
 
 
@@ -188,16 +188,16 @@ def nodes_file(folder: Path) -> Path:
 
 
 def mlflow_database(runs_dir: Path) -> Path:
-    """MLflow's database where no other address is configured."""
+    """MLflow's database if no other address is configured."""
     return runs_dir / _MLFLOW
 
 
 def mlflow_artifacts(runs_dir: Path) -> Path:
-    """Folder of MLflow's artifacts where its address is a database."""
+    """Folder of MLflow's artifacts if its address is a database."""
     return runs_dir / _ARTIFACTS
 
 
 def is_reserved(name: str) -> bool:
-    """A name in the runs folder that is ours; some file systems take upper and lower case for the same."""
+    """Return whether hlatctl uses a name in the runs folder. Some file systems ignore case."""
     # SQLite adds -journal, -wal and -shm to its database's name.
     return name.lower() in (_NODES, _ARTIFACTS) or name.lower().startswith(_MLFLOW)

@@ -1,7 +1,7 @@
-"""Processes of this machine: which process one is, which belong to a job, and signals that reach no other process.
+"""Identifies processes of this machine, finds those of a job, and signals them safely.
 
-The kernel reuses process ids, and a file that names one may be older than the last reboot. So a process is remembered
-by its id, its start time and the boot, and is signalled only while all three still agree.
+The kernel reuses process ids, and a recorded id can be older than the last reboot. So a process is identified by its
+id, its start time and the boot id, and is signalled only if all three match.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 
 from hlatctl.run.errors import LaunchError
 
-#: Set for all processes of a job to the job's own token, by which they are found even after their parents have died.
+#: Environment variable of all processes of a job: its token. It finds them even after their parents have died.
 JOB_ENV = "HLATCTL_JOB"
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
-#: Of this container, or else of the whole machine.
+#: Counters of this container, or else of the machine.
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), _PROC / "vmstat")
-#: Places in /proc/PID/stat, counted from the state, which follows the command's name (proc_pid_stat(5)).
+#: Indexes in /proc/PID/stat after the command's name (proc_pid_stat(5)).
 _STATE, _PARENT, _START = 0, 1, 19
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """One process, and no later one that gets its id.
+    """The identity of one process, which no later process with the same id has.
 
     Args:
         pid: its id.
-        started: when it started, as the system reports it: clock ticks since the boot on Linux.
-        boot_id: the boot that it runs in.
+        started: its start time as reported by the system: clock ticks since boot on Linux.
+        boot_id: of the boot in which it runs.
     """
 
     pid: int
@@ -45,18 +45,18 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """The process that has an id now; None if there is none, or only a zombie."""
+    """Return the process of an id. None if there is none, or only a zombie."""
     started = _started(pid) if pid > 0 else ""
     return Identity(pid=pid, started=started, boot_id=_boot_id()) if started else None
 
 
 def alive(process: Identity) -> bool:
-    """Whether it still runs."""
+    """Return whether a process is still running."""
     return identify(process.pid) == process
 
 
 def send(process: Identity, number: signal.Signals) -> bool:
-    """Signal a process if it still runs; whether it did.
+    """Signal a process if it is still running. Return whether it was.
 
     Raises:
         LaunchError: it belongs to another user.
@@ -67,7 +67,7 @@ def send(process: Identity, number: signal.Signals) -> bool:
         with _pinned(process.pid) as descriptor:
             if not alive(process):
                 return False
-            if _owner(process.pid) != os.geteuid():  # root may signal anybody
+            if _owner(process.pid) != os.geteuid():  # root could signal any process
                 raise PermissionError
             if descriptor is None:
                 os.kill(process.pid, number)
@@ -84,7 +84,7 @@ def send(process: Identity, number: signal.Signals) -> bool:
 
 
 def with_words(*words: str) -> list[Identity]:
-    """The processes of this user that were started with these words, one after the other. Linux only."""
+    """Return the processes of this user whose command line contains these words in order. Linux only."""
     count = len(words)
     return [
         process
@@ -95,66 +95,66 @@ def with_words(*words: str) -> list[Identity]:
 
 
 def job_of(pid: int) -> str:
-    """The token of the job that a process belongs to; empty if it belongs to none."""
+    """Return the token of a process's job. Empty if it has none."""
     return _variable(pid, JOB_ENV)
 
 
 def of_job(token: str) -> list[Identity]:
-    """The processes of this user that belong to a job, and those below them, in ascending order. Linux only.
+    """Return this user's processes of a job and their descendants, in ascending order. Linux only.
 
-    Reads the environment of each of this user's processes once: some 20 us each.
+    Reads the environment of each of this user's processes: about 20 us each.
     """
     wanted = f"{JOB_ENV}={token}".encode()
     marked = [process for process in _own() if wanted in _environment(process.pid)]
     below = _identified(descendants(*(process.pid for process in marked)))
-    found = {process.pid: process for process in (*marked, *below) if process.pid != os.getpid()}
-    return [found[pid] for pid in sorted(found)]
+    by_pid = {process.pid: process for process in (*marked, *below) if process.pid != os.getpid()}
+    return [by_pid[pid] for pid in sorted(by_pid)]
 
 
 def descendants(*pids: int) -> list[int]:
-    """The processes below some, whatever sessions they are in, ascending."""
+    """Return the ids of all descendants of some processes, ascending, in any session."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*"):
         fields = _stat(int(entry.name))
         if fields:
             children.setdefault(int(fields[_PARENT]), []).append(int(entry.name))
-    found, waiting = set[int](), list(pids)
-    while waiting:
-        below = set(children.get(waiting.pop(), [])) - found
-        found |= below
-        waiting += below
-    return sorted(found)
+    below, pending = set[int](), list(pids)
+    while pending:
+        new = set(children.get(pending.pop(), [])) - below
+        below |= new
+        pending += new
+    return sorted(below)
 
 
 def ranks(pid: int) -> dict[int, Identity]:
-    """The distributed processes below one, by rank: torchrun gives each its ``RANK``, which their children inherit."""
-    found = {}
+    """Return the training processes below one, by rank. torchrun sets ``RANK``, which their children inherit."""
+    by_rank = {}
     for process in _identified(descendants(pid)):
         rank, fields = _variable(process.pid, "RANK"), _stat(process.pid)
         if rank.isdigit() and fields and not _variable(int(fields[_PARENT]), "RANK"):
-            found[int(rank)] = process
-    return dict(sorted(found.items()))
+            by_rank[int(rank)] = process
+    return dict(sorted(by_rank.items()))
 
 
 def ask_for_stacks(pids: list[int]) -> str:
-    """Send SIGUSR1 to the processes that catch it, which print their stacks; what came of it, in one sentence.
+    """Send SIGUSR1 to the processes that catch it, which print their stacks. Return the outcome in one sentence.
 
-    The signal ends a process that does not catch it, so no other gets it. One that is stopped can not answer.
+    SIGUSR1 ends a process that doesn't catch it. A stopped process can't respond.
     """
     catching = [process for process in _identified(pids) if _catches(process.pid, signal.SIGUSR1)]
     if not catching:
-        return "no process is left that could show its stack"
+        return "no running process can print its stack"
     stopped = [process for process in catching if (_stat(process.pid) or [""])[_STATE] in ("T", "t")]
     asked = [process for process in catching if process not in stopped]
     for process in asked:
         send(process, signal.SIGUSR1)
-    parts = [f"{len(asked)} of {len(catching)} processes asked to print their stacks into their logs"]
-    parts += [f"process {process.pid} is stopped and can not show its stack" for process in stopped]
+    parts = [f"{len(asked)} of {len(catching)} processes were asked to print their stacks to their logs"]
+    parts += [f"process {process.pid} is stopped and can't print its stack" for process in stopped]
     return "; ".join(parts)
 
 
 def command_line(pid: int) -> tuple[str, ...]:
-    """The words that a process was started with; empty if it is gone, or where there is no ``/proc``."""
+    """Return the command line of a process. Empty if it has ended, or without ``/proc``."""
     try:
         text = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -163,18 +163,18 @@ def command_line(pid: int) -> tuple[str, ...]:
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel has killed for want of memory; None where it does not tell."""
+    """Return how many processes the kernel has killed because memory ran out. None if unknown."""
     for path in _OOM_COUNTERS:
         with contextlib.suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-            if found:
-                return int(found[1])
+            match = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            if match:
+                return int(match[1])
     return None
 
 
 @contextlib.contextmanager
 def _pinned(pid: int) -> Iterator[int | None]:
-    """A descriptor of the process that has an id now, to signal it and no later one; None where there are none."""
+    """Yield a descriptor of a process, to signal it and no later one with its id. None if the system has none."""
     if not hasattr(os, "pidfd_open"):
         yield None
         return
@@ -193,7 +193,7 @@ def _boot_id() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started; empty if there is none, or only a zombie."""
+    """Return the start time of a process. Empty if there is none, or only a zombie."""
     if not _PROC.joinpath("self").exists():
         return _output_of("ps", "-o", "lstart=", "-p", str(pid))
     fields = _stat(pid)
@@ -209,13 +209,13 @@ def _identified(pids: Iterable[int]) -> list[Identity]:
 
 
 def _own() -> list[Identity]:
-    """The processes of this user."""
+    """Return the processes of this user."""
     pids = [int(entry.name) for entry in _PROC.glob("[0-9]*")]
     return _identified(pid for pid in pids if _owner(pid) == os.geteuid())
 
 
 def _owner(pid: int) -> int | None:
-    """The user of a process; this one where there is no ``/proc`` to tell, None if it is gone."""
+    """Return the user of a process; this user without ``/proc``, None if it has ended."""
     if not _PROC.joinpath("self").exists():
         return os.geteuid()
     try:
@@ -234,7 +234,7 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """The variables that a process was started with; empty if it is gone."""
+    """Return the environment with which a process was started. Empty if it has ended."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -242,14 +242,14 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _variable(pid: int, name: str) -> str:
-    """An environment variable that a process was started with; empty if it has none, or is gone."""
+    """Return an environment variable with which a process was started. Empty if unset, or if it has ended."""
     prefix = f"{name}=".encode()
-    found = (value for value in _environment(pid) if value.startswith(prefix))
-    return next((value.removeprefix(prefix).decode() for value in found), "")
+    values = (value for value in _environment(pid) if value.startswith(prefix))
+    return next((value.removeprefix(prefix).decode() for value in values), "")
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent and the rest of a process; empty if it is gone."""
+    """Return the state, the parent and the other fields of a process. Empty if it has ended."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

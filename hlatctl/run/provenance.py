@@ -1,4 +1,4 @@
-"""Where a run comes from: command, code, packages, machine. No environment variables, and secrets are masked."""
+"""Provenance of a run: command, code, packages, machine. No environment variables; secrets are masked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_DIFF_BYTES = 1_000_000
 
 
 def collect(argv: list[str], code_dir: Path) -> dict[str, Any]:
-    """All that is known before the run begins.
+    """Return the record of provenance.
 
     Args:
         argv: the command line as typed.
@@ -56,13 +56,13 @@ def collect(argv: list[str], code_dir: Path) -> dict[str, Any]:
 
 
 def package_versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Installed versions; packages that are absent are left out."""
+    """Return the versions of installed packages."""
     return {name: version for name in names if (version := _version(name))}
 
 
 @functools.cache
 def _version(name: str) -> str:
-    """Of what this process would import, or has imported; empty if it is absent."""
+    """Return the version that this process imports. Empty if the package is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -71,22 +71,22 @@ def _version(name: str) -> str:
 
 @functools.cache
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit, branch and uncommitted difference of the checkout around a folder; None outside of one.
+    """Return commit, branch and uncommitted changes of the checkout around a folder. None outside of one.
 
-    Asked once a process: what runs is the code as it was then.
+    The result is cached: a process runs the code as it was when it started.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    found = _git(folder, "diff", "HEAD") or ""
-    diff = hide(found)
+    unmasked = _git(folder, "diff", "HEAD") or ""
+    diff = hide(unmasked)
     return {
         "commit": commit,
         "branch": _git(folder, "rev-parse", "--abbrev-ref", "HEAD"),
         "dirty": bool(_git(folder, "status", "--porcelain")),
         "diff": diff[:_MAX_DIFF_BYTES],
         "diff_truncated": len(diff) > _MAX_DIFF_BYTES,
-        "diff_masked": diff != found,
+        "diff_masked": diff != unmasked,
     }
 
 

@@ -1,7 +1,4 @@
-"""Reading what may be damaged: JSON and files of any content, where everything that can be wrong is one kind of error.
-
-What is written, and under which name, is other modules' business (``files``, ``journal``, ``manifest``).
-"""
+"""Reads JSON and files that may be damaged, and turns everything that can be wrong into one kind of error."""
 
 from __future__ import annotations
 
@@ -17,24 +14,24 @@ from typing import Any
 
 from hlatctl.run.errors import DamagedFileError, HlatctlError
 
-#: What taking values out of a damaged record raises: a key that is missing, a value of another type, a huge number.
+#: Exceptions of reading a damaged record: a missing key, a value of another type, a huge number.
 DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
-#: Nothing that this project writes is nested deeper than 10; whoever walks through a value may rely on this limit.
+#: Files of this project are nested at most 10 deep. Code that walks through a value can rely on this limit.
 _MAX_DEPTH = 100
-#: No count, size or seed is larger (2**64 has 20 digits), and every smaller number fits in a float.
+#: No count, size or seed is larger; 2**64 has 20 digits. Every smaller number fits in a float.
 _MAX_INT = 2**64
 _MAX_INT_DIGITS = 20
 
 
 def parse_json(text: str | bytes, *, any_number: bool = False) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
         text: bytes must be UTF-8.
-        any_number: also take what other programs write: integers of any size, ``1e999``, ``NaN`` and ``Infinity``.
+        any_number: also accept what other programs write: integers of any size, ``1e999``, ``NaN`` and ``Infinity``.
 
     Raises:
-        ValueError: no JSON, not UTF-8, nested too deep, or a number out of range.
+        ValueError: it is not JSON or not UTF-8, is nested too deep, or has a number out of range.
     """
     decoder = _ANY_NUMBER if any_number else _STRICT
     try:
@@ -46,7 +43,7 @@ def parse_json(text: str | bytes, *, any_number: bool = False) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A regular file's content; a FIFO in its place would block forever.
+    """Return a regular file's content. Refuses a FIFO, which would block forever.
 
     Raises:
         OSError: it is missing, is no regular file, or can't be read.
@@ -56,7 +53,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A regular file's content as UTF-8 text.
+    """Return a regular file's content as UTF-8 text.
 
     Raises:
         OSError: it is missing, is no regular file, or can't be read.
@@ -66,7 +63,7 @@ def read_text(path: Path) -> str:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """For ``open(path, opener=open_regular)``: refuses what is no regular file, and never waits.
+    """Open a regular file without blocking: ``open(path, opener=open_regular)``.
 
     Raises:
         OSError: it is missing, is no regular file, or can't be opened.
@@ -81,10 +78,10 @@ def open_regular(path: str, flags: int) -> int:
 
 @contextmanager
 def reading(path: Path, hint: str = "") -> Iterator[None]:
-    """Raise whatever goes wrong with a file's content, or with what it holds, as one error that names the file.
+    """Turn every error of reading a file or its values into one that names the file.
 
     Raises:
-        DamagedFileError: the file is missing, can't be read, or holds something else than the block expects.
+        DamagedFileError: the file is missing, can't be read, or doesn't contain what the block expects.
     """
     try:
         yield
@@ -95,7 +92,7 @@ def reading(path: Path, hint: str = "") -> Iterator[None]:
 
 
 def why(error: Exception) -> str:
-    """What an exception says, for a person: a ``KeyError`` alone would only say a name."""
+    """Return an exception's message for a person. For a ``KeyError`` it says that the key is missing."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, KeyError):
@@ -131,7 +128,7 @@ def _int(text: str) -> int:
 
 
 def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 _STRICT = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=_no_constant)

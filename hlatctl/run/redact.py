@@ -1,7 +1,7 @@
-"""What a secret looks like: the one rule for everything that is written down.
+"""Recognizes secrets in text.
 
-``secret_in`` is for what a person typed and can mend, ``hide`` for what is written down as it was found. A secret that
-looks like any other word is not recognized.
+``secret_in`` finds them in values that a person can correct; ``hide`` masks them in text that is recorded. Secrets that
+look like ordinary words are not recognized.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _SECRET_WORDS = {
 }
 #: These mean a secret only at the end of a name: KEY_FILE and PATCH_SIZE don't.
 _SECRET_LAST_WORDS = {"KEY", "KEYS", "PAT", "PWD"}
-#: Words that are run together: GITHUBTOKEN, apikey.
+#: Endings of names without separators: GITHUBTOKEN, apikey.
 _SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "ACCESSKEY", "SECRETKEY")
-#: What such a name holds is a place, not the secret itself.
+#: A name that ends with one of these is a path, not a secret.
 _PLACES = {"DIR", "FILE", "PATH"}
-#: The working directory, by the shell.
+#: The shell's working directories.
 _NOT_SECRET = {"PWD", "OLDPWD"}
 
 _ADDRESS_USER = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*)://([^/\s'\"]+)@")
-#: A user name alone is no secret for a login, and names the container of an Azure address.
+#: A user name alone is not a secret: it is a login name, or the container in an Azure address.
 _PUBLIC_USER_SCHEMES = {"ssh", "git+ssh", "svn+ssh", "sftp", "abfs", "abfss", "wasb", "wasbs"}
 _QUERY_ITEM = re.compile(r"([?&;])([A-Za-z0-9_.-]+)=([^&;\s'\"#]+)")
 #: Prefixes that GitHub, GitLab, Hugging Face, OpenAI, npm, Google, Slack and AWS give their tokens; JSON web tokens;
@@ -47,8 +47,8 @@ _TOKEN = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?",
     re.DOTALL,
 )
-#: ``NAME=value`` as a shell and our command line have it, and a quoted value as programs have it. Special tokens of a
-#: tokenizer (``<pad>``) and expressions are not taken for secrets.
+#: ``NAME=value`` as in a shell, and quoted values as in programs. Special tokens of a tokenizer (``<pad>``) and
+#: expressions are not secrets.
 _ASSIGNMENT = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)(?P<between>=|[\"']?\s*[:=]\s*(?P<quote>[\"']))"
     r"(?P<value>[^\s\"'<>\[\](){}$,]{6,})(?(quote)(?P=quote)|(?=\s|$))"
@@ -56,7 +56,7 @@ _ASSIGNMENT = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name (of a variable, or in an address's query) is a secret.
+    """Return whether a variable or query parameter of this name holds a secret.
 
     ``MY_PAT``, ``HF_TOKEN`` and ``apiKey`` are such names; ``TOKENIZERS_PARALLELISM`` and ``max_tokens`` are not.
     """
@@ -71,7 +71,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def secret_in(text: str) -> str:
-    """What kind of secret a value holds, in words that don't repeat it; empty if none is recognized."""
+    """Return the kind of secret that a value contains, without the secret. Empty if none is recognized."""
     if any(_is_secret_user(match) for match in _ADDRESS_USER.finditer(text)):
         return "an address with a user name or password"
     if any(is_secret_name(match[2]) for match in _QUERY_ITEM.finditer(text)):
@@ -80,7 +80,7 @@ def secret_in(text: str) -> str:
 
 
 def hide(text: str) -> str:
-    """The text with every secret that is recognized replaced by ``***``."""
+    """Return the text with every recognized secret replaced by ``***``."""
     text = _TOKEN.sub(MASK, text)
     text = _ADDRESS_USER.sub(lambda match: f"{match[1]}://{MASK}@" if _is_secret_user(match) else match[0], text)
     text = _QUERY_ITEM.sub(lambda match: f"{match[1]}{match[2]}={MASK}" if is_secret_name(match[2]) else match[0], text)

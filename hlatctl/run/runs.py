@@ -1,4 +1,4 @@
-"""The runs and sweeps of a runs folder: new ids, creation, lookup by id, unique prefix or ``latest``."""
+"""The runs and sweeps of a runs folder: new ids, creation, and lookup by id, unique beginning or ``latest``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from hlatctl.run import files
@@ -21,24 +20,28 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def new_run_id(name: str) -> str:
-    """An id that sorts by time: ``quickstart-20261121-101500-3f2a``."""
+    """Return a new id that sorts by time: ``quickstart-20261121-101500-3f2a``."""
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def compile_caches_used(runs_dir: Path) -> dict[str, float]:
-    """When each cache of compiled graphs was last warmed for a run of a folder, Unix seconds, by its fingerprint."""
+    """Return the Unix time at which each cache of compiled graphs was last warmed for a run, by fingerprint."""
     used: dict[str, float] = {}
     for path in runs_dir.glob("*/compile_cache.json"):
         try:
             key = str(files.read_json(path)["fingerprint"])
             used[key] = max(used.get(key, 0.0), path.stat().st_mtime)
         except (OSError, *DAMAGED):
-            continue  # a damaged run says nothing of a cache
+            continue  # a damaged run names no cache
     return used
 
 
 def check_run_id(run_id: str, option: str = "--run-id") -> None:
-    """Refuse an id that is no plain folder name, or that means something else."""
+    """Check an id.
+
+    Raises:
+        ConfigError: it is not a plain folder name, or has another meaning.
+    """
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ConfigError(
             f"{option}={run_id}: must be 1 to 100 letters, digits, '.', '_' or '-', must not begin with '.', "
@@ -52,10 +55,10 @@ def check_run_id(run_id: str, option: str = "--run-id") -> None:
 
 
 def create_run(runs_dir: Path, run_id: str, config_yaml: str, mode: int = files.PRIVATE) -> RunPaths:
-    """Make a run directory holding its configuration; nothing is left behind if that fails.
+    """Create a run directory with its configuration. Nothing is left if this fails.
 
     Args:
-        mode: of the folders that are made; a runs folder that is there keeps its own.
+        mode: of new folders; an existing runs folder keeps its own.
 
     Raises:
         RunExistsError: the id is taken.
@@ -63,14 +66,12 @@ def create_run(runs_dir: Path, run_id: str, config_yaml: str, mode: int = files.
     """
     check_run_id(run_id)
     run = RunPaths(runs_dir / run_id)
-    _make(run.root, "--run-id", mode)
-    with _undone(run.root), files.created_with(mode):
-        files.write_text(run.config, files.seal_lines(config_yaml))
+    _create(run.config, files.seal_lines(config_yaml), "--run-id", mode)
     return run
 
 
 def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str, mode: int = files.PRIVATE) -> SweepPaths:
-    """Make a sweep's directory holding what it tries, sealed; nothing is left behind if that fails.
+    """Create a sweep's directory with ``sweep.yaml``. Nothing is left if this fails.
 
     Raises:
         ConfigError: the id can't be one.
@@ -80,54 +81,46 @@ def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str, mode: int = fil
     check_run_id(sweep_id, "--sweep-id")
     check_run_id(trial_id(sweep_id, 0), "--sweep-id")
     sweep = SweepPaths(runs_dir / sweep_id)
-    _make(sweep.root, "--sweep-id", mode)
-    with _undone(sweep.root), files.created_with(mode):
-        files.write_text(sweep.space, sweep_yaml)
+    _create(sweep.space, sweep_yaml, "--sweep-id", mode)
     return sweep
 
 
-def _make(root: Path, option: str, mode: int) -> None:
-    runs_dir, run_id = root.parent, root.name
+def _create(file: Path, text: str, option: str, mode: int) -> None:
+    """Create a folder with one file. Nothing is left of it if this fails."""
+    runs_dir, run_id = file.parent.parent, file.parent.name
     try:
         runs_dir.parent.mkdir(parents=True, exist_ok=True)
-        with files.created_with(mode):
+        with files.created_with(mode), ExitStack() as undo:
             runs_dir.mkdir(exist_ok=True)
-            root.mkdir()
+            file.parent.mkdir()
+            undo.callback(shutil.rmtree, file.parent, ignore_errors=True)
             cache_dir(runs_dir).mkdir(exist_ok=True)
+            files.write_text(file, text)
+            undo.pop_all()
     except FileExistsError:
         if not runs_dir.is_dir():
             raise StorageError(f"runs_dir={runs_dir}: is not a folder", hint="choose another with runs_dir=") from None
         raise RunExistsError(
             f"{option}={run_id}: exists in {runs_dir}",
-            hint=f"`hlatctl resume {run_id}` goes on with it; or use another id",
+            hint=f"`hlatctl resume {run_id}` continues it; or use another id",
         ) from None
     except OSError as error:
         raise cannot_write(f"runs_dir={runs_dir}", error, hint="choose another with runs_dir=") from None
 
 
-@contextmanager
-def _undone(root: Path) -> Iterator[None]:
-    """Remove the folder again if what it is made for fails."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(root, ignore_errors=True)
-        raise
-
-
 def list_runs(runs_dir: Path) -> list[RunPaths]:
-    """All runs of a folder, oldest first."""
+    """Return all runs of a folder, oldest first."""
     if not runs_dir.is_dir():
         return []
-    found = [RunPaths(p) for p in runs_dir.iterdir() if (p / "config.yaml").is_file()]
-    return sorted(found, key=lambda run: (run.config.stat().st_mtime_ns, run.run_id))
+    runs = [RunPaths(p) for p in runs_dir.iterdir() if (p / "config.yaml").is_file()]
+    return sorted(runs, key=lambda run: (run.config.stat().st_mtime_ns, run.run_id))
 
 
 def find_run(runs_dir: Path, name: str) -> RunPaths:
-    """The run of that id, that unique prefix, or the ``latest``.
+    """Return the run of an id, of a unique beginning of one, or the ``latest``.
 
     Raises:
-        RunNotFoundError: none, or several.
+        RunNotFoundError: there is none, or more than one.
     """
     runs = list_runs(runs_dir)
     if not runs:
@@ -149,15 +142,15 @@ def find_run(runs_dir: Path, name: str) -> RunPaths:
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
-    """All sweeps of a folder, oldest first."""
+    """Return all sweeps of a folder, oldest first."""
     if not runs_dir.is_dir():
         return []
-    found = [SweepPaths(p) for p in runs_dir.iterdir() if (p / "sweep.yaml").is_file()]
-    return sorted(found, key=lambda sweep: (sweep.root.stat().st_ctime_ns, sweep.run_id))
+    sweeps = [SweepPaths(p) for p in runs_dir.iterdir() if (p / "sweep.yaml").is_file()]
+    return sorted(sweeps, key=lambda sweep: (sweep.root.stat().st_ctime_ns, sweep.run_id))
 
 
 def find_sweep(runs_dir: Path, name: str) -> SweepPaths | None:
-    """The sweep of that id, or whose id alone (its trials' aside) begins so; None where a run may be meant."""
+    """Return the sweep of an id, or of a beginning that no other sweep or run has, except its trials. Else None."""
     sweeps = {sweep.run_id: sweep for sweep in list_sweeps(runs_dir)}
     if not name or name in sweeps:
         return sweeps.get(name)

@@ -1,12 +1,11 @@
-"""Private folders for temporary files, which are removed even if their owner is killed: at once, or by the next one.
+"""Private folders for temporary files. If the owner is killed, the next process that creates one removes its folder.
 
-A folder is locked as long as its owner lives, and the kernel drops the lock with the owner. So one that is not locked
-was left behind. systemd-tmpfiles, too, leaves a locked folder alone however old its files are.
+A folder is locked as long as its owner lives. The kernel drops the lock when the owner dies, so an unlocked folder is
+left over. systemd-tmpfiles also ignores locked folders, however old their files are.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,10 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlatctl.run.locks import lock_folder, remove_unlocked
+
 #: Names the private folder of a job for its processes.
 JOB_FOLDER_ENV = "HLATCTL_JOB_FOLDER"
 
-#: Of every folder made here, and of nothing else: what bears it may be removed.
+#: Prefix of every folder that this module creates, and may therefore remove.
 _PREFIX = "hlatctl-tmp-"
 
 
@@ -27,8 +28,8 @@ class Scratch:
     """A private folder.
 
     Args:
-        path: of mode 0700; short, because paths of sockets lie below it.
-        lock: its lock's descriptor; a child process that inherits it keeps the folder as well.
+        path: of mode 0700; short, because it contains sockets, whose paths are limited.
+        lock: its lock's descriptor. A child process that inherits it keeps the folder, too.
     """
 
     path: Path
@@ -37,11 +38,11 @@ class Scratch:
 
 @contextmanager
 def private_folder(kind: str, *, within: str | None = None) -> Iterator[Scratch]:
-    """Make a private folder, which is removed at the end, and remove those that dead processes have left.
+    """Create a private folder and remove it at the end. Remove those that dead processes left.
 
     Args:
-        kind: what it is for; part of its name.
-        within: the folder to make it in; the system's folder for temporary files by default.
+        kind: part of its name.
+        within: the folder to create it in; None: the system's folder for temporary files.
     """
     parent = Path(within or tempfile.gettempdir())
     _sweep(parent)
@@ -56,7 +57,7 @@ def private_folder(kind: str, *, within: str | None = None) -> Iterator[Scratch]
 def _make(parent: Path, kind: str) -> Scratch:
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=parent))
-        lock = _lock(path)
+        lock = lock_folder(path)
         if lock is not None and path.is_dir():
             return Scratch(path, lock)
         if lock is not None:  # another process swept it before it was locked
@@ -64,27 +65,11 @@ def _make(parent: Path, kind: str) -> Scratch:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what dead processes of this user have left. Links, and what others own, are not touched."""
+    """Remove folders that dead processes of this user left. Ignore symbolic links."""
     for entry in os.scandir(parent):
         if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
             continue
         with suppress(OSError):
             if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
                 continue
-            lock = _lock(Path(entry.path))
-            if lock is not None:
-                shutil.rmtree(entry.path, ignore_errors=True)
-                os.close(lock)
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a folder; None if it is gone, or somebody else has it."""
-    descriptor = -1
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if descriptor >= 0:
-            os.close(descriptor)
-        return None
-    return descriptor
+            remove_unlocked(Path(entry.path))

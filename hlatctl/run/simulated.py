@@ -1,27 +1,27 @@
-"""How people are told that a run or a sweep is simulated: the one home of the words."""
+"""The words that mark simulated runs and sweeps."""
 
 from __future__ import annotations
 
-#: Stands in names, in progress and in lists.
+#: In names, progress lines and lists.
 MARK = "SIMULATED"
-#: Stands beside the name of a run that has begun.
+#: Beside the name of an existing run.
 NOTE = f"{MARK}: nothing was trained"
-#: The first line of whatever simulates.
+#: First line of commands that simulate.
 WARNING = f"{MARK}: nothing is trained, and every number is made up"
-#: Stands above a report.
+#: Above a report.
 REPORT = "nothing was trained; every number below is made up."
 
 
 def noted(name: str, *, simulated: bool) -> str:
-    """The name of a run or a sweep, with a note if it is simulated."""
+    """Return the name of a run or a sweep, with a note if it is simulated."""
     return f"{name}  {NOTE}" if simulated else name
 
 
 def marked(name: str, *, simulated: bool) -> str:
-    """The name of a run or a sweep for lists of other programs, with a mark if it is simulated."""
+    """Return the name of a run or a sweep, with a mark if it is simulated, for lists."""
     return f"{name} ({MARK})" if simulated else name
 
 
 def leading(text: str, *, simulated: bool) -> str:
-    """A line of progress, with a mark before it if what goes on is simulated."""
+    """Return a line of progress, with a mark before it if the run is simulated."""
     return f"{MARK} · {text}" if simulated else text

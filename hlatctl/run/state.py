@@ -1,7 +1,7 @@
-"""What the journal says of a run, as plain data: its stages, attempts, steps, checkpoints and milestones.
+"""The state of a run as plain data: its stages, attempts, steps, checkpoints and milestones.
 
-``hlatctl.run.fold`` makes it from events; it is never stored. Whether the process that drives the run is alive is not
-in the journal; ``hlatctl.run.lease`` knows.
+``hlatctl.run.fold`` computes it from the journal; it is never stored. The journal doesn't say whether the run's driver
+is alive: ``hlatctl.run.lease`` does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlatctl.run.journal import Event
+from hlatctl.run.journal import Event, number
 
 
 @dataclass
@@ -30,13 +30,13 @@ class AttemptState:
     Args:
         resumed_from_step: None until the trainer has started.
         cause, evidence: why it ended, and what shows it; empty while it runs.
-        last_step, newest_checkpoint: how far it came; 0 if it made no step, no checkpoint.
-        signature: equal for two ends that are the same.
-        hang: why the flow took it for hung; empty if it did not.
-        max_checkpoint_step: it may load no newer checkpoint; none: any.
-        next_max_checkpoint_step: the same, for its successor.
-        oom_kills: that the kernel had done when it began, for want of memory; none if that can't be known.
-        train_events: how many events its processes have written: a sign of life.
+        last_step, newest_checkpoint: its last step and checkpoint; 0 if there is none.
+        signature: equal for two attempts that ended in the same way.
+        hang: why the flow considered it hung; empty if it did not.
+        max_checkpoint_step: the newest checkpoint that it may load; None: any.
+        next_max_checkpoint_step: the same, for the next attempt.
+        oom_kills: the kernel's count of processes killed for lack of memory when it started; None if unknown.
+        train_events: number of events that its processes have written.
         stragglers: events that name a slow process.
     """
 
@@ -62,8 +62,8 @@ class AttemptState:
 
 
 @dataclass
-class Judgement:
-    """The scores of one evaluation, and what they were measured under: empty if the journal does not say."""
+class ContractScores:
+    """The scores of one evaluation, and its contract; empty if the journal doesn't name it."""
 
     contract: str
     scores: dict[str, dict[str, Any]]
@@ -72,15 +72,15 @@ class Judgement:
 
 @dataclass
 class EvaluationProgress:
-    """How far an evaluation has come.
+    """Progress of an evaluation.
 
     Args:
         tasks: all of its tasks, in order.
-        task: the one that runs, or ran last.
-        done, total: its requests that are answered, and all; 0 if nothing is known yet.
+        task: the running one, or the last one.
+        done, total: its answered requests, and all; 0 while unknown.
         task_started_unix_s, updated_unix_s: when the task began, and when ``done`` was counted.
         done_before: requests that an earlier try had answered.
-        counted: when so many were answered, newest last; the first is the first answer of this try.
+        counted: times and numbers of answered requests, newest last. The first is this try's first answer.
     """
 
     tasks: list[str]
@@ -98,11 +98,11 @@ class MilestoneState:
     """One milestone: ``due``, ``running``, ``evaluated`` or ``failed``.
 
     Args:
-        scores, skipped: under the run's first contract; where it was evaluated under others only, the newest.
-        contract: what the scores were measured under; empty if the journal does not say.
-        judgements: all its evaluations, by contract.
-        last_failure: why an evaluation of it failed last, whatever came later.
-        progress: of an evaluation that is under way.
+        scores, skipped: under the run's first contract, or else under the newest one.
+        contract: of the scores; empty if the journal doesn't name it.
+        judgements: all its evaluations, by contract. The name is a key of `hlatctl status --json`.
+        last_failure: why an evaluation of it last failed, even if a later one succeeded.
+        progress: of the running evaluation.
     """
 
     milestone_tokens: int
@@ -112,32 +112,31 @@ class MilestoneState:
     skipped: dict[str, str] = field(default_factory=dict)
     contract: str = ""
     message: str = ""
-    judgements: dict[str, Judgement] = field(default_factory=dict)
+    judgements: dict[str, ContractScores] = field(default_factory=dict)
     last_failure: str = ""
     progress: EvaluationProgress | None = None
 
     @property
-    def others(self) -> list[Judgement]:
-        """Evaluations under other contracts than the one whose scores are shown."""
-        return [judgement for contract, judgement in self.judgements.items() if contract != self.contract]
+    def others(self) -> list[ContractScores]:
+        """Evaluations under other contracts."""
+        return [scores for contract, scores in self.judgements.items() if contract != self.contract]
 
 
 @dataclass
 class RunState:
-    """What the journal says of a run.
+    """The state of a run.
 
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
-        sweep: that it is a trial of; empty if of none.
-        argv: the command line that made the run.
-        steps: the step events that count, by step; superseded ones are left out.
-        peak_flops_per_s: of one of the devices trained on; none if it isn't known.
+        sweep: the sweep that it is a trial of, or empty.
+        argv: the command line that created the run.
+        steps: the step events that count, by step; without superseded ones.
+        peak_flops_per_s: of one device; None if unknown.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
-        evaluates: the model from elsewhere that this run does nothing but evaluate; empty for a training run.
-        contract: of the first evaluation that names one, which the run's scores are shown under; empty before it.
-        spikes: events that a spike began with; of one that has ended they also have ``length_steps``.
-        trust: how far each of these is trusted: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps
-            came after it).
+        evaluates: the external model that this run only evaluates; empty for a training run.
+        contract: of the first evaluation that names one; the run's scores are shown under it.
+        spikes: events of starts of gradient spikes; ``length_steps`` is added when a spike ends.
+        trust: of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps followed).
     """
 
     run_id: str = ""
@@ -182,3 +181,15 @@ class RunState:
     def attempt(self) -> AttemptState | None:
         """The newest attempt."""
         return self.attempts[-1] if self.attempts else None
+
+    @property
+    def running_stages(self) -> list[str]:
+        """Names of the stages that are running."""
+        return [stage.name for stage in self.stages.values() if stage.status == "running"]
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Loss on held-out text at the newest milestone that has one, in nats per token."""
+        newest_first = (self.milestones[tokens].scores for tokens in sorted(self.milestones, reverse=True))
+        score = next((scores["validation_loss"] for scores in newest_first if "validation_loss" in scores), None)
+        return None if score is None else number(score, "value")

@@ -1,7 +1,7 @@
-"""A sweep's state from its own journal: a pure fold, as ``hlatctl.run.fold`` is of a run's.
+"""A sweep's state, computed from its journal.
 
-The sweep's journal alone tells its trials, what each was tried with, what its objective was at every rung, how it
-ended and what it took; nobody has to read a trial's run directory to compare them.
+The sweep's journal has each trial's settings, its objective at every rung, how it ended and what it cost. Comparing
+trials needs no other files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from hlatctl.run.journal import Event, number
 from hlatctl.run.reading import DAMAGED
 
-#: How a trial stands when nothing more will happen to it.
+#: Statuses of trials that have ended.
 ENDED = ("finished", "pruned", "diverged", "failed")
 
 
@@ -22,21 +22,21 @@ class TrialState:
     """One trial: a run of one arm with one seed.
 
     Args:
-        number: from 0 on, in the order in which they were asked for.
+        number: from 0, in order of creation.
         run_id: of its run directory.
-        arm: number of the arm, from 0 on; trials of one arm differ in ``seed`` alone.
-        point: what the arm is, by axis.
-        overrides: all that ``hlatctl train`` needs to make the same run.
-        seed: its own, where the sweep has several; otherwise None.
-        status: ``asked``, ``running``, ``paused``, ``stopping`` (it is pruned or has diverged, and writes its last
+        arm: number of the arm, from 0; trials of one arm differ only in ``seed``.
+        point: the arm's values, by axis.
+        overrides: the arguments with which ``hlatctl train`` creates the same run.
+        seed: its own if the sweep has several; otherwise None.
+        status: ``asked``, ``running``, ``paused``, ``stopping`` (it was pruned or diverged, and saves its last
             checkpoint), ``finished``, ``pruned``, ``diverged`` or ``failed``.
-        value: of the objective, when it is finished; None if it has none.
-        rungs: the objective by tokens; NaN where it was no number.
-        stops_as: ``pruned`` or ``diverged``, once that is decided.
-        why: it was ended early or failed.
-        process_hours: that its training took, over all its processes.
-        saved_process_hours: that its training would have taken besides; 0 if it came to its end.
-        lost_drivers: times that its head process was gone before the trial had ended.
+        value: of the objective when it has finished; None if it has none.
+        rungs: the objective by tokens; NaN if it was not a number.
+        stops_as: ``pruned`` or ``diverged``, once decided.
+        why: reason for its early end or failure.
+        process_hours: of its training, over all its processes.
+        saved_process_hours: of the training that its early end saved.
+        lost_drivers: number of times that its driver died before it ended.
     """
 
     number: int
@@ -60,24 +60,24 @@ class TrialState:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will happen to it."""
+        """Whether the trial has ended."""
         return self.status in ENDED
 
 
 @dataclass
 class SweepState:
-    """What the journal says of a sweep.
+    """The state of a sweep.
 
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
-        folder: that relative paths in overrides begin in.
-        overrides: what every trial has.
-        axes: ``[{"key", "values", "low", "high", "log", "integer"}]``; ``low`` is None where ``values`` are listed.
-        objective: as its name is typed.
+        folder: the folder of relative paths in overrides.
+        overrides: those of every trial.
+        axes: ``[{"key", "values", "low", "high", "log", "integer"}]``; ``low`` is None if ``values`` are listed.
+        objective: its name as typed.
         direction: ``min`` or ``max``.
         settings: all of ``sweep.*``.
-        arms, trials_planned: how many there will be.
-        accelerators: the processes have one each; False on processors.
+        arms, trials_planned: numbers planned.
+        accelerators: whether each process has an accelerator.
         trials: by number.
     """
 
@@ -101,12 +101,12 @@ class SweepState:
     warnings: list[str] = field(default_factory=list)
 
     def count(self, *statuses: str) -> int:
-        """Trials that stand so."""
+        """Return the number of trials with these statuses."""
         return sum(trial.status in statuses for trial in self.trials.values())
 
 
 def fold(events: Iterable[Event]) -> SweepState:
-    """The state that a sweep's events, in order of time, describe. Unknown kinds are ignored."""
+    """Return the state that a sweep's events describe, in order of time. Unknown kinds are ignored."""
     state = SweepState()
     for event in events:
         apply(state, event)
@@ -114,7 +114,7 @@ def fold(events: Iterable[Event]) -> SweepState:
 
 
 def apply(state: SweepState, event: Event) -> None:
-    """Bring a state up to date with one more event; one that lacks fields, or its trial, is left out and told of."""
+    """Apply one more event to a state. A damaged event adds a warning instead."""
     state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
     handler = _HANDLERS.get(event["kind"])
     if not handler:
@@ -122,7 +122,7 @@ def apply(state: SweepState, event: Event) -> None:
     try:
         handler(state, event)
     except DAMAGED:
-        state.warnings.append(f"event {event['seq']} ({event['kind']}): damaged, left out")
+        state.warnings.append(f"event {event['seq']} ({event['kind']}): damaged, ignored")
 
 
 def _sweep_created(state: SweepState, event: Event) -> None:

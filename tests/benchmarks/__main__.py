@@ -30,7 +30,7 @@ BENCHMARKS = {
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the named benchmarks."""
     names = sys.argv[1:] or list(BENCHMARKS)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

@@ -1,10 +1,10 @@
-"""Bringing a cache of compiled graphs to a disk: ours, ``cp -r``, and the method of HLAT's script, same files, in turn.
+"""Copying a cache of compiled graphs: ours, ``cp -r`` and the method of HLAT's script, with the same files, in turn.
 
-2,000 synthetic modules in Neuron's layout, 1 MB each. Before each copy nothing is left to be written, and the source is
-put out of the page cache (``posix_fadvise``): all read it from the disk. None waits until what it has written is on
-the disk. Each copy has a new folder, and none is deleted before the end (20 GB): for half a minute ext4 passes over the
-inodes of deleted files one by one, and after a deletion that is most of what is timed. HLAT's script copied the whole
-cache for each process of a node, one after another, and again what was there; here for two of a trn1's 32.
+2,000 synthetic modules in Neuron's layout, 1 MB each. Before each copy, pending writes are flushed and the source is
+dropped from the page cache (``posix_fadvise``), so that all read it from the disk. None waits for its writes to reach
+the disk. Each copy goes to a new folder, and none is deleted before the end (20 GB): for half a minute after a deletion
+ext4 skips the inodes of deleted files one by one, which would take most of the measured time. HLAT's script copied the
+whole cache for each process of a node, one after another, even if it was there; here for two of a trn1's 32.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _ours(source: Path, target: Path) -> list[str]:
 
 
 def _make_cold(source: Path) -> None:
-    """The source on the disk alone, and nothing left to be written."""
+    """Flush pending writes, and drop the source from the page cache."""
     os.sync()
     for file in Folder(source).files():
         descriptor = os.open(source / file.path, os.O_RDONLY)
@@ -85,7 +85,7 @@ def _make_cold(source: Path) -> None:
 
 
 def _timed(commands: list[list[str]]) -> tuple[float, float]:
-    """Wall and processor seconds of commands, one after another."""
+    """Return the wall and processor seconds of commands that run one after another."""
     before, start = os.times(), time.perf_counter()
     for command in commands:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

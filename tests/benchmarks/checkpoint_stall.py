@@ -1,6 +1,6 @@
-"""Time that training stands still for a checkpoint: written beside it, against written while it waits; the same state.
+"""Time that training waits for a checkpoint: written beside training, against written while training waits.
 
-Saves of the two kinds alternate in one process, between real steps of a real model, so that both meet the same machine.
+Saves of the two kinds alternate in one process, between real steps of a real model, under the same conditions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Literal
 
 from conf.compose import compose
 from conf.schema import Config
-from hlatctl.plan.arithmetic import checkpoint_bytes
+from conf.sizes import checkpoint_bytes
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 
 _SAVES = 5
 _GOAL = 0.10
-#: Weights and moments of about 200 MB, as larger models have it: writing takes longer than starting to.
+#: Weights and moments of about 200 MB: as with larger models, writing takes longer than starting to write.
 _OVERRIDES = [
     "model.hidden_size=256",
     "model.intermediate_size=688",

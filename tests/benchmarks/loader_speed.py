@@ -1,11 +1,11 @@
 """Packed tokens/s of the loader, against the bare tokenizer and against the method of HLAT's loader.
 
 All three read the same books with the Llama-2 tokenizer, on one thread, in turn. The bare tokenizer encodes all texts
-in one call and packs nothing. HLAT's method is written anew from what its paper and its public loader do: a Hugging
-Face dataset read row by row in a shuffled list of indices; words counted to guess when there is enough for a batch;
-the slow, Python tokenizer; token lists joined, cut and kept as Python lists; a LongTensor of each batch, and a copy as
-labels. Its batches are HLAT's own: one sequence of 4,096 tokens. Its tokenizer is today's Python one of transformers,
-which may be faster than that of its time.
+in one call and packs nothing. HLAT's method is reimplemented from its paper and its public loader: it reads a
+Hugging Face dataset row by row from a shuffled list of indices, counts words to guess when a batch is full, uses the
+slow Python tokenizer, joins and cuts token lists, and makes a LongTensor of each batch and a copy as labels. Its
+batches are HLAT's: one sequence of 4,096 tokens. Its tokenizer is the Python one of the current transformers, which may
+be faster than that of HLAT's time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOKENS = 4_000_000
 _SEQ_LEN = 4096
 _ROUNDS = 3
 _GOAL_BARE, _GOAL_HLAT = 0.9, 10.0
-#: Does what is timed, and gives how many tokens that made.
+#: The timed work; returns the number of tokens it produced.
 Work = Callable[[], int]
 
 
@@ -51,7 +51,7 @@ def run() -> None:
         for _ in range(_ROUNDS):
             for name, method in methods.items():
                 rates[name].append(_rate(method))
-    medians = {name: statistics.median(found) for name, found in rates.items()}
+    medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, rate in medians.items():
         print(f"{name:40s} {rate:12,.0f} tokens/s")
     ours, bare, hlat = medians.values()
@@ -77,10 +77,12 @@ def _prepare(folder: Path, corpus: Path, model: Path) -> dict[str, Any]:
 
 
 def _loader(dataset: dict[str, Any]) -> Work:
-    """It opens knowing no word: what it learns is part of its time."""
+    """Return the loader's work. Its cache of words starts empty, so filling it is part of the time."""
+    from conf.schema import Config, DataConfig, TrainConfig
     from trainer.data.loader import Loader
 
-    loader = Loader(dataset, global_batch_size=8, seq_len=_SEQ_LEN, seed=1, rank=0, size=1, prefetch_batches=1)
+    config = Config(seed=1, train=TrainConfig(seq_len=_SEQ_LEN), data=DataConfig(prefetch_batches=1))
+    loader = Loader(config, dataset, rank=0, size=1)
 
     def work() -> int:
         batches = -(-_TOKENS // (8 * _SEQ_LEN))

@@ -1,8 +1,8 @@
 """The peer: a plain training loop in the style of nanoGPT, on the same model shape and batch.
 
-What a person writes who knows PyTorch well: one file, ``nn.Linear`` for each projection, fused attention,
+As an expert in PyTorch would write it: one file, ``nn.Linear`` for each projection, fused attention,
 ``F.cross_entropy`` over all logits, fused AdamW, ``torch.compile`` of the whole model, DistributedDataParallel for
-several processes. Its data are random tokens that lie ready in memory, which costs it nothing. Prints its median step
+several processes. Its data are random tokens in memory, so it spends no time on data. Prints its median step
 time as JSON.
 """
 

@@ -1,4 +1,4 @@
-"""Uptime of rehearsed HLAT 7B campaigns over 100 seeds, with automatic restarts and with a person's only."""
+"""Uptime of simulated HLAT 7B runs over 100 seeds, with automatic restarts and with manual ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def run() -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         for restarts, paper in _PAPER.items():
             config = compose(["experiment=hlat_7b", f"recovery.enabled={str(restarts).lower()}"])
-            courses = list(pool.map(play, [config] * SEEDS, range(1, SEEDS + 1)))
-            uptimes = sorted(100 * course.uptime_fraction for course in courses)
-            given_up = sum(bool(course.message) for course in courses)
+            simulations = list(pool.map(play, [config] * SEEDS, range(1, SEEDS + 1)))
+            uptimes = sorted(100 * one.uptime_fraction for one in simulations)
+            given_up = sum(bool(one.message) for one in simulations)
             half = 1.96 * statistics.stdev(uptimes) / len(uptimes) ** 0.5
             print(
                 f"automatic restarts {'on' if restarts else 'off'}: uptime {statistics.mean(uptimes):.2f} ± {half:.2f} "
                 f"% (median {statistics.median(uptimes):.2f}, from {uptimes[0]:.2f} to {uptimes[-1]:.2f}), the paper's "
-                f"{paper} %; {statistics.mean(course.failures for course in courses):.1f} failures a course, "
+                f"{paper} %; {statistics.mean(one.failures for one in simulations):.1f} failures a run, "
                 f"{given_up} of {SEEDS} given up, which count up to their end",
                 flush=True,
             )

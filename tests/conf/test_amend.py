@@ -24,7 +24,7 @@ def test_batches_are_named_one_by_one_or_as_ranges() -> None:
 
 @pytest.mark.parametrize("entry", [0, -1, "0-3", "5-4", "x", "", "1,2", "1-2-3", "1-99999999"])
 def test_what_names_no_batch_is_refused(entry: int | str) -> None:
-    with pytest.raises(ConfigError, match="is neither a number from 1 on nor a range of them") as caught:
+    with pytest.raises(ConfigError, match="must be a number from 1, or a range of such numbers") as caught:
         batch_numbers([entry])
     assert f"data.skip_steps={entry!r}" in caught.value.message
 
@@ -58,7 +58,7 @@ def test_a_run_goes_on_with_its_corpus_or_with_one_that_was_accepted() -> None:
         [_amended("data.fingerprint", "new"), _amended("data.fingerprint", "old")],
     ):
         with pytest.raises(
-            DataError, match=r"corpus has changed since the run began \(fingerprint new, was old\)"
+            DataError, match=r"corpus has changed since the run started \(fingerprint new, was old\)"
         ) as e:
             check_same_corpus("old", new, events)
         assert "hlatctl data accept RUN" in e.value.hint

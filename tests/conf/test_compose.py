@@ -130,7 +130,9 @@ def test_what_is_no_configuration_is_a_configuration_error(tmp_path: Path, text:
 
 
 def test_a_token_count_that_is_no_whole_number_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train\.tokens='0\.0001K': is no token count\nhint: write a whole number"):
+    with pytest.raises(
+        ConfigError, match=r"train\.tokens='0\.0001K': is not a token count\nhint: write a whole number"
+    ):
         compose(["train.tokens=0.0001K"])
 
 
@@ -170,7 +172,7 @@ def test_a_dumped_configuration_loads_as_itself(tmp_path: Path) -> None:
         ("eval: {groups: [a]}", "eval.groups=['a']: is list, must be a group of keys"),
         ("eval: {groups: {math: {shots: x}}}", "eval.groups.math.shots='x': is str, must be int"),
         ("eval: {groups: {math: {shot: 1}}}", "eval.groups.math.shot: unknown key"),
-        ("[]", "holds list, expected a mapping"),
+        ("[]", "contains list, expected a mapping"),
         ("a: [", "not readable as YAML"),
         ("!!python/object/apply:os.system [true]", "not readable as YAML"),
     ],
@@ -229,8 +231,8 @@ def test_a_run_s_evaluation_is_changed_and_nothing_else_of_it() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["eval.limit=3", "data.path=x"], "data.path: is settled by the run, whose evaluation may change eval.* only"),
-        (["seed=3"], "seed: is settled by the run, whose evaluation may change eval.* only"),
+        (["eval.limit=3", "data.path=x"], "data.path: is fixed by the run; its evaluation can change eval.* only"),
+        (["seed=3"], "seed: is fixed by the run; its evaluation can change eval.* only"),
         (["eval.limt=3"], "eval.limt: unknown key"),
         (["eval=hlat_cor"], "eval=hlat_cor: no such option"),
         (["eval.limit=0"], "eval.limit=0: must be greater than 0"),

@@ -44,19 +44,19 @@ def test_an_override_changes_adds_and_takes_away() -> None:
         "backend.env.FI_EFA_FORK_SAFE=null",
         "backend.compiler_flags=['--model-type=transformer']",
     )
-    found = variables(config)
-    assert found["NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"] == "31"
-    assert found["NEURON_EXPERIMENTAL_COMPRESS_RG"] == "1"
-    assert found["NEURON_CC_FLAGS"] == "--model-type=transformer"
+    values = variables(config)
+    assert values["NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"] == "31"
+    assert values["NEURON_EXPERIMENTAL_COMPRESS_RG"] == "1"
+    assert values["NEURON_CC_FLAGS"] == "--model-type=transformer"
     assert "FI_EFA_FORK_SAFE" in unset(config)
-    assert "FI_EFA_FORK_SAFE" not in found
+    assert "FI_EFA_FORK_SAFE" not in values
 
 
 def test_only_other_values_collide_and_the_configuration_wins() -> None:
     around = {"MALLOC_ARENA_MAX": "64", "FI_PROVIDER": "tcp", "XLA_USE_BF16": "1", "PATH": "/bin"}
     assert [str(collision) for collision in collisions(nxd(), around)] == [
-        "FI_PROVIDER: is 'tcp' in this environment; the configuration's is used: 'efa'",
-        "XLA_USE_BF16: is '1' in this environment; the configuration's is used: unset",
+        "FI_PROVIDER: is 'tcp' in this environment; the configuration's value is used: 'efa'",
+        "XLA_USE_BF16: is '1' in this environment; the configuration's value is used: unset",
     ]
 
 
@@ -68,11 +68,14 @@ def test_only_other_values_collide_and_the_configuration_wins() -> None:
             "+backend.env.NEURON_RT_STOCHASTIC_ROUNDING_EN=1",
             "backend.env.NEURON_RT_STOCHASTIC_ROUNDING_EN: is set by precision.name",
         ),
-        ("+backend.env.AWS_SECRET_ACCESS_KEY=x", "backend.env.AWS_SECRET_ACCESS_KEY: holds a secret by its name"),
-        ("+backend.env={A-B: 1}", "backend.env.A-B: is no name of an environment variable"),
+        ("+backend.env.AWS_SECRET_ACCESS_KEY=x", "backend.env.AWS_SECRET_ACCESS_KEY: has the name of a secret"),
+        ("+backend.env={A-B: 1}", "backend.env.A-B: is not a valid name of an environment variable"),
         ("backend.env.MALLOC_ARENA=1", "backend.env.MALLOC_ARENA: is not set by the backend\nhint: +backend.env."),
         ('backend.compiler_flags=["-O 1"]', "backend.compiler_flags[0]=-O 1: must be one word\nhint: write --name="),
-        ("backend.compiler_flags=[--no_cache]", "backend.compiler_flags[0]=--no_cache: the cache is where cluster."),
+        (
+            "backend.compiler_flags=[--no_cache]",
+            "backend.compiler_flags[0]=--no_cache: cluster.worker_cache_dir sets the cache",
+        ),
         ("backend=torch_native backend.compiler_flags=[-O1]", "backend.compiler_flags=[-O1] and backend.name=torch_"),
         ("preflight.reserved_ports=[70000]", "preflight.reserved_ports[0]=70000: must be at least 1 and at most 65535"),
     ],

@@ -43,7 +43,7 @@ def test_every_differing_key_is_named_with_both_values_and_what_mends_it(weights
     with pytest.raises(ConfigError) as caught:
         check_initial_weights(config, checksums=False)
     assert caught.value.message == (
-        f"train.init_from={weights}: its weights are another model's: model.num_layers=6 (the weights: 4), "
+        f"train.init_from={weights}: its weights belong to a different model: model.num_layers=6 (the weights: 4), "
         "model.tie_embeddings=True (the weights: False)"
     )
     assert caught.value.hint == "model.num_layers=4 model.tie_embeddings=false"

@@ -15,16 +15,19 @@ SECRET = "hunter2hunter2"
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (f"+backend.env.HTTPS_PROXY=http://u:{SECRET}@h", "backend.env.HTTPS_PROXY: holds an address with a user"),
-        (f"+backend.env.MY_PAT={SECRET}", "backend.env.MY_PAT: holds a secret by its name"),
-        (f"+backend.env.githubToken={SECRET}", "backend.env.githubToken: holds a secret by its name"),
-        (f"+backend.env={{MY_PAT: {SECRET}}}", "backend.env.MY_PAT: holds a secret by its name"),
-        (f"+backend.env.A=hf_{SECRET * 3}", "backend.env.A: holds an access token or private key"),
-        (f"'tracking.mlflow_uri=postgresql://h/db?password={SECRET}'", "tracking.mlflow_uri: holds an address with a"),
-        (f"tracking.mlflow_uri=https://me:{SECRET}@host/x", "tracking.mlflow_uri: holds an address with a user"),
-        (f"tracking.mlflow_uri=http://{SECRET}@h", "tracking.mlflow_uri: holds an address with a user"),
-        (f"data.sources=[{{path:/a}},{{path:'http://{SECRET}@h'}}]", "data.sources: holds an address"),
-        (f"backend.compiler_flags=[--log=http://x:{SECRET}@h]", "backend.compiler_flags: holds an address"),
+        (f"+backend.env.HTTPS_PROXY=http://u:{SECRET}@h", "backend.env.HTTPS_PROXY: contains an address with a user"),
+        (f"+backend.env.MY_PAT={SECRET}", "backend.env.MY_PAT: has the name of a secret"),
+        (f"+backend.env.githubToken={SECRET}", "backend.env.githubToken: has the name of a secret"),
+        (f"+backend.env={{MY_PAT: {SECRET}}}", "backend.env.MY_PAT: has the name of a secret"),
+        (f"+backend.env.A=hf_{SECRET * 3}", "backend.env.A: contains an access token or private key"),
+        (
+            f"'tracking.mlflow_uri=postgresql://h/db?password={SECRET}'",
+            "tracking.mlflow_uri: contains an address with a",
+        ),
+        (f"tracking.mlflow_uri=https://me:{SECRET}@host/x", "tracking.mlflow_uri: contains an address with a user"),
+        (f"tracking.mlflow_uri=http://{SECRET}@h", "tracking.mlflow_uri: contains an address with a user"),
+        (f"data.sources=[{{path:/a}},{{path:'http://{SECRET}@h'}}]", "data.sources: contains an address"),
+        (f"backend.compiler_flags=[--log=http://x:{SECRET}@h]", "backend.compiler_flags: contains an address"),
         ("tracking.mlflow_uri=${oc.env:A_SECRET}", "tracking.mlflow_uri: reads the environment variable A_SECRET"),
         ("experiment_name=a${oc.env:A_SECRET,none}", "experiment_name: reads the environment variable A_SECRET"),
     ],
@@ -39,12 +42,12 @@ def test_a_secret_is_refused_and_not_repeated(override: str, message: str, monke
 
 
 def test_a_secret_that_a_later_override_replaces_is_refused_too_as_the_command_line_is_kept() -> None:
-    with pytest.raises(ConfigError, match=r"tracking\.mlflow_uri: holds an address with a user name or password"):
+    with pytest.raises(ConfigError, match=r"tracking\.mlflow_uri: contains an address with a user name or password"):
         compose([f"tracking.mlflow_uri=http://me:{SECRET}@h", "tracking.mlflow_uri=null"])
 
 
 def test_a_secret_for_a_runs_evaluation_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"eval\.data_dir: holds an address"):
+    with pytest.raises(ConfigError, match=r"eval\.data_dir: contains an address"):
         override_eval(Config(), [f"eval.data_dir=http://{SECRET}@h"])
 
 
@@ -73,4 +76,4 @@ def test_the_runs_folder_still_comes_from_the_environment(monkeypatch: pytest.Mo
 def test_a_variable_that_a_run_unsets_is_reported_without_its_secret() -> None:
     config = compose(["+backend.env.HF_TOKEN=null", "+backend.env.HTTPS_PROXY=http://proxy:3128"])
     around = {"HF_TOKEN": SECRET, "HTTPS_PROXY": f"http://u:{SECRET}@other"}
-    assert [collision.found for collision in collisions(config, around)] == ["***", "http://***@other"]
+    assert [collision.present for collision in collisions(config, around)] == ["***", "http://***@other"]

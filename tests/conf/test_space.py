@@ -21,7 +21,7 @@ def parse(*arguments: str) -> space.Space:
 
 
 def test_the_grammar_is_hydras() -> None:
-    found = parse(
+    parsed = parse(
         "experiment=quickstart",
         "optimizer.beta2=0.95,0.99",
         "precision=glob(bf16*)",
@@ -31,22 +31,22 @@ def test_the_grammar_is_hydras() -> None:
         "sweep.trials=7",
         "sweep.objective=validation_loss@tokens=2M",
     )
-    assert found.overrides == ["experiment=quickstart"]
-    assert found.axes == [
+    assert parsed.overrides == ["experiment=quickstart"]
+    assert parsed.axes == [
         Axis(key="optimizer.beta2", values=["0.95", "0.99"]),
         Axis(key="precision", values=["bf16", "bf16_sr"]),
         Axis(key="model.num_layers", values=["1", "2", "3"]),
         Axis(key="optimizer.lr", values=[], low=1e-4, high=1e-3, log=True),
         Axis(key="train.seq_len", values=[], low=128.0, high=512.0, integer=True),
     ]
-    assert found.settings == SweepConfig(trials=7, objective="validation_loss@tokens=2M")
-    assert (found.sampler, found.arms, found.trials) == ("tpe", 7, 7)
+    assert parsed.settings == SweepConfig(trials=7, objective="validation_loss@tokens=2M")
+    assert (parsed.sampler, parsed.arms, parsed.trials) == ("tpe", 7, 7)
 
 
 def test_a_finite_sweep_is_a_grid_and_seeds_multiply_its_trials() -> None:
-    found = parse("optimizer.beta2=0.95,0.99", "precision=mixed,bf16_sr", "sweep.seeds=3")
-    assert (found.sampler, found.arms, found.trials) == ("grid", 4, 12)
-    assert list(found.grid())[1] == {"optimizer.beta2": "0.95", "precision": "bf16_sr"}
+    parsed = parse("optimizer.beta2=0.95,0.99", "precision=mixed,bf16_sr", "sweep.seeds=3")
+    assert (parsed.sampler, parsed.arms, parsed.trials) == ("grid", 4, 12)
+    assert list(parsed.grid())[1] == {"optimizer.beta2": "0.95", "precision": "bf16_sr"}
 
 
 def test_of_a_key_that_is_given_again_the_last_counts() -> None:
@@ -56,10 +56,10 @@ def test_of_a_key_that_is_given_again_the_last_counts() -> None:
 
 
 def test_what_is_kept_is_read_as_it_was_and_not_if_it_was_edited(tmp_path: Path) -> None:
-    found, path = parse("optimizer.lr=interval(1e-4,1e-3)", "sweep.seeds=2"), tmp_path / "sweep.yaml"
-    path.write_text(space.dump(found))
-    assert space.load(path) == found
-    path.write_text(space.dump(found).replace("seeds: 2", "seeds: 3"))
+    parsed, path = parse("optimizer.lr=interval(1e-4,1e-3)", "sweep.seeds=2"), tmp_path / "sweep.yaml"
+    path.write_text(space.dump(parsed))
+    assert space.load(path) == parsed
+    path.write_text(space.dump(parsed).replace("seeds: 2", "seeds: 3"))
     with pytest.raises(ConfigError, match="is not as it was written"):
         space.load(path)
 
@@ -73,15 +73,15 @@ def test_what_is_kept_is_read_as_it_was_and_not_if_it_was_edited(tmp_path: Path)
         (["seed=range(3,1)"], "seed=range(3,1): the axis is empty", "name at least two values"),
         (["precision=glob(x*)"], "precision=glob(x*): the axis is empty", "name at least two values"),
         (["optimizer.lr=glob(*)"], "optimizer.lr=glob(*): glob() is for the options of a group", "groups: backend"),
-        (["seed=1,1"], "seed=1,1: names 1 twice", ""),
+        (["seed=1,1"], "seed=1,1: lists 1 twice", ""),
         (["seed=interval(2,1)"], "seed=interval(2,1): the interval is empty", ""),
         (
             ["seed=interval(1,2)", "sweep.sampler=grid"],
-            "sweep.sampler=grid: seed is an interval from 1 to 2, which has no end of values",
+            "sweep.sampler=grid: seed is an interval from 1 to 2, which has infinitely many values",
             "sweep.sampler=tpe",
         ),
-        (["seed=1,2", "sweep.trials=5"], "sweep.trials=5: a grid tries all of its 2 arms", "sweep.sampler=random"),
-        (["seed=1,2", "sweep.seeds=2"], "sweep.seeds=2: seed is an axis already", "leave one of them out"),
+        (["seed=1,2", "sweep.trials=5"], "sweep.trials=5: a grid runs all of its 2 arms", "sweep.sampler=random"),
+        (["seed=1,2", "sweep.seeds=2"], "sweep.seeds=2: seed is already an axis", "remove one of them"),
         (["seed=1,2", "sweep.prunner=asha"], "sweep.prunner: unknown key", "did you mean sweep.pruner?"),
         (["seed=1,2", "sweep.pruner=best"], "sweep.pruner=best: not known", "median, asha"),
         (["seed=1,2", "sweep.parallel=1,2"], "sweep.parallel=1,2: is a setting of the sweep, and can't be an axis", ""),
@@ -109,12 +109,12 @@ def test_a_file_of_conf_sweep_stands_for_its_arguments(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("name", space.sweep_files())
 def test_every_sweep_that_is_ready_to_run_composes(name: str) -> None:
-    found = parse(f"sweep={name}")
-    variations = Variations(found.overrides, HERE)
-    configs = [variations.compose(point) for point in found.grid()]
-    assert len(configs) == found.arms >= 2
-    assert all(config.total_steps * found.trials < 10_000 for config in configs), "minutes of two cores"
-    assert found.settings.seeds > 1, "a difference without its error says nothing"
+    parsed = parse(f"sweep={name}")
+    variations = Variations(parsed.overrides, HERE)
+    configs = [variations.compose(point) for point in parsed.grid()]
+    assert len(configs) == parsed.arms >= 2
+    assert all(config.total_steps * parsed.trials < 10_000 for config in configs), "minutes of two cores"
+    assert parsed.settings.seeds > 1, "a difference without its error says nothing"
 
 
 def test_the_papers_choices_can_be_tried() -> None:

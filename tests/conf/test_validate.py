@@ -54,21 +54,21 @@ def test_the_defaults_are_valid() -> None:
         ),
         (
             {"experiment_name": "x" * 80},
-            f"experiment_name={'x' * 20}…: has 80 characters, must have at most 79, for it names folders",
+            f"experiment_name={'x' * 20}…: has 80 characters, must have at most 79, because folders are named after it",
         ),
         (
             {"eval__tensor_parallel_size": 2},
-            "eval.tensor_parallel_size=2 and eval.runner=hf: do not go together; transformers runs on one device; "
-            "use vllm or neuron\nhint: leave one of them out",
+            "eval.tensor_parallel_size=2 and eval.runner=hf: can't be combined; transformers runs on one device; "
+            "use vllm or neuron\nhint: change one of them",
         ),
         (
             {"eval__suite": "mine"},
             "eval.suite=mine: is not built in and lists no eval.groups\n"
-            "hint: eval=smoke, eval=hlat_core and eval=hlat are there",
+            "hint: use eval=smoke, eval=hlat_core or eval=hlat, or list eval.groups",
         ),
         (
             {"eval__groups": {"math": {"tasks": []}}},
-            "eval.groups.math.tasks=[]: must name a task\nhint: ~eval.groups.math leaves the group out",
+            "eval.groups.math.tasks=[]: must name a task\nhint: ~eval.groups.math removes the group",
         ),
         (
             {"tokenizer__train_vocab_size": 9000},
@@ -82,7 +82,7 @@ def test_the_defaults_are_valid() -> None:
         ),
         (
             {"train__tokens": 4096 * 2000, "eval__every_tokens": 4096},
-            "eval.every_tokens=4096: makes 2000 milestones of 8192000 tokens; at most 1000 are evaluated",
+            "eval.every_tokens=4096: gives 2000 milestones in 8192000 tokens; at most 1000 are allowed",
         ),
         (
             {"checkpoint__keep_every_tokens": 4095},
@@ -95,7 +95,7 @@ def test_the_defaults_are_valid() -> None:
             "checkpoint.fast_dir=/nvme: with cluster.nodes=2 no node would have all files",
         ),
         ({"experiment_name": "../x"}, "experiment_name='../x': must be letters"),
-        ({"cluster__nodes": 2}, "cluster.nodes=2: cluster.launcher=local runs on this machine alone"),
+        ({"cluster__nodes": 2}, "cluster.nodes=2: cluster.launcher=local runs on this machine only"),
     ],
 )
 def test_a_broken_rule_names_both_sides(changes: dict[str, Any], message: str) -> None:
@@ -125,55 +125,55 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             {**_TP2, "model__vocab_size": 8193},
             "model.vocab_size=8193: not divisible by parallel.tensor_parallel_size=2",
         ),
-        ({**_TWO, "parallel__sequence_parallel": True}, "parallel.sequence_parallel=true: cuts the sequence over"),
+        ({**_TWO, "parallel__sequence_parallel": True}, "parallel.sequence_parallel=true: splits the sequence over"),
         (
             {**_TP2, "parallel__sequence_parallel": True, "train__seq_len": 513},
             "train.seq_len=513: not divisible by parallel.tensor_parallel_size=2",
         ),
         (
             {**_TP2, "model__tie_embeddings": True},
-            "model.tie_embeddings=true and parallel.tensor_parallel_size=2: do not go together; the embedding would",
+            "model.tie_embeddings=true and parallel.tensor_parallel_size=2: can't be combined; the embedding would",
         ),
         (
             {**_PP2, "train__micro_batch_size": 8},
-            "parallel.pipeline_parallel_size=2: needs at least 2 micro-batches a step, and there are 1",
+            "parallel.pipeline_parallel_size=2: needs at least 2 micro-batches per step, but there are 1",
         ),
         ({**_PP2, "model__num_layers": 1}, "parallel.pipeline_parallel_size=2: more stages than model.num_layers=1"),
         (
             {**_PP2, "parallel__data_parallel": "fsdp"},
-            "parallel.pipeline_parallel_size=2 and parallel.data_parallel=fsdp: do not go together; every micro-batch",
+            "parallel.pipeline_parallel_size=2 and parallel.data_parallel=fsdp: can't be combined; every micro-batch",
         ),
-        ({**_PP2, "data__mask_across_documents": True}, "do not go together; later stages do not see the tokens"),
-        ({**_PP2, "model__tie_embeddings": True}, "do not go together; the first and the last stage would share"),
+        ({**_PP2, "data__mask_across_documents": True}, "can't be combined; later stages don't see the tokens"),
+        ({**_PP2, "model__tie_embeddings": True}, "can't be combined; the first and last stage would share"),
         (
             {"parallel__data_parallel": "zero1"},
-            "parallel.data_parallel=zero1: backend.name=torch_native does not have it, nxd does\n"
+            "parallel.data_parallel=zero1: backend.name=torch_native doesn't support it, nxd does\n"
             "hint: set parallel.data_parallel=fsdp",
         ),
         (
             {**_NXD, "parallel__data_parallel": "fsdp"},
-            "parallel.data_parallel=fsdp: backend.name=nxd does not have it\nhint: set parallel.data_parallel=zero1",
+            "parallel.data_parallel=fsdp: backend.name=nxd doesn't support it\nhint: set parallel.data_parallel=zero1",
         ),
         (
             {"backend__name": "nxd", "backend__device": "cuda"},
-            "backend.device=cuda: backend.name=nxd trains on NeuronCores (and, to try it, on a CPU)\nhint: set backend",
+            "backend.device=cuda: backend.name=nxd trains on NeuronCores (or, for tests, on a CPU)\nhint: set backend",
         ),
         (
             {**_NXD, "precision__name": "mixed"},
-            "precision.name=mixed: with backend.name=nxd the FP32 master weights are those of parallel.data_parallel="
-            "zero1, and parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",
+            "precision.name=mixed: with backend.name=nxd, FP32 master weights need parallel.data_parallel="
+            "zero1, but parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",
         ),
-        ({**_NXD, "model__tie_embeddings": True}, "do not go together; embedding and head are layers of their own"),
-        ({**_NXD, "train__z_loss": 0.01}, "do not go together; its cross-entropy has no such term"),
+        ({**_NXD, "model__tie_embeddings": True}, "can't be combined; embedding and head are separate layers"),
+        ({**_NXD, "train__z_loss": 0.01}, "can't be combined; its cross-entropy has no such term"),
         (
             {**_NXD, "train__on_nonfinite": "skip"},
-            "train.on_nonfinite=skip: with backend.name=nxd the update is made before its sums are known\n"
+            "train.on_nonfinite=skip: with backend.name=nxd, the update happens before the loss is known\n"
             "hint: set train.on_nonfinite=rollback",
         ),
         (
             {**_NXD, "backend__env": {"XLA_USE_BF16": 1}},
-            "backend.env.XLA_USE_BF16=1: would cast behind precision.name=fp32\n"
-            "hint: backend.env.XLA_USE_BF16=null, and precision.name says the number formats",
+            "backend.env.XLA_USE_BF16=1: would change number formats independently of precision.name=fp32\n"
+            "hint: backend.env.XLA_USE_BF16=null selects number formats by precision.name alone",
         ),
         (
             {

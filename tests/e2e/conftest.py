@@ -16,29 +16,14 @@ import pytest
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 
-#: Nothing takes so long on an idle machine; a busy one is no failure.
+#: Far longer than anything takes on an idle machine.
 WAIT_S = 900.0
-WORDS = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "page",
-    "and",
-    "then",
-    "another",
-    "page",
-    "until",
-    "it",
-    "says",
-    "the",
-    "next",
-    "word",
-]
+SENTENCE = "the model reads a page and then another page until it says the next word"
+WORDS = SENTENCE.split()
 
 
 class Cli:
-    """`hlatctl` as a person types it, with a runs folder and a corpus of its own."""
+    """The command `hlatctl`, with its own runs folder and corpus."""
 
     def __init__(self, folder: Path, prefect_api_url: str = "") -> None:
         self.folder, self.prefect_api_url = folder, prefect_api_url
@@ -100,15 +85,15 @@ class Cli:
         return [event for event in read_events(self.paths(run_id)) if event["kind"] == kind]
 
     def losses(self, run_id: str) -> dict[int, Any]:
-        """Loss by step; a step that was done twice must have had the same loss twice."""
+        """Return the loss by step. A repeated step must have the same loss each time."""
         losses: dict[int, Any] = {}
         for event in self.events(run_id, "step"):
             assert losses.setdefault(event["step"], event["loss"]) == event["loss"]
         return losses
 
     def trainer_pids(self, run_id: str) -> list[int]:
-        """The training processes of a run (not torchrun, not the script), by rank."""
-        found = []
+        """Return the training processes of a run, without torchrun and the script, in order of ranks."""
+        by_rank = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -116,10 +101,10 @@ class Cli:
                     variables = (entry / "environ").read_bytes().split(b"\0")
                     rank = next((int(v[5:]) for v in variables if v.startswith(b"RANK=")), None)
                     if rank is not None:
-                        found.append((rank, int(entry.name)))
+                        by_rank.append((rank, int(entry.name)))
             except OSError:
                 continue
-        return [pid for _, pid in sorted(found)]
+        return [pid for _, pid in sorted(by_rank)]
 
 
 def wait_for(true: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
@@ -137,7 +122,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory, prefect_api_url: str) -> Cli:
 
 @pytest.fixture(scope="session")
 def undisturbed(cli: Cli) -> str:
-    """A run that nothing disturbs; what the others are compared with."""
+    """A run without faults, for comparison."""
     result = cli.train("undisturbed")
     assert result.returncode == 0, result.stderr
     return "undisturbed"

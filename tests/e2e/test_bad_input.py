@@ -1,4 +1,4 @@
-"""Wrong input, as a person types it: one clear error, a hint, its own exit code, no traceback, nothing left behind."""
+"""Wrong input gives one clear error with a hint and an exit code, no traceback, and creates no files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = [
     (["train.tokenz=5"], 10, "train.tokenz: unknown key\nhint: did you mean train.tokens?"),
     (["experiment=quickstrat"], 10, "did you mean experiment=quickstart?"),
     (["train.global_batch_size=7"], 10, "train.global_batch_size=7: not divisible by the data-parallel size=2"),
-    (["train.tokens=many"], 10, "train.tokens='many': is no token count"),
+    (["train.tokens=many"], 10, "train.tokens='many': is not a token count"),
     (["data.path=nowhere"], 11, "nowhere"),
     (["data.path=empty"], 11, "empty"),
     (["data.path=good.parquet", "data.text_column=body"], 11, "body"),
@@ -40,7 +40,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("overrides", "exit_code", "says"), CASES)
-def test_bad_input_gives_one_error_with_a_hint_and_makes_nothing(
+def test_bad_input_gives_one_error_with_a_hint_and_creates_nothing(
     cli: Cli, inputs: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], exit_code: int, says: str
 ) -> None:
     monkeypatch.chdir(inputs)
@@ -56,24 +56,24 @@ def test_bad_input_gives_one_error_with_a_hint_and_makes_nothing(
 
 
 @pytest.fixture(scope="module")
-def rehearsed(cli: Cli) -> str:
-    """A run that is there."""
-    assert cli.train("rehearsed", "--dry-run").returncode == 0
-    return "rehearsed"
+def existing(cli: Cli) -> str:
+    """An existing run."""
+    assert cli.train("existing", "--dry-run").returncode == 0
+    return "existing"
 
 
-def test_a_run_id_that_exists_is_refused(cli: Cli, rehearsed: str) -> None:
-    result = cli.train(rehearsed)
+def test_a_run_id_that_exists_is_refused(cli: Cli, existing: str) -> None:
+    result = cli.train(existing)
     assert result.returncode == 12
-    assert f"--run-id={rehearsed}: exists" in result.stderr
+    assert f"--run-id={existing}: exists" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show"])
-def test_an_unknown_run_is_named_with_the_nearest(cli: Cli, rehearsed: str, command: str) -> None:
+def test_an_unknown_run_is_named_with_the_nearest(cli: Cli, existing: str, command: str) -> None:
     result = cli.run(command, "rehaersed")
     assert result.returncode == 13
     assert "rehaersed: no run of that name" in result.stderr
-    assert "did you mean rehearsed?" in result.stderr
+    assert "did you mean existing?" in result.stderr
 
 
 def test_a_read_only_runs_folder_is_refused(cli: Cli, tmp_path: Path) -> None:

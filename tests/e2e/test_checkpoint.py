@@ -1,4 +1,4 @@
-"""Out to Hugging Face's format and in again through the command line, and training that goes on from there."""
+"""Exporting to Hugging Face's format, importing again, and training from the imported weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Cli
 
 
-def test_an_exported_model_comes_back_and_goes_on_training(cli: Cli, undisturbed: str, tmp_path: Path) -> None:
+def test_an_exported_model_is_imported_again_and_trained_further(cli: Cli, undisturbed: str, tmp_path: Path) -> None:
     before = sorted(path.name for path in (cli.paths(undisturbed).root).rglob("*"))
     exported = cli.run("checkpoint", "export", undisturbed, "--step", "40", "--to", os.fspath(tmp_path / "hf"))
     assert exported.returncode == 0, exported.stderr
@@ -37,7 +37,7 @@ def test_an_exported_model_comes_back_and_goes_on_training(cli: Cli, undisturbed
     assert "exists and is not an empty folder\nhint: " in again.stderr
 
 
-def test_initial_weights_of_another_model_are_refused_before_anything_is_made(cli: Cli, undisturbed: str) -> None:
+def test_initial_weights_of_another_model_are_refused_before_anything_is_created(cli: Cli, undisturbed: str) -> None:
     weights = cli.paths(undisturbed).checkpoint(40)
     result = cli.train("refused", f"train.init_from={weights}", "model.num_layers=3")
     assert result.returncode == 10, result.stderr

@@ -1,4 +1,4 @@
-"""The fire drill: every fault on a real run, each recovered from with the very losses of an undisturbed one."""
+"""A drill: a real run recovers from every fault, with exactly the losses of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
 
-#: What each fault is detected as; None: not by a restart of training.
+#: The journal's name of each fault; those in CONTINUED don't restart training.
 RESTARTED = {
     "kill_process": "killed",
     "stop_process": "hang",
@@ -25,7 +25,7 @@ RESTARTED = {
     "flip_bytes": "checkpoint rejected (shard-",
     "cut_manifest": "checkpoint rejected (",
 }
-WENT_ON = {
+CONTINUED = {
     "slow_process": "straggler (rank 1)",
     "trackers_down": "mlflow",
     "kill_head": "interrupted",
@@ -35,20 +35,19 @@ WENT_ON = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    """With no Prefect but the drill's own, which is to be killed."""
+    """Without a Prefect API besides the drill's own, which is killed."""
     return Cli(tmp_path_factory.mktemp("drill"))
 
 
 @pytest.fixture(scope="module")
 def drilled(alone: Cli) -> dict[str, Any]:
-    # Longer steps than elsewhere: as many of them as a machine can do would only have to be repeated undisturbed.
+    # Longer steps than in other tests, because every step is repeated undisturbed.
     own = ("train.", "tracking", "checkpoint.")
     tiny = [override for override in alone.overrides if not override.startswith(own)]
     tiny += ["train.tokens=1T", "train.seq_len=256", "train.global_batch_size=16", "checkpoint.every_steps=10"]
     result = alone.run("drill", "--json", *tiny, "recovery.hang_floor_s=6", timeout_s=900)
     assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return dict(json.loads(result.stdout))
 
 
 def test_a_run_recovers_from_every_fault_with_the_losses_of_an_undisturbed_one(drilled: dict[str, Any]) -> None:
@@ -58,9 +57,9 @@ def test_a_run_recovers_from_every_fault_with_the_losses_of_an_undisturbed_one(d
         assert outcomes.pop("fill_disk")["skipped"] == "needs bubblewrap (apt-get install bubblewrap)"
     for fault, outcome in outcomes.items():
         assert (outcome["failure"], outcome["skipped"], outcome["losses_equal"]) == ("", "", True), fault
-        assert outcome["detected_as"].startswith({**RESTARTED, **WENT_ON}[fault]), fault
+        assert outcome["detected_as"].startswith({**RESTARTED, **CONTINUED}[fault]), fault
         assert (outcome["lost_steps"] > 0) <= (fault in RESTARTED), fault
-    assert outcomes["preempt"]["lost_steps"] == 0, "it was asked to write a checkpoint, and had the time"
+    assert outcomes["preempt"]["lost_steps"] == 0, "it had time to write a checkpoint"
     assert "manifest.json: unreadable manifest" in outcomes["cut_manifest"]["detected_as"]
     assert outcomes["flip_bytes"]["lost_steps"] > 10, "the checkpoint before the newest one"
     assert drilled["killed_to_step_s"] > 0
@@ -70,21 +69,21 @@ def test_a_run_recovers_from_every_fault_with_the_losses_of_an_undisturbed_one(d
 def test_the_report_has_the_table_and_the_hung_attempt_the_stacks(drilled: dict[str, Any]) -> None:
     run = Path(drilled["run"])
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
-    assert "<h2>Fire drill</h2>" in page
+    assert "<h2>Drill</h2>" in page
     assert all(escape(fault.title) in page for fault in FAULTS.values())
     assert any("(most recent call first)" in log.read_text() for log in run.glob("logs/attempt-*/train.log"))
 
 
-def test_a_head_that_takes_over_measures_no_node_that_trains(drilled: dict[str, Any]) -> None:
+def test_a_driver_that_takes_over_measures_no_node_that_trains(drilled: dict[str, Any]) -> None:
     events = read_events(RunPaths(Path(drilled["run"])))
     taken_over = next(index for index, event in enumerate(events) if event["kind"] == "attempt_attached")
     before = [event for event in events[:taken_over] if event.get("stage") == "preflight"][-1]
     assert (before["kind"], before["why"]) == ("stage_skipped", "training is running on the nodes")
 
 
-def test_a_drill_leaves_nothing_behind_but_its_folder(alone: Cli, drilled: dict[str, Any]) -> None:
+def test_a_drill_leaves_only_its_folder(alone: Cli, drilled: dict[str, Any]) -> None:
     folder = Path(drilled["run"]).parent
-    assert list(alone.runs_dir.iterdir()) == [folder], "no run of its own, and nothing held against this host"
+    assert list(alone.runs_dir.iterdir()) == [folder], "no other run, and no entry of this host in the node ledger"
     left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if os.fsencode(folder) in _read(path)]
     assert not left, "processes"
 
@@ -92,5 +91,5 @@ def test_a_drill_leaves_nothing_behind_but_its_folder(alone: Cli, drilled: dict[
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return b""

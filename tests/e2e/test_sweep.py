@@ -1,4 +1,4 @@
-"""Two real trials at once, and the process that drives the sweep killed in their middle."""
+"""Two real trials at once, while the sweep's driver is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.e2e.conftest import Cli, wait_for
 
 
 def prefect_flow_runs(cli: Cli) -> dict[str, Any]:
-    """What Prefect's own client reads, in a process that has its settings."""
+    """Return the flow runs that Prefect's client reads, in a process that has its settings."""
     code = (
         "import json; from prefect.client.orchestration import get_client\n"
         "with get_client(sync_client=True) as client:\n"
@@ -27,10 +27,10 @@ def prefect_flow_runs(cli: Cli) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cli) -> None:
+def test_a_sweep_whose_driver_is_killed_continues_with_the_running_trials(cli: Cli) -> None:
     sweep, ids = SweepPaths(cli.runs_dir / "swept"), ["swept-t0000", "swept-t0001"]
     parallel = min(2, local_cores())
-    head = cli.start(
+    driver = cli.start(
         "sweep",
         "--sweep-id",
         "swept",
@@ -41,8 +41,8 @@ def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cl
         f"sweep.parallel={parallel}",
     )
     wait_for(lambda: all(cli.events(run_id, "step") for run_id in ids[:parallel]))
-    head.send_signal(signal.SIGKILL)
-    head.communicate()
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
     result = cli.run("resume", "swept")
     assert result.returncode == 0, result.stderr
     state = fold(read_events(sweep))
@@ -51,13 +51,13 @@ def test_a_sweep_whose_head_is_killed_goes_on_with_the_trials_that_lived(cli: Cl
         assert len(cli.events(run_id, "attempt_started")) == 1, "no trial was trained twice"
         assert len(cli.losses(run_id)) == 150
         assert conf.load.load(cli.paths(run_id).config).optimizer.lr == lr
-    told = json.loads(cli.run("status", "swept", "--json").stdout)
-    losses = [told["trials"][number]["value"] for number in ("0", "1")]
-    assert losses[1] < losses[0], "the larger rate learns more of so little text"
+    status = json.loads(cli.run("status", "swept", "--json").stdout)
+    losses = [status["trials"][number]["value"] for number in ("0", "1")]
+    assert losses[1] < losses[0], "the larger rate learns more from little text"
     assert result.stderr.splitlines()[-1].endswith(f"optimizer.lr=0.01: {losses[1]:.4f}")
     assert sweep.study.is_file()
     assert f"report: {sweep.report / 'index.html'}" in result.stderr
     assert "  lr: 0.01\n" in sweep.best.read_text(encoding="utf-8")
-    seen = prefect_flow_runs(cli)
-    assert "swept" in seen
-    assert all(seen[name]["parent_task_run_id"] for name in ids), "trials are children of the sweep's flow run"
+    flow_runs = prefect_flow_runs(cli)
+    assert "swept" in flow_runs
+    assert all(flow_runs[name]["parent_task_run_id"] for name in ids), "trials are children of the sweep's flow run"

@@ -1,4 +1,4 @@
-"""One whole run, seen from outside: what it leaves, what the commands say of it, what the trackers got."""
+"""One complete run, observed from outside: its files, the output of commands about it, and MLflow's content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_FIELDS = {"step", "tokens", "loss", "grad_norm", "param_norm", "lr", "step_
 
 @pytest.fixture(scope="module")
 def whole(cli: Cli) -> RunPaths:
-    """A run with compilation (where a compiler is), three milestones and MLflow."""
+    """A run with compilation (if there is a compiler), three milestones and MLflow."""
     result = cli.train(
         "whole",
         "eval.enabled=true",
@@ -51,7 +51,7 @@ def test_every_step_is_journalled_once_with_every_field_and_the_loss_falls(cli: 
 
 
 def story(run: RunPaths) -> dict[str, list[Any]]:
-    """What each writer told, in its order, without what depends on timing or on the numbers themselves."""
+    """Return each writer's events in order, without what depends on timing and on measured numbers."""
     events = read_events(run)
     flow = [
         (FLOW_KINDS[e["kind"]], e.get("stage")) for e in events if e["writer"] == "flow" and e["kind"] in FLOW_KINDS
@@ -62,19 +62,19 @@ def story(run: RunPaths) -> dict[str, list[Any]]:
         if event["kind"] in CHECKPOINT_KINDS and event["kind"] not in checkpoints[event["step"]]:
             checkpoints[event["step"]] += f"{event['kind']} "
     evals = [e for e in events if e["writer"].startswith("eval-") and e["kind"] != "eval_progress"]
-    told = [(e["milestone_tokens"], e["kind"]) for e in evals]
+    evaluations = [(e["milestone_tokens"], e["kind"]) for e in evals]
     return {
         "flow": flow,
         "milestones": [(e["milestone_tokens"], e["step"]) for e in events if e["kind"] == "milestone"],
         "training": [e["kind"] for e in train if e["kind"] in ("train_started", "compile_cache", "train_stopped")],
         "steps": [(e["step"], e["tokens"], e["lr"]) for e in train if e["kind"] == "step"],
         "checkpoints": sorted(checkpoints.items()),
-        # Suites differ in the number of their tasks, and what is simulated has one.
-        "evaluations": sorted(dict.fromkeys(told), key=lambda pair: pair[0]),
+        # Suites have several tasks; simulated evaluations have one.
+        "evaluations": sorted(dict.fromkeys(evaluations), key=lambda pair: pair[0]),
     }
 
 
-#: What a run before has prepared in the same folder is skipped; that is the same story.
+#: A stage that is skipped, because an earlier run in the folder prepared its result, counts as done.
 FLOW_KINDS = {
     "run_created": "created",
     "head_started": "driven",
@@ -90,20 +90,20 @@ CHECKPOINT_KINDS = ("checkpoint_written", "checkpoint_committed", "checkpoint_ve
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed, so nothing is compiled")
-def test_a_rehearsal_tells_the_same_story_as_the_run_itself(whole: RunPaths, tmp_path: Path) -> None:
+def test_a_dry_run_journals_the_same_events_as_the_run_itself(whole: RunPaths, tmp_path: Path) -> None:
     config = conf.load.load(whole.config)
-    rehearsed = replace(
+    simulated = replace(
         config,
         runs_dir=str(tmp_path),
         cluster=replace(config.cluster, launcher="mock"),
         tracking=replace(config.tracking, enabled=False),
         rehearsal=replace(config.rehearsal, shows_recovery=False),
     )
-    run = pretrain.create(rehearsed, argv=[])
+    run = pretrain.create(simulated, argv=[])
     pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
-    real, played = story(whole), story(run)
+    real, simulated_story = story(whole), story(run)
     for part in real:
-        assert played[part] == real[part], part
+        assert simulated_story[part] == real[part], part
 
 
 def test_checkpoints_are_complete_and_their_manifests_true(whole: RunPaths) -> None:
@@ -211,7 +211,7 @@ def test_a_dry_run_needs_no_corpus_prepared_and_says_that_it_is_simulated(cli: C
     assert json.loads(cli.run("status", "dry", "--json").stdout)["simulated"] is True
 
 
-def test_plan_touches_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_plan_changes_nothing(cli: Cli, tmp_path: Path) -> None:
     result = cli.run("plan", *cli.overrides, f"runs_dir={tmp_path / 'none'}")
     assert result.returncode == 0, result.stderr
     assert "torch.distributed.run" in result.stdout
@@ -219,7 +219,7 @@ def test_plan_touches_nothing(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_detach_returns_at_once_and_the_run_goes_on(cli: Cli) -> None:
+def test_detach_returns_at_once_and_the_run_continues(cli: Cli) -> None:
     result = cli.run("train", "--detach", "--run-id", "detached", *cli.overrides)
     assert result.returncode == 0, result.stderr
     followed = cli.run("logs", "detached", "-f")
@@ -236,7 +236,7 @@ def test_resume_in_another_folder_finds_the_run(cli: Cli, whole: RunPaths, tmp_p
         os.chdir(elsewhere)
 
 
-def test_a_checkpoint_is_evaluated_otherwise_on_request_and_apart(cli: Cli, whole: RunPaths) -> None:
+def test_a_checkpoint_is_evaluated_with_other_settings_on_request_and_separately(cli: Cli, whole: RunPaths) -> None:
     own = (whole.eval(20480) / "results.json").read_bytes()
     checkpoint = os.fspath(whole.checkpoint(40))
     result = cli.run("eval", checkpoint, "eval.tasks=[smoke_crows_pairs]", "eval.limit=6", "--new-contract")
@@ -246,7 +246,7 @@ def test_a_checkpoint_is_evaluated_otherwise_on_request_and_apart(cli: Cli, whol
     record = files.read_json(path)
     assert {name: score["n"] for name, score in record["scores"].items()} == {"smoke_crows_pairs": 6}
     assert (whole.eval(20480) / "results.json").read_bytes() == own
-    assert not list(whole.evals.rglob("model*")), "the exported model is gone"
+    assert not list(whole.evals.rglob("model*")), "the exported model is deleted"
     status = cli.run("status", "whole").stdout
     assert f"contract {record['contract'][:8]}  smoke_crows_pairs" in status
     assert "finished" in status

@@ -1,4 +1,4 @@
-"""A tiny model, a run directory around it, and an environment that tests may change."""
+"""A tiny model, a run directory for it, and an environment that tests may change."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SENTENCES = (
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What an evaluation sets in the environment is undone after each test."""
+    """Undo an evaluation's changes of the environment after each test."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HOME", "TQDM_DISABLE", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "1" if name != "HF_HOME" else str(tmp_path / "huggingface"))
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """A model this small only gets slower with more threads."""
+    """Use one thread: a model this small gets slower with more."""
     import torch
 
     before = torch.get_num_threads()
@@ -114,7 +114,7 @@ def held_out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_run(tmp_path: Path, held_out: Path) -> Callable[..., RunPaths]:
-    """A function that makes a run directory; its keyword arguments are keys of the section ``eval``."""
+    """Return a function that creates a run directory; its keyword arguments are keys of the section ``eval``."""
 
     def make(**keys: Any) -> RunPaths:
         run = RunPaths(tmp_path / "run")
@@ -130,23 +130,12 @@ def make_run(tmp_path: Path, held_out: Path) -> Callable[..., RunPaths]:
 
 @pytest.fixture
 def start_eval(model_folder: Path) -> Callable[..., subprocess.Popen[str]]:
-    """A function that starts ``python -m eval`` on a run; further arguments are passed on and come last."""
+    """Return a function that starts ``python -m eval`` on a run; further arguments come last."""
 
     def start(run: RunPaths, *arguments: str, milestone_tokens: int = 1000, step: int = 5) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "eval",
-            "--run-dir",
-            str(run.root),
-            "--milestone-tokens",
-            str(milestone_tokens),
-            "--step",
-            str(step),
-            "--model",
-            str(model_folder),
-            *arguments,
-        ]
+        numbers = f"--milestone-tokens {milestone_tokens} --step {step}".split()
+        folders = ["--run-dir", str(run.root), "--model", str(model_folder)]
+        command = [sys.executable, "-m", "eval", *folders, *numbers, *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": "/nonexistent"}
         return subprocess.Popen(
             command, cwd=REPO, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Kept answers: what is asked again, in which batches, and what chance does."""
+"""Stored answers: which requests are asked again, in which batches, and how answers are sampled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Request:
 
 
 class _Model:
-    """Answers with the prompt and a random number; dies when it is asked once too often."""
+    """Answers with the prompt and a random number; raises KeyboardInterrupt after some batches."""
 
     max_length = 7
 
@@ -62,10 +62,12 @@ def _ask(
     requests: list[_Request],
     *,
     identity: str = "one",
-    told: list[tuple[int, int]] | None = None,
+    progress: list[tuple[int, int]] | None = None,
 ) -> list[str]:
     remembering = Remembering(model, batch_size=2, seed=1)
-    remembering.begin(path, identity, lambda done, total: told.append((done, total)) if told is not None else None)
+    remembering.begin(
+        path, identity, lambda done, total: progress.append((done, total)) if progress is not None else None
+    )
     return remembering.generate_until(requests)
 
 
@@ -76,23 +78,23 @@ def path(tmp_path: Path) -> Path:
 
 def test_batches_go_from_the_longest_prompt_and_answers_come_in_order(path: Path) -> None:
     model = _Model()
-    found = _ask(model, path, _requests("a", "b b b", "c c", "d d d d", "e"))
+    answers = _ask(model, path, _requests("a", "b b b", "c c", "d d d d", "e"))
     assert model.asked == [["d d d d", "b b b"], ["c c", "a"], ["e"]]
-    assert [answer.rsplit(" ", 1)[0] for answer in found] == ["a", "b b b", "c c", "d d d d", "e"]
+    assert [answer.rsplit(" ", 1)[0] for answer in answers] == ["a", "b b b", "c c", "d d d d", "e"]
     assert Remembering(model, batch_size=2, seed=1).max_length == 7, "what it does not know is the model's"
 
 
 def test_what_was_answered_before_a_death_is_not_asked_again(path: Path) -> None:
     requests = _requests("a", "b b b", "c c", "d d d d", "e")
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     dying = _Model(batches=2)
     with pytest.raises(KeyboardInterrupt):
         _ask(dying, path, requests)
     model = _Model()
-    found = _ask(model, path, requests, told=told)
+    answers = _ask(model, path, requests, progress=progress)
     assert (dying.asked, model.asked) == ([["d d d d", "b b b"], ["c c", "a"]], [["e"]])
-    assert (told[0], told[-1]) == ((4, 5), (5, 5))
-    assert _ask(silent := _Model(), path, requests) == found
+    assert (progress[0], progress[-1]) == ((4, 5), (5, 5))
+    assert _ask(silent := _Model(), path, requests) == answers
     assert silent.asked == []
 
 
@@ -121,7 +123,7 @@ def test_answers_of_other_weights_or_another_contract_are_not_taken(path: Path) 
     assert model.asked == [["a", "b"]]
 
 
-def test_sampled_answers_are_several_and_the_same_whatever_was_cut_off(path: Path, tmp_path: Path) -> None:
+def test_sampled_answers_differ_and_are_the_same_after_an_interruption(path: Path, tmp_path: Path) -> None:
     requests = _requests(*["a"] * 5, **_SAMPLED)
     whole = _ask(_Model(), tmp_path / "whole.jsonl", requests)
     with pytest.raises(KeyboardInterrupt):
@@ -131,11 +133,11 @@ def test_sampled_answers_are_several_and_the_same_whatever_was_cut_off(path: Pat
 
 
 def test_requests_that_are_not_generated_are_counted(path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     remembering = Remembering(_Model(), batch_size=2, seed=1)
-    remembering.begin(path, "one", lambda done, total: told.append((done, total)))
+    remembering.begin(path, "one", lambda done, total: progress.append((done, total)))
     assert len(remembering.loglikelihood(_requests("a", "b", "c"))) == 3
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert progress == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert not path.exists()
 
 

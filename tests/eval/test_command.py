@@ -1,4 +1,4 @@
-"""`hlatctl eval` as a person types it, on a model from elsewhere whose evaluator was killed in the middle of a task."""
+"""`hlatctl eval` of an external model whose first evaluator was killed during a task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.eval.conftest import REPO
 _OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=24", "eval.batch_size=1", "tracking=none"]
 
 
-def test_a_killed_evaluation_goes_on_where_it_was_when_it_is_asked_for_again(
+def test_a_repeated_command_continues_a_killed_evaluation(
     model_folder: Path,
     start_eval: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
@@ -57,13 +57,13 @@ def test_a_killed_evaluation_goes_on_where_it_was_when_it_is_asked_for_again(
     events = read_events(run)
     assert [event["task"] for event in events if event["kind"] == "eval_task_finished"] == list(scores)
     second = max(number for number, event in enumerate(events) if event["kind"] == "eval_started")
-    told = next(event for event in events[second:] if event["kind"] == "eval_progress")
-    assert (told["task"], told["done"]) == ("smoke_gsm8k", answered)
+    progress = next(event for event in events[second:] if event["kind"] == "eval_progress")
+    assert (progress["task"], progress["done"]) == ("smoke_gsm8k", answered)
     assert [event["outcome"] for event in events if event["kind"] == "run_finished"] == ["finished"]
 
 
 def _kill_in_the_middle(run: RunPaths, model_folder: Path, start_eval: Callable[..., subprocess.Popen[str]]) -> int:
-    """Evaluate as the command's job does, kill it (-9), and tell how many answers it has left."""
+    """Evaluate as the command's job does, kill it (-9), and return the number of stored answers."""
     weights = fingerprint(model_folder)
     evaluator = start_eval(run, "--from-elsewhere", "--weights", weights, milestone_tokens=0, step=0)
     kept = run.eval(0) / "answers" / "smoke_gsm8k.jsonl"

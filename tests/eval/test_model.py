@@ -15,7 +15,7 @@ def test_a_missing_folder_is_refused_with_the_command_that_makes_one(tmp_path: P
         model.load(tmp_path / "none", seq_len=8, device="cpu")
     assert str(caught.value) == (
         f"--model={tmp_path / 'none'}: no such folder\n"
-        "hint: python -m trainer.convert.export --run-dir RUN --step N --to DIR makes such a folder"
+        "hint: python -m trainer.convert.export --run-dir RUN --step N --to DIR creates such a folder"
     )
 
 
@@ -34,7 +34,7 @@ def test_an_incomplete_folder_is_refused_by_what_it_lacks(
     shutil.copytree(model_folder, folder)
     for path in folder.glob(pattern):
         path.unlink()
-    with pytest.raises(EvaluationError, match=f"is no Hugging Face model, it has no {what}"):
+    with pytest.raises(EvaluationError, match=f"is not a Hugging Face model: it has no {what}"):
         model.load(folder, seq_len=8, device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""What is asked for becomes tasks with files, or an error before anything runs."""
+"""A suite becomes tasks with files, or an error before anything runs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,11 @@ def test_the_whole_table_is_expanded_by_the_harness_own_groups() -> None:
     names = [one.definition.name for one in asked]
     assert sum(name.startswith("mmlu_") for name in names) == 57
     assert sum(name.startswith("leaderboard_bbh_") for name in names) == 24
-    assert [name for name in names if not name.startswith(("mmlu_", "leaderboard_", "crows_pairs_"))] == [
-        "gsm8k",
-        "humaneval",
-        "piqa",
-        "hellaswag",
-        "winogrande",
-        "arc_easy",
-        "arc_challenge",
-        "openbookqa",
-        "nq_open",
-        "triviaqa",
-        "boolq",
-        "truthfulqa_mc1",
-        "truthfulqa_mc2",
-    ]
+    others = [name for name in names if not name.startswith(("mmlu_", "leaderboard_", "crows_pairs_"))]
+    assert " ".join(others) == (
+        "gsm8k humaneval piqa hellaswag winogrande arc_easy arc_challenge openbookqa nq_open triviaqa boolq "
+        "truthfulqa_mc1 truthfulqa_mc2"
+    )
     assert sum(name.startswith("crows_pairs_english_") for name in names) == 9
     assert {figure.group.name: len(figure.group.tasks) for figure in figures} == {
         "mmlu_stem": 19,
@@ -53,13 +43,8 @@ def test_the_whole_table_is_expanded_by_the_harness_own_groups() -> None:
         "world_knowledge": 2,
     }
     shots = {one.definition.name: one.shots for one in asked}
-    assert [shots[name] for name in ("mmlu_anatomy", "leaderboard_bbh_navigate", "gsm8k", "nq_open", "piqa")] == [
-        5,
-        3,
-        8,
-        5,
-        0,
-    ]
+    some = ("mmlu_anatomy", "leaderboard_bbh_navigate", "gsm8k", "nq_open", "piqa")
+    assert [shots[name] for name in some] == [5, 3, 8, 5, 0]
 
 
 def test_the_core_is_part_of_the_whole_and_each_group_can_be_changed() -> None:
@@ -79,8 +64,12 @@ def test_a_task_of_the_suite_keeps_its_groups_shots_and_metrics_and_any_other_it
 
 
 def test_part_of_a_group_makes_the_figures_of_that_part_only(tmp_path: Path) -> None:
-    made = _make(_WHOLE, tmp_path, "mmlu_stem", "piqa")
-    assert ([f.group.name for f in made.figures], len(made.tasks), made.validation) == (["mmlu_stem"], 20, False)
+    planned = _make(_WHOLE, tmp_path, "mmlu_stem", "piqa")
+    assert ([f.group.name for f in planned.figures], len(planned.tasks), planned.validation) == (
+        ["mmlu_stem"],
+        20,
+        False,
+    )
 
 
 def test_a_definition_that_says_no_shots_keeps_none_as_on_the_harness_command_line() -> None:
@@ -114,12 +103,12 @@ def test_the_problems_of_humaneval_come_from_its_package_and_no_code_of_the_harn
         ),
         (_WHOLE, "hellaswg", "of suite hlat, nor of lm-evaluation-harness\nhint: did you mean hellaswag?"),
         (_WHOLE, "truthfullness", "did you mean truthfulness?"),
-        (_WHOLE, "qqqqqqqq", "hint: `lm_eval ls tasks` lists what the harness knows"),
+        (_WHOLE, "qqqqqqqq", "hint: `lm_eval ls tasks` lists the harness's tasks"),
         (
             _WHOLE,
             "mbpp",
-            "eval.tasks: mbpp runs generated code inside the harness, unguarded\n"
-            "hint: only humaneval is judged in the sandbox",
+            "eval.tasks: mbpp runs generated code in the harness, without a sandbox\n"
+            "hint: remove mbpp; only humaneval runs in the sandbox",
         ),
     ],
 )
@@ -150,23 +139,20 @@ def test_a_missing_dataset_is_named_with_its_place_and_the_command_that_helps(ti
         f"eval.data_dir={tiny_data}: suite hlat, task arc_easy needs the split test of allenai/ai2_arc/ARC-Easy as "
         "ai2_arc/ARC-Easy/test.jsonl; 1 more tasks lack theirs\n"
         f"hint: with a network: hlatctl eval data mirror --to {tiny_data} eval=hlat; `hlatctl eval data status` lists "
-        "what is there"
+        "the present files"
     )
 
 
-def test_shots_without_a_named_split_may_come_from_the_evaluated_one_and_that_is_said(
+def test_shots_without_a_named_split_may_come_from_the_evaluated_one_and_this_is_noted(
     tiny_data: Path, tmp_path: Path
 ) -> None:
     wanted = replace(_WHOLE, data_dir=str(tiny_data))
     assert _make(wanted, tmp_path, "triviaqa").notes == []
-    made = _make(wanted, tmp_path, "nq_open")
-    assert made.notes == ["nq_open: nq_open/train.jsonl is not there; its solved examples come from validation"]
-    (task,) = made.tasks
-    assert (task.config["test_split"], task.config["fewshot_split"], task.config["training_split"]) == (
-        "validation",
-        "validation",
-        None,
-    )
+    planned = _make(wanted, tmp_path, "nq_open")
+    assert planned.notes == ["nq_open: nq_open/train.jsonl is missing; its solved examples come from validation"]
+    (task,) = planned.tasks
+    splits = [task.config[f"{kind}_split"] for kind in ("test", "fewshot", "training")]
+    assert splits == ["validation", "validation", None]
 
 
 @pytest.mark.parametrize(
@@ -209,8 +195,8 @@ def test_the_network_is_for_datasets_of_the_hub_only(wanted: EvalConfig, expecte
     assert plan.uses_network(wanted) is expected
 
 
-def test_a_dataset_that_code_makes_can_not_be_a_file(tiny_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ruler_cwe makes its dataset itself, so eval\.data_dir can't"):
+def test_a_dataset_that_code_creates_can_not_be_a_file(tiny_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ruler_cwe creates its dataset itself, so it can't be in eval\.data_dir"):
         _make(EvalConfig(data_dir=str(tiny_data)), tmp_path, "ruler_cwe")
 
 
@@ -234,7 +220,7 @@ def test_the_check_passes_where_everything_is_there(
     file.write_text(dump(compose(overrides)), encoding="utf-8")
     assert check.main(["--config", str(file)]) == 0
     assert capsys.readouterr().err == (
-        "nq_open: nq_open/train.jsonl is not there; its solved examples come from validation\n"
+        "nq_open: nq_open/train.jsonl is missing; its solved examples come from validation\n"
     )
 
 

@@ -1,30 +1,29 @@
-"""The optional runners, without their packages: what they are called with is what the harness's classes take."""
+"""The arguments of the optional runners exist in the harness's classes; their packages are not needed."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eval.model import package_folder
 from eval.runners import Request, arguments
 
 
 def parameters(module: str, name: str) -> set[str]:
-    """Of a class's constructor, by its source: importing it needs the package."""
-    spec = importlib.util.find_spec("lm_eval")
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).parent / "models" / f"{module}.py"
-    found = next(
+    """Return the arguments of a class's constructor from its source, because importing it needs the package."""
+    source = package_folder("lm_eval", "lm-eval") / "models" / f"{module}.py"
+    harness_class = next(
         node
         for node in ast.parse(source.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and node.name == name
     )
-    made = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    return {argument.arg for argument in (*made.args.args, *made.args.kwonlyargs)}
+    constructor = next(
+        node for node in harness_class.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    )
+    return {argument.arg for argument in (*constructor.args.args, *constructor.args.kwonlyargs)}
 
 
 @pytest.mark.parametrize(

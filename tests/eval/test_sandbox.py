@@ -1,4 +1,4 @@
-"""Nothing gets out of a cell. Each program here is hostile, is really run, and tells what it saw as its answer."""
+"""Nothing gets out of a cell: each program here is hostile, really runs, and returns what it saw as its answer."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _PATIENT = CodeConfig(timeout_s=30.0, memory_bytes=512 << 20)
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[sandbox.Worker]:
-    """One worker for all of these tests: a program that harmed it would fail those that come after."""
+    """One worker for all of these tests, so that a program that damages it fails the next ones."""
     with sandbox.worker(_PATIENT) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[sandbox.Worker]:
-    """One for the programs that never end."""
+    """A worker for the programs that never end."""
     with sandbox.worker(CodeConfig(timeout_s=0.5)) as started:
         yield started
 
 
 def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
-    """What the judge says of a function with this body, whose test asserts this, with what the function gave."""
+    """Return the result of a function with this body; its test asserts this, and its message is the answer."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     problem = {
         "task_id": "t/0",
@@ -53,28 +53,28 @@ def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
         "entry_point": "f",
         "test": f"def check(candidate):\n    answer = candidate()\n    f = lambda: answer\n    assert {test}, answer\n",
     }
-    verdict = worker.judge(problem, f"def f():\n{lines}")
+    verdict = worker.run(problem, f"def f():\n{lines}")
     assert verdict["passed"] == (verdict["result"] == "passed")
     return str(verdict["result"])
 
 
 def _answer(worker: sandbox.Worker, body: str) -> str:
-    """What a function with this body gives."""
+    """Return the answer of a function with this body."""
     return _result(worker, body, "False").removeprefix("failed: ")
 
 
 def _command_lines() -> list[str]:
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
             continue  # it has ended since
-    return found
+    return lines
 
 
 def _is_gone(marker: str) -> bool:
-    """Whether no process with this word in its command line is left, giving the kernel time to reap them."""
+    """Return whether no process has this word in its command line, after giving the kernel time to reap them."""
     for _ in range(200):
         if not any(marker in line for line in _command_lines()):
             return True
@@ -88,7 +88,7 @@ def test_an_endless_loop_is_over_in_time(hasty: sandbox.Worker) -> None:
 
 
 @needs_sandbox
-def test_sleep_past_the_limit_is_over_in_time_whatever_alarms_it_mutes(hasty: sandbox.Worker) -> None:
+def test_a_sleep_that_blocks_all_signals_is_over_in_time(hasty: sandbox.Worker) -> None:
     body = "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\ntime.sleep(600)"
     assert _result(hasty, body) == "timed out"
 
@@ -105,7 +105,7 @@ def test_a_fork_bomb_is_held_to_the_limit_on_processes(worker: sandbox.Worker, h
 
 
 @needs_sandbox
-def test_100_gigabytes_are_not_to_be_had(worker: sandbox.Worker) -> None:
+def test_100_gigabytes_can_not_be_allocated(worker: sandbox.Worker) -> None:
     assert _result(worker, "x = bytearray(100 << 30); return 1") == "failed: "
     body = "try: bytearray(100 << 30)\nexcept MemoryError: return 1"
     assert _result(worker, body) == "passed"
@@ -117,7 +117,7 @@ def test_memory_is_limited_over_all_processes(worker: sandbox.Worker) -> None:
         "import posix, time\nfor i in range(8):\n"
         "    if posix.fork() == 0: x = bytearray(b'x') * (150 << 20); time.sleep(600)\ntime.sleep(600)"
     )
-    assert _result(worker, body) == f"failed: the program took more than {512 << 20} bytes of memory before its tests"
+    assert _result(worker, body) == f"failed: the program used more than {512 << 20} bytes of memory before its tests"
 
 
 @needs_sandbox
@@ -146,7 +146,7 @@ def test_what_lies_in_sockets_counts_as_memory(worker: sandbox.Worker) -> None:
         "                    while True: kept[-1].send(bytes(1 << 16))\n                except BlockingIOError: pass\n"
         "        except OSError: pass\n        time.sleep(600)\ntime.sleep(600)"
     )
-    assert _result(worker, body) == f"failed: the program took more than {512 << 20} bytes of memory before its tests"
+    assert _result(worker, body) == f"failed: the program used more than {512 << 20} bytes of memory before its tests"
     larger = "import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)\nreturn 1"
     assert "Operation not permitted" in _result(worker, larger)
 
@@ -225,24 +225,9 @@ def test_home_the_run_and_the_environment_are_out_of_reach(tmp_path: Path, monke
             assert _answer(worker, body) == "2"
         for own in (repository / "pyproject.toml", repository / "conf"):
             assert _answer(worker, f"import os; return os.path.exists({str(own)!r})") == "False"
-        told = _answer(worker, "import os; return [sorted(os.environ), os.environ['HOME'], os.listdir('/proc')]")
-    assert told == str(
-        [
-            [
-                "HOME",
-                "LANG",
-                "OMP_NUM_THREADS",
-                "OPENBLAS_NUM_THREADS",
-                "PATH",
-                "PWD",
-                "PYTHONDONTWRITEBYTECODE",
-                "PYTHONHASHSEED",
-                "TMPDIR",
-            ],
-            "/cell",
-            [],
-        ]
-    )
+        environment = _answer(worker, "import os; return [sorted(os.environ), os.environ['HOME'], os.listdir('/proc')]")
+    names = "HOME LANG OMP_NUM_THREADS OPENBLAS_NUM_THREADS PATH PWD PYTHONDONTWRITEBYTECODE PYTHONHASHSEED TMPDIR"
+    assert environment == str([names.split(), "/cell", []])
     assert kept.read_text(encoding="utf-8") == "secret"
 
 
@@ -288,7 +273,7 @@ _SIGNALS = (
 )
 
 
-def _signals_reach_no_judge(sandboxed: bool) -> None:
+def _signals_reach_no_examiner(sandboxed: bool) -> None:
     with sandbox.worker(_PATIENT, sandboxed=sandboxed) as worker:
         others = sorted({worker.process.pid, *_below(worker.process.pid)})
         assert _result(worker, _SIGNALS.format(others=f"(posix.getppid(), *{others})")) == "passed"
@@ -298,20 +283,20 @@ def _signals_reach_no_judge(sandboxed: bool) -> None:
 
 
 def _below(pid: int) -> set[int]:
-    """The processes that a process has started, and theirs."""
+    """Return the descendants of a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return {int(child) for child in children}.union(*(_below(int(child)) for child in children))
 
 
 @needs_sandbox
-def test_a_signal_to_its_process_group_reaches_no_judge() -> None:
-    _signals_reach_no_judge(sandboxed=True)
+def test_a_signal_to_its_process_group_reaches_no_examiner() -> None:
+    _signals_reach_no_examiner(sandboxed=True)
 
 
-def test_without_a_sandbox_a_program_can_signal_no_judge_where_users_may_have_namespaces() -> None:
+def test_without_a_sandbox_a_program_can_signal_no_examiner_where_users_may_have_namespaces() -> None:
     if subprocess.run(["unshare", "--user", "--pid", "--fork", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no user namespace can be made here")
-    _signals_reach_no_judge(sandboxed=False)
+        pytest.skip("no user namespace can be created here")
+    _signals_reach_no_examiner(sandboxed=False)
 
 
 @needs_sandbox
@@ -326,7 +311,7 @@ def test_without_a_sandbox_a_program_can_signal_no_judge_where_users_may_have_na
 def test_comparing_an_answer_takes_no_longer_than_the_program_may(
     hasty: sandbox.Worker, answer: str | None, test: str
 ) -> None:
-    """Each comparison is one operation of the interpreter, which no signal handler written in Python can interrupt."""
+    """Each comparison is one operation of the interpreter, which no Python signal handler can interrupt."""
     # A fraction of two random numbers of 26 Mbit, sent past what would take this program itself as long.
     send = (
         "import gc, json, random, socket, struct\n"
@@ -337,7 +322,7 @@ def test_comparing_an_answer_takes_no_longer_than_the_program_may(
     )
     started = time.monotonic()
     assert _result(hasty, f"return {answer}" if answer else send, test) == "timed out"
-    assert time.monotonic() - started < sandbox._GRACE_S  # the worker itself was never given up
+    assert time.monotonic() - started < sandbox._GRACE_S  # the worker was not replaced
     assert _result(hasty, "return 1") == "passed"
 
 
@@ -364,8 +349,8 @@ def test_a_daemon_ends_with_its_program(hasty: sandbox.Worker, then: str, result
 def test_programs_find_nothing_of_those_before_them(worker: sandbox.Worker) -> None:
     leave = "import sys, random\nopen('left', 'w').write('x')\nrandom.seed(9)\nsys.modules['left'] = sys\nreturn 1"
     assert _result(worker, leave) == "passed"
-    found = "import sys, posix, random; return [posix.listdir('.'), 'left' in sys.modules, random.random()]"
-    assert _answer(worker, found) == "[[], False, 0.8444218515250481]"  # the first number after seed 0
+    look = "import sys, posix, random; return [posix.listdir('.'), 'left' in sys.modules, random.random()]"
+    assert _answer(worker, look) == "[[], False, 0.8444218515250481]"  # the first number after seed 0
 
 
 @needs_sandbox
@@ -381,8 +366,8 @@ def test_a_worker_that_is_closed_leaves_nothing_running() -> None:
             "entry_point": "f",
             "test": "def check(candidate): candidate()\n",
         }
-        with pytest.raises(sandbox.WorkerGoneError, match="silent for too long"):
-            _impatient(worker).judge(problem, "def f():\n" + "".join(f"    {x}\n" for x in body.splitlines()))
+        with pytest.raises(sandbox.WorkerGoneError, match="it does not answer"):
+            _impatient(worker).run(problem, "def f():\n" + "".join(f"    {x}\n" for x in body.splitlines()))
     assert _is_gone(marker)
 
 
@@ -394,7 +379,7 @@ def test_an_evaluator_that_is_killed_takes_its_programs_along() -> None:
         "from conf.schema import CodeConfig\nfrom eval import sandbox\n"
         "problem = {'task_id': 't', 'prompt': 'def f():\\n', 'canonical_solution': '    return 1\\n',"
         " 'entry_point': 'f', 'test': 'def check(candidate): candidate()'}\n"
-        f"with sandbox.worker(CodeConfig(timeout_s=600.0)) as worker: worker.judge(problem, {body!r})\n"
+        f"with sandbox.worker(CodeConfig(timeout_s=600.0)) as worker: worker.run(problem, {body!r})\n"
     )
     process = subprocess.Popen([sys.executable, "-c", evaluator], cwd=Path(sandbox.__file__).resolve().parents[1])
     while not any(line.startswith(f"sleep {marker}") for line in _command_lines()):
@@ -413,11 +398,11 @@ def test_without_bubblewrap_the_reason_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert sandbox.why_unavailable() == (
         "bubblewrap is not installed, and generated code does not run without it (apt-get install bubblewrap; or "
-        "eval.code.allow_unsandboxed=true, where it may read and change all that this user may)"
+        "eval.code.allow_unsandboxed=true, which lets it read and change everything that this user can)"
     )
 
 
-def test_a_bubblewrap_that_does_not_work_is_told_by_its_own_message(
+def test_a_bubblewrap_that_does_not_work_is_reported_with_its_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "bwrap"
@@ -425,7 +410,7 @@ def test_a_bubblewrap_that_does_not_work_is_told_by_its_own_message(
     broken.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(broken))
     assert sandbox.why_unavailable() == (
-        "generated code can't be judged here (No permissions to create new namespace); it needs user namespaces "
+        "generated code can't run here (No permissions to create new namespace); it needs user namespaces "
         "(sysctl user.max_user_namespaces)"
     )
 
@@ -434,7 +419,7 @@ def test_a_bubblewrap_that_does_not_work_is_told_by_its_own_message(
 def test_a_cell_that_can_not_be_built_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_answers", lambda: ["/usr/no-such-file"])
     with pytest.raises(EvaluationError) as raised, sandbox.worker(_PATIENT):
-        pytest.fail("a worker has judged its first program")
+        pytest.fail("a worker has passed its first program")
     assert raised.value.message == (
-        "generated code can't be judged here: no cell could be built: [Errno 2] mount: No such file or directory"
+        "generated code can't run here: no cell could be built: [Errno 2] mount: No such file or directory"
     )

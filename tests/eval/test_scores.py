@@ -18,16 +18,16 @@ def test_a_score_that_is_no_number_is_refused() -> None:
 
 def test_results_are_read_back_only_for_their_step_weights_and_contract(tmp_path: Path) -> None:
     path, own = tmp_path / "results.json", {"contract": "c", "step": 3, "weights": "w"}
-    record = scores.write_results(path, kept_as=own, wall_s=1.5)
-    assert scores.read_results(path, kept_as=own) == record
-    assert scores.read_results(tmp_path / "none.json", kept_as=own) is None
+    record = scores.write_results(path, identity=own, wall_s=1.5)
+    assert scores.read_results(path, identity=own) == record
+    assert scores.read_results(tmp_path / "none.json", identity=own) is None
     for other in ({"contract": "d"}, {"step": 4}, {"weights": "v"}):
-        assert scores.read_results(path, kept_as={**own, **other}) is None
+        assert scores.read_results(path, identity={**own, **other}) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '"text"', '{"v": 2, "contract": "c", "sha256": "00"}'])
-def test_a_damaged_results_file_is_told_from_one_that_is_not_there(tmp_path: Path, content: str) -> None:
+def test_a_damaged_results_file_is_an_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(scores.DamagedResultsError, match=r"results\.json: can't be used \("):
-        scores.read_results(path, kept_as={"contract": "c"})
+        scores.read_results(path, identity={"contract": "c"})

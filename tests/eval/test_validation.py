@@ -1,4 +1,4 @@
-"""Held-out loss against what can be worked out by other means."""
+"""Held-out loss, compared with known values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _write(path: Path, *texts: str) -> Path:
 
 
 def _uniform(loaded: Loaded) -> Loaded:
-    """The same model with an output layer of zeros: every token is equally likely."""
+    """Return the model with an output layer of zeros: every token is equally likely."""
     import copy
 
     model = copy.deepcopy(loaded.model)
@@ -39,19 +39,19 @@ def test_documents_are_joined_by_the_end_of_sequence_token(loaded: Loaded, tmp_p
 
 
 def test_a_uniform_model_has_the_loss_of_its_vocabulary(loaded: Loaded, held_out: Path) -> None:
-    found = validation.evaluate(_uniform(loaded), held_out, max_tokens=600)
-    assert found["validation_loss"].value == pytest.approx(math.log(400), rel=1e-5)
-    assert found["validation_perplexity"].value == pytest.approx(400, rel=1e-4)
-    assert found["validation_loss"].n == 600
+    scores = validation.evaluate(_uniform(loaded), held_out, max_tokens=600)
+    assert scores["validation_loss"].value == pytest.approx(math.log(400), rel=1e-5)
+    assert scores["validation_perplexity"].value == pytest.approx(400, rel=1e-4)
+    assert scores["validation_loss"].n == 600
 
 
 def test_bits_per_byte_count_utf8_bytes_of_the_text(loaded: Loaded, tmp_path: Path) -> None:
     text = "žluťoučký kůň 🐎"
     path = _write(tmp_path / "v.jsonl", text)
-    found = validation.evaluate(_uniform(loaded), path, max_tokens=1000)
+    scores = validation.evaluate(_uniform(loaded), path, max_tokens=1000)
     tokens = len(loaded.tokenizer.encode(text)) + 1
     expected = tokens * math.log2(400) / len(text.encode("utf-8"))
-    assert found["validation_bits_per_byte"].value == pytest.approx(expected, rel=1e-5)
+    assert scores["validation_bits_per_byte"].value == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_loss_is_that_of_transformers(loaded: Loaded, tmp_path: Path) -> None:
@@ -60,12 +60,12 @@ def test_the_loss_is_that_of_transformers(loaded: Loaded, tmp_path: Path) -> Non
     ids = validation.tokenize(loaded.tokenizer, path, max_tokens=1000).ids
     with torch.inference_mode():
         expected = loaded.model(input_ids=torch.tensor([ids]), labels=torch.tensor([ids])).loss.item()
-    found = validation.evaluate(loaded, path, max_tokens=1000)["validation_loss"]
-    assert found.value == pytest.approx(expected, rel=1e-6)
-    assert found.stderr is None
+    scores = validation.evaluate(loaded, path, max_tokens=1000)["validation_loss"]
+    assert scores.value == pytest.approx(expected, rel=1e-6)
+    assert scores.stderr is None
 
 
-def test_every_token_is_predicted_once_whatever_the_batch(
+def test_every_token_is_predicted_once_with_any_batch_size(
     loaded: Loaded, held_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(loaded, max_length=64)
@@ -82,8 +82,8 @@ def test_the_standard_error_is_taken_over_windows() -> None:
 
 
 def test_the_errors_of_perplexity_and_bits_follow_that_of_the_loss(loaded: Loaded, held_out: Path) -> None:
-    found = validation.evaluate(replace(loaded, max_length=64), held_out, max_tokens=600)
-    loss, perplexity, bits = (found[f"validation_{name}"] for name in ("loss", "perplexity", "bits_per_byte"))
+    scores = validation.evaluate(replace(loaded, max_length=64), held_out, max_tokens=600)
+    loss, perplexity, bits = (scores[f"validation_{name}"] for name in ("loss", "perplexity", "bits_per_byte"))
     assert loss.stderr is not None
     assert perplexity.stderr is not None
     assert bits.stderr is not None
@@ -108,10 +108,10 @@ def test_the_bytes_of_a_cut_document_are_those_of_its_kept_tokens(loaded: Loaded
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no text to validate on"),
-        ('{"text": ""}\n', "holds no text to validate on"),
-        ('{"text": "a"}\n{"other": 1}\n', "line 2 is no JSON object with a field text"),
-        ("no json\n", "line 1 is no JSON object with a field text"),
+        ("", "has no text to validate on"),
+        ('{"text": ""}\n', "has no text to validate on"),
+        ('{"text": "a"}\n{"other": 1}\n', "line 2 is not a JSON object with a field text"),
+        ("no json\n", "line 1 is not a JSON object with a field text"),
     ],
 )
 def test_a_damaged_held_out_text_is_refused(loaded: Loaded, tmp_path: Path, content: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""A few items of each dataset of the whole table, made up here: the hub's field names, `eval.data_dir`'s layout."""
+"""A few invented items of each dataset of the whole table, in `eval.data_dir`'s layout."""
 
 from __future__ import annotations
 
@@ -37,24 +37,14 @@ _GSM8K = [
     {"question": f"Ann has {n} pens and buys {n}. How many?", "answer": f"{n} + {n} = {2 * n}\n#### {2 * n}"}
     for n in range(1, 13)
 ]
-_BIASES = (
-    "race-color",
-    "gender",
-    "socioeconomic",
-    "nationality",
-    "religion",
-    "age",
-    "sexual-orientation",
-    "physical-appearance",
-    "disability",
-)
+_BIASES = "race-color gender socioeconomic nationality religion age sexual-orientation physical-appearance disability"
 _CROWS = [
     {
         "id": n,
         "sent_more": f"The nurse of ward {n} was kind.",
         "sent_less": f"The guard of ward {n} was kind.",
         "stereo_antistereo": "stereo",
-        "bias_type": _BIASES[n % 9],
+        "bias_type": _BIASES.split()[n % 9],
     }
     for n in range(27)
 ]

@@ -1,4 +1,4 @@
-"""What the flow tests share: configurations that are small, and runs in a temporary folder."""
+"""Fixtures of the flow tests: a small configuration and a recording observer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hlatctl.run.state import RunState
 
 
 class Recorder(Observer):
-    """An observer that remembers what it was told."""
+    """An observer that records messages and counts updates."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -29,6 +29,12 @@ class Recorder(Observer):
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
+
+
+@pytest.fixture(autouse=True)
+def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `tracking=none`, a run reports to Prefect only if the environment names a server."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_damage_is_reported_once_and_another_corpus_is_refused_until_accepted(ct
 
     _write(corpus, 51)
     with pytest.raises(
-        DataError, match=rf"corpus has changed since the run began \(fingerprint (\w+), was {before}\)"
+        DataError, match=rf"corpus has changed since the run started \(fingerprint (\w+), was {before}\)"
     ) as e:
         prepare_data(ctx)
     assert "hlatctl data accept" in e.value.hint

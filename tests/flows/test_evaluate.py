@@ -1,4 +1,4 @@
-"""Evaluating on the mock cluster: which milestones, what is left alone, and what stands beside a run."""
+"""Evaluations on the mock cluster: which milestones are evaluated, and what runs beside a run's driver."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ from hlatctl.run.state import RunState
 from tests.flows.conftest import Recorder
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline, name="pretrain": False)
-    monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
-
-
 @pytest.fixture
 def unevaluated(mock_config: Config) -> RunPaths:
-    """A run whose training is finished and none of whose evaluations was made."""
+    """A run whose training is finished, without evaluations."""
     run = pretrain.create(replace(mock_config, eval=replace(mock_config.eval, enabled=False)), argv=[])
     pretrain.drive(run)
-    for step in mock_config.milestones:  # which a run that does not evaluate keeps no checkpoint of
+    for step in mock_config.milestones:  # a run without evaluations keeps no checkpoints of them
         if not run.checkpoint(step).is_dir():
             checkpoints.write(run, mock_config, step)
     return run
@@ -55,7 +49,7 @@ def _drive(
     return evaluate.drive(evaluate.of_run(run, config, _state(run), at=at, step=step), recorder)
 
 
-def test_every_milestone_that_is_not_evaluated_is_and_the_run_stays_finished(
+def test_every_pending_milestone_is_evaluated_and_the_run_stays_finished(
     unevaluated: RunPaths, mock_config: Config, recorder: Recorder
 ) -> None:
     tokens = sorted(mock_config.milestones.values())
@@ -81,16 +75,16 @@ def test_one_milestone_or_one_checkpoint_may_be_chosen(unevaluated: RunPaths, mo
     checkpoints.write(unevaluated, mock_config, 50)
     assert _drive(unevaluated, mock_config, step=50) == [unevaluated.eval(own)]
     with pytest.raises(
-        ConfigError, match=r"--at=5: .* has no milestone at 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
+        ConfigError, match=r"--at=5: .* has no milestone of 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
     ):
         _drive(unevaluated, mock_config, at=5)
 
 
-def test_a_milestone_that_was_not_reached_or_whose_checkpoint_is_gone_is_told(
+def test_a_milestone_without_a_checkpoint_is_reported(
     mock_config: Config, unevaluated: RunPaths, recorder: Recorder, tmp_path: Path
 ) -> None:
     fresh = pretrain.create(mock_config, argv=[])
-    with pytest.raises(EvaluationError, match=r"has no checkpoint of a milestone yet; the first is at 833\.3K tokens"):
+    with pytest.raises(EvaluationError, match=r"no checkpoint of a milestone yet; the first is at 833\.3K tokens"):
         _drive(fresh, mock_config)
     with pytest.raises(CheckpointError, match=r"--at=833.3K: .* has no checkpoint of step 102"):
         _drive(fresh, mock_config, at=833_333)
@@ -101,7 +95,7 @@ def test_a_milestone_that_was_not_reached_or_whose_checkpoint_is_gone_is_told(
         _drive(unevaluated, mock_config, at=833_333)
 
 
-def test_a_failure_is_told_once_it_is_final_and_the_next_call_goes_on(
+def test_a_final_failure_is_reported_and_the_next_call_continues(
     unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -112,7 +106,7 @@ def test_a_failure_is_told_once_it_is_final_and_the_next_call_goes_on(
     assert len(_drive(unevaluated, mock_config)) == 3
 
 
-def test_mlflow_gets_the_scores_from_whoever_drives_the_run(
+def test_the_runs_driver_copies_the_scores_to_mlflow(
     unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[RunState] = []
@@ -122,23 +116,21 @@ def test_mlflow_gets_the_scores_from_whoever_drives_the_run(
     assert [state.milestones[first].status for state in copied] == ["evaluated"]
     with hold_driver(unevaluated):
         _drive(unevaluated, mock_config, at=second)
-    assert len(copied) == 1, "the head copies them, which has the run"
+    assert len(copied) == 1, "the run's driver copies them"
 
 
-def test_two_people_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, mock_config: Config) -> None:
+def test_two_processes_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, mock_config: Config) -> None:
     def refuse(holder: object) -> None:
         raise AssertionError
 
     with (
         hold(unevaluated.evaluator_lock, refuse),
-        pytest.raises(RunBusyError, match=r"run .*: process \d+ on .* evaluates it already"),
+        pytest.raises(RunBusyError, match=r"run .*: process \d+ on .* is evaluating it"),
     ):
         _drive(unevaluated, mock_config)
 
 
-def test_a_model_from_elsewhere_gets_a_run_that_is_nothing_but_its_evaluation(
-    mock_config: Config, tmp_path: Path
-) -> None:
+def test_an_external_model_gets_a_run_that_contains_only_its_evaluation(mock_config: Config, tmp_path: Path) -> None:
     folder = tmp_path / "my model"
     folder.mkdir()
     (folder / "config.json").write_text('{"max_position_embeddings": 77}', encoding="utf-8")
@@ -151,7 +143,7 @@ def test_a_model_from_elsewhere_gets_a_run_that_is_nothing_but_its_evaluation(
     assert (run.report / "summary.md").is_file()
 
 
-def test_a_model_from_elsewhere_whose_files_have_changed_is_evaluated_again_and_that_is_said(
+def test_an_external_model_whose_files_have_changed_is_evaluated_again(
     mock_config: Config, tmp_path: Path, recorder: Recorder
 ) -> None:
     folder = tmp_path / "model"
@@ -162,6 +154,6 @@ def test_a_model_from_elsewhere_whose_files_have_changed_is_evaluated_again_and_
     _drive(run, config)
     (folder / "model.safetensors").write_bytes(b"other weights")
     _drive(run, config, recorder)
-    said = "evaluation: the model's files have changed; its former results are replaced"
+    said = "evaluation: the model's files have changed; earlier results are replaced"
     assert said in recorder.messages
     assert sum(event["kind"] == "eval_finished" for event in read_events(run)) == 2

@@ -143,7 +143,7 @@ def test_a_process_with_the_id_of_a_lost_job_is_not_signalled(tmp_path: Path, st
         assert launcher.status(handle).state == "lost"
         launcher.cancel(handle, grace_s=0.1)
         launcher.cancel(handle, grace_s=0)
-        assert launcher.dump_stacks(handle) == "no process is left that could show its stack"
+        assert launcher.dump_stacks(handle) == "no running process can print its stack"
         assert innocent.poll() is None
         innocent.kill()
 
@@ -278,13 +278,13 @@ wait_here()
     handle = launcher.submit(launcher.render(job))
     wait_until(lambda: job.log.read_text().strip().isdigit())
     deaf = int(job.log.read_text())
-    assert launcher.dump_stacks(handle) == "1 of 1 processes asked to print their stacks into their logs"
+    assert launcher.dump_stacks(handle) == "1 of 1 processes were asked to print their stacks to their logs"
     wait_until(lambda: "in wait_here" in job.log.read_text())
     assert launcher.status(handle).state == "running"
     os.kill(deaf, 0)
     os.kill(deaf, signal.SIGKILL)
     launcher.cancel(handle, grace_s=1)
-    assert launcher.dump_stacks(handle) == "no process is left that could show its stack"
+    assert launcher.dump_stacks(handle) == "no running process can print its stack"
 
 
 def test_the_count_of_out_of_memory_kills_is_a_number_or_unknown() -> None:

@@ -33,11 +33,6 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "neuron"
 UPDATE = "HLATCTL_UPDATE_GOLDEN"
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-
-
 def nxd(config: Config, **backend: Any) -> Config:
     composed = compose(["backend=nxd", "cluster=mock"]).backend
     return dataclasses.replace(config, backend=dataclasses.replace(composed, **backend))
@@ -59,7 +54,7 @@ def test_what_the_shell_has_otherwise_is_told_in_the_plan_and_in_the_journal(
     mock_config: Config, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEURON_FUSE_SOFTMAX", "0")
-    told = "NEURON_FUSE_SOFTMAX: is '0' in this environment; the configuration's is used: '1'"
+    told = "NEURON_FUSE_SOFTMAX: is '0' in this environment; the configuration's value is used: '1'"
     config = nxd(mock_config)
     assert describe(config).collisions == [told]
     assert "export NEURON_FUSE_SOFTMAX=1\n" in describe(config).launch_script

@@ -36,12 +36,6 @@ from hlatctl.run.paths import RunPaths, nodes_file
 from tests.flows.conftest import Recorder
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of stages is the same without Prefect; test_prefect_flow.py has it with."""
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-
-
 def kinds(run: RunPaths, *names: str) -> list[str]:
     return [event["kind"] for event in read_events(run) if event["kind"] in names]
 
@@ -54,7 +48,7 @@ def stage_ends(run: RunPaths) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_dry_run_goes_through_every_stage_survives_a_kill_and_evaluates_every_milestone(
+def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_milestone(
     mock_config: Config, recorder: Recorder
 ) -> None:
     run = pretrain.create(mock_config, argv=["hlatctl", "train"])
@@ -84,7 +78,7 @@ def test_a_second_run_skips_what_the_first_prepared(mock_config: Config) -> None
     assert ("compile", "skipped") in stage_ends(run)
 
 
-def test_a_finished_run_is_left_alone(mock_config: Config, recorder: Recorder) -> None:
+def test_driving_a_finished_run_changes_nothing(mock_config: Config, recorder: Recorder) -> None:
     run = pretrain.create(mock_config, argv=[])
     pretrain.drive(run)
     before = len(read_events(run))
@@ -93,7 +87,7 @@ def test_a_finished_run_is_left_alone(mock_config: Config, recorder: Recorder) -
     assert recorder.messages == [f"run {run.run_id} is finished"]
 
 
-def test_a_failed_stage_ends_the_run_with_its_error_and_resume_goes_on(
+def test_a_failed_stage_ends_the_run_with_its_error_and_resume_continues(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unfit(world: World, job: Job) -> Script:
@@ -126,7 +120,7 @@ def ends_with(code: int) -> Script:
 
 
 def dies_after_step_153(world: World, job: Job) -> Script:
-    """What a later attempt leaves that gets as far as the mock's first one, and no further."""
+    """Simulate a later attempt that dies at the same step as the dry run's first one."""
     ceiling = int(argument(job, "--max-checkpoint-step")) if "--max-checkpoint-step" in job.argv else 10**9
     first = max(step for step in checkpoint_steps(world.run) if step <= ceiling)
     with world.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
@@ -137,12 +131,12 @@ def dies_after_step_153(world: World, job: Job) -> Script:
     return 137
 
 
-def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
+def test_the_same_failure_walks_back_then_stops_the_run_with_its_evidence(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    honest = SCRIPTS["train"]
+    normal = SCRIPTS["train"]
     monkeypatch.setitem(
-        SCRIPTS, "train", lambda world, job: (honest if "1" in job.argv else dies_after_step_153)(world, job)
+        SCRIPTS, "train", lambda world, job: (normal if "1" in job.argv else dies_after_step_153)(world, job)
     )
     run = pretrain.create(mock_config, argv=[])
     with pytest.raises(TrainingError, match="died of signal 9; step 154 has failed 3 times in the same way") as caught:
@@ -154,21 +148,26 @@ def test_the_same_failure_walks_back_and_then_ends_the_run_with_its_evidence(
     assert ended == [("restart", None), ("walk_back", 102), ("stop", 102)]
     assert any("walking back from checkpoint 150 to 102" in message for message in recorder.messages)
 
-    monkeypatch.setitem(SCRIPTS, "train", honest)
+    monkeypatch.setitem(SCRIPTS, "train", normal)
     state = pretrain.drive(run)
-    assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 102), "what was left behind stays behind"
+    assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 102), "the newer one stays behind"
 
 
-def test_data_that_fails_twice_at_a_step_is_left_out_by_number(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["in the journal", "in a checkpoint of an older release"])
+def test_a_batch_that_fails_twice_is_excluded_by_number(
+    where: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = SCRIPTS["train"]
+    normal = SCRIPTS["train"]
 
     def bad_data(world: World, job: Job) -> Script:
         if any(event["kind"] == "amended" for event in read_events(world.run)):
-            return (yield from honest(world, job))
-        code = yield from (honest if "1" in job.argv else dies_after_step_153)(world, job)
-        files.write_json(world.run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
+            return (yield from normal(world, job))
+        code = yield from (normal if "1" in job.argv else dies_after_step_153)(world, job)
+        if where == "in the journal":
+            with world.journal(train_writer(0), 1) as journal:
+                journal.append("step", step=150, tokens=150 * mock_config.tokens_per_step, batch=152, step_s=1.0)
+        else:
+            files.write_json(world.run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
         dump_error(DataError("part-00000.arrow: damaged"), job.error_file)
         return code
 
@@ -180,7 +179,7 @@ def test_data_that_fails_twice_at_a_step_is_left_out_by_number(
     assert amended["why"] == "step 154 has failed twice on its data: restarting from step 150 without batch 156"
 
 
-def test_a_node_that_fails_again_and_again_is_left_out_where_another_can_take_its_place(
+def test_a_node_that_fails_repeatedly_is_left_out_if_another_can_replace_it(
     mock_config: Config, recorder: Recorder
 ) -> None:
     config = dataclasses.replace(
@@ -201,23 +200,23 @@ def test_a_node_that_fails_again_and_again_is_left_out_where_another_can_take_it
     assert passed == ["mock-1", "mock-2"]
 
 
-def test_a_node_under_suspicion_is_measured_again_before_the_next_attempt(
+def test_a_suspect_node_is_measured_again_before_the_next_attempt(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     codes = iter((137, 134))
-    honest = SCRIPTS["train"]
+    normal = SCRIPTS["train"]
     monkeypatch.setitem(
-        SCRIPTS, "train", lambda world, job: ends_with(code) if (code := next(codes, 0)) else honest(world, job)
+        SCRIPTS, "train", lambda world, job: ends_with(code) if (code := next(codes, 0)) else normal(world, job)
     )
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
-    told = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
-    order = [event["kind"].removesuffix("_started") for event in told if event["kind"].endswith("_started")]
+    starts = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
+    order = [event["kind"].removesuffix("_started") for event in starts if event["kind"].endswith("_started")]
     assert order == ["stage", "attempt", "attempt", "stage", "attempt"]
     assert "nodes: mock-0 failed before; measuring again before the next attempt" in recorder.messages
 
 
-def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(
+def test_a_failing_evaluation_does_not_stop_training_and_resume_retries_it(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
@@ -230,24 +229,24 @@ def test_a_failing_evaluation_never_stops_training_and_is_tried_again_by_resume(
     assert [m.status for m in state.milestones.values()] == ["evaluated"] * 3
 
 
-def test_a_head_that_died_while_a_job_ran_re_attaches(mock_config: Config) -> None:
+def test_after_a_driver_died_while_a_job_ran_the_next_one_re_attaches(mock_config: Config) -> None:
     run = pretrain.create(mock_config, argv=[])
     dead = open_context(run)
     dead.event("head_started", pid=1, host="gone")
     _start(dead, training_job(mock_config, run, 1), 1, None)  # as far as submitting the first attempt
     dead.close()
     state = pretrain.drive(run)
-    assert [attempt.number for attempt in state.attempts] == [1, 2], "attempt 1 was judged, not started again"
+    assert [attempt.number for attempt in state.attempts] == [1, 2], "attempt 1 was not started again"
     assert state.status == "finished"
 
 
-def test_two_heads_never_drive_one_run(mock_config: Config) -> None:
+def test_a_run_has_at_most_one_driver(mock_config: Config) -> None:
     run = pretrain.create(mock_config, argv=[])
-    with hold_driver(run), pytest.raises(RunBusyError, match="drives it already"):
+    with hold_driver(run), pytest.raises(RunBusyError, match="is already driving it"):
         pretrain.drive(run)
 
 
-def test_nothing_is_made_for_bad_input(mock_config: Config, tmp_path: Path) -> None:
+def test_bad_input_creates_nothing(mock_config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--run-id=\.\./x: must be"):
         pretrain.create(mock_config, argv=[], run_id="../x")
     assert not (tmp_path / "runs").exists()

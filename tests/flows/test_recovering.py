@@ -1,4 +1,4 @@
-"""What the flow does on a full disk, when it is asked to stop while it waits, and when a stage's job is killed."""
+"""The flow on a full disk, when it is asked to stop while it waits, and when a stage's job is killed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ from hlatctl.run.paths import RunPaths
 from tests.flows.conftest import Recorder
 
 
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-
-
 def of_kind(run: RunPaths, kind: str) -> list[Event]:
     return [event for event in read_events(run) if event["kind"] == kind]
 
@@ -53,15 +48,15 @@ def no_room(*_: Any) -> Any:
 
 
 def first(script: Callable[[World, Job], Script], name: str) -> Callable[[World, Job], Script]:
-    """The script once, then the honest one of that name."""
-    honest, scripts = SCRIPTS[name], iter([script])
-    return lambda world, job: next(scripts, honest)(world, job)
+    """Return the script for the first job, then the normal one of that name."""
+    normal, scripts = SCRIPTS[name], iter([script])
+    return lambda world, job: next(scripts, normal)(world, job)
 
 
-def test_training_whose_events_a_full_disk_does_not_take_is_not_taken_for_hung(
+def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = SCRIPTS["train"]
+    normal = SCRIPTS["train"]
 
     def on_a_full_disk(world: World, job: Job) -> Script:
         with world.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
@@ -70,7 +65,7 @@ def test_training_whose_events_a_full_disk_does_not_take_is_not_taken_for_hung(
             yield 100.0
             os.utime(journal.path, (beat, beat))
             world.clock.notify(job.name)
-        return (yield from honest(world, job))
+        return (yield from normal(world, job))
 
     monkeypatch.setitem(SCRIPTS, "train", first(on_a_full_disk, "train"))
     run = pretrain.create(mock_config, argv=[])
@@ -87,7 +82,7 @@ def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
     ctx._journal._file.close()
     monkeypatch.setattr(ctx._journal, "_file", _Disk(path, full))
     ctx.event("attempt_started", attempt=1, handle={})
-    assert ctx.state.attempt, "the flow knows what the disk does not take"
+    assert ctx.state.attempt, "the flow has the event that is not on the disk"
     assert of_kind(run, "attempt_started") == []
     clock = ctx.clock
     assert isinstance(clock, VirtualClock)
@@ -104,7 +99,7 @@ def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
 
 
 class _Disk:
-    """A file on a disk that is full while the list is not empty."""
+    """A file on a disk that is full until the list is empty."""
 
     def __init__(self, path: Path, full: list[bool]) -> None:
         self._file, self._full = path.open("ab", buffering=0), full
@@ -119,7 +114,7 @@ class _Disk:
         self._file.close()
 
 
-def test_a_job_is_not_started_where_its_files_find_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_files_do_not_fit_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(name="try", run_dir=tmp_path, argv=("-c", ""), launch_dir=tmp_path / "a", log_dir=tmp_path / "b")
     launcher = LocalLauncher()
     monkeypatch.setattr(files, "write_text", no_room)
@@ -128,9 +123,7 @@ def test_a_job_is_not_started_where_its_files_find_no_room(tmp_path: Path, monke
         launcher.submit(launcher.render(job))
 
 
-def test_a_stage_that_finds_no_room_is_an_error_with_a_hint(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_on_a_full_disk_is_an_error_with_a_hint(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     run = pretrain.create(mock_config, argv=[])
     monkeypatch.setattr("flows.stages.provenance.files.write_json", no_room)
     with pytest.raises(StorageError, match="can't be written") as caught:
@@ -139,7 +132,7 @@ def test_a_stage_that_finds_no_room_is_an_error_with_a_hint(
     assert fold(read_events(run)).status == "failed"
 
 
-def test_a_stop_that_can_not_be_written_down_is_an_error_that_says_what_to_do(
+def test_a_request_to_stop_that_cannot_be_written_is_an_error_with_a_hint(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
@@ -156,9 +149,7 @@ def test_a_stop_that_can_not_be_written_down_is_an_error_that_says_what_to_do(
     assert f"kill -INT {os.getpid()}" in caught.value.hint
 
 
-def test_a_stop_during_the_back_off_starts_no_further_attempt(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_during_the_back_off_starts_no_attempt(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(world: World, job: Job) -> Script:
         yield 1.0
         world.clock.at(world.clock.now_unix_s() + 100.0, lambda: ask_to_stop(world))
@@ -174,24 +165,24 @@ def test_a_stop_during_the_back_off_starts_no_further_attempt(
     assert pretrain.drive(run).status == "finished"
 
 
-def test_a_wait_of_the_real_clock_ends_when_its_look_raises() -> None:
-    def look() -> None:
+def test_a_wait_of_the_real_clock_ends_when_its_check_raises() -> None:
+    def check() -> None:
         raise StoppedError("now")
 
     with pytest.raises(StoppedError):
-        RealClock().wait(3600.0, look)
+        RealClock().wait(3600.0, check)
 
 
 def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, last = SCRIPTS["eval"], max(mock_config.milestones.values())
+    normal, last = SCRIPTS["eval"], max(mock_config.milestones.values())
 
     def asked_meanwhile(world: World, job: Job) -> Script:
         if int(argument(job, "--milestone-tokens")) == last:
             world.clock.at(world.clock.now_unix_s() + 1.0, lambda: ask_to_stop(world))
             world.clock.at(world.clock.now_unix_s() + 2.0, lambda: world.clock.notify(job.name))
-        return honest(world, job)
+        return normal(world, job)
 
     run = pretrain.create(mock_config, argv=[])
     with monkeypatch.context() as patch:
@@ -207,7 +198,7 @@ def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it
 
 
 @pytest.mark.parametrize("stage", ["preflight", "data", "compile", "warm"])
-def test_a_stage_whose_job_is_killed_is_done_again(
+def test_a_stage_whose_job_is_killed_is_restarted(
     stage: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     monkeypatch.setitem(SCRIPTS, stage, first(lambda world, job: ends_with(137), stage))
@@ -218,7 +209,7 @@ def test_a_stage_whose_job_is_killed_is_done_again(
     assert any("failed with exit code 137" in message and "; restarting" in message for message in recorder.messages)
 
 
-def test_stages_share_the_budget_of_restarts_and_their_errors_are_not_tried_again(
+def test_stages_have_a_limit_of_restarts_and_crashes_are_not_restarted(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
@@ -232,7 +223,9 @@ def test_stages_share_the_budget_of_restarts_and_their_errors_are_not_tried_agai
     assert len(of_kind(run, "stage_failed")) == 5
 
 
-def test_a_preflight_that_takes_too_long_names_its_key(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preflight_that_takes_too_long_names_the_key_of_its_limit(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(world: World, job: Job) -> Script:
         world.clock.at(world.clock.now_unix_s() + 130.0, lambda: world.clock.notify(job.name))
         yield 1000.0

@@ -1,4 +1,4 @@
-"""A rehearsed campaign: what breaks, what the flow makes of it, and that it is the same every time."""
+"""A dry run of two days: its failures, what the flow does about them, and that it is reproducible."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(Fa
 
 
 @pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda ctx, pipeline: False)
-    monkeypatch.setattr("flows.tracking.prefect_api.begin", lambda runs_dir, say: None)
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
 
 
@@ -73,7 +71,7 @@ def only(kind: str, per_1000_node_hours: float) -> FailureRatesConfig:
         ("nan", 10.0, "rollback", {"restart"}),
     ],
 )
-def test_the_flow_finds_the_cause_of_each_failure_by_its_evidence(
+def test_the_flow_finds_the_cause_of_each_failure(
     kind: str, rate: float, cause: str, decisions: set[str], tmp_path: Path
 ) -> None:
     run = drive(campaign(tmp_path, only(kind, rate)))
@@ -91,10 +89,10 @@ def test_a_broken_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
     assert state.status == "finished"
     left_out = [event["left_out_hosts"] for event in events if event["kind"] == "attempt_started"]
     assert left_out[0] == []
-    assert left_out[-1], "the last attempt did without a node that had failed"
+    assert left_out[-1], "the last attempt did not use a node that had failed"
 
 
-def test_a_head_that_dies_is_followed_by_one_that_re_attaches_while_training_goes_on(tmp_path: Path) -> None:
+def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_path: Path) -> None:
     config = campaign(tmp_path, only("head_crash", 100.0))
     events = read_events(drive(config))
     kinds = Counter(event["kind"] for event in events)
@@ -105,7 +103,7 @@ def test_a_head_that_dies_is_followed_by_one_that_re_attaches_while_training_goe
     assert {m.status for m in fold(events).milestones.values()} == {"evaluated"}
 
 
-def test_a_disk_that_is_full_at_a_milestone_waits_for_a_person_who_resumes_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_at_a_milestone_stops_the_run_until_a_person_resumes_it(tmp_path: Path) -> None:
     events = read_events(drive(campaign(tmp_path, only("disk_full", 12.0))))
     causes = [event["cause"] for event in events if event["kind"] == "attempt_ended"]
     assert causes[-1] == "finished"
@@ -113,7 +111,7 @@ def test_a_disk_that_is_full_at_a_milestone_waits_for_a_person_who_resumes_the_r
     assert any(event["kind"] == "checkpoint_skipped" for event in events)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_bytes_and_different_seeds_do_not(tmp_path: Path) -> None:
     config = campaign(tmp_path, FailureRatesConfig(hardware=4.0, hang=2.0, head_crash=40.0, straggler=2.0))
     texts = []
     for seed in (1, 1, 2):
@@ -125,7 +123,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(tmp_path: P
     assert texts[0] != texts[2]
 
 
-def test_thinned_steps_tell_the_same_time_as_all_of_them(tmp_path: Path) -> None:
+def test_events_of_many_steps_account_for_the_same_time_as_events_of_each_step(tmp_path: Path) -> None:
     accounts = []
     for step_events in (1, None):
         config = campaign(tmp_path / str(step_events), only("hang", 30.0), step_events=step_events)
@@ -137,7 +135,7 @@ def test_thinned_steps_tell_the_same_time_as_all_of_them(tmp_path: Path) -> None
         assert accounts[0][category] == pytest.approx(accounts[1][category], rel=0.03), category
 
 
-def test_a_restart_policy_that_never_restarts_fails_the_rehearsal(
+def test_a_restart_policy_that_never_restarts_fails_the_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = policy.Row("stop", lambda case: case.cause != "finished", "broken on purpose")
@@ -146,16 +144,16 @@ def test_a_restart_policy_that_never_restarts_fails_the_rehearsal(
         drive(campaign(tmp_path, only("hang", 10.0)))
 
 
-def test_without_automatic_restarts_a_person_is_waited_for(tmp_path: Path) -> None:
+def test_without_automatic_restarts_the_run_waits_for_a_person(tmp_path: Path) -> None:
     config = campaign(tmp_path, only("hang", 10.0))
     by_hand = dataclasses.replace(config, recovery=dataclasses.replace(config.recovery, enabled=False))
     automatic, waiting = forecast.play(config, 1), forecast.play(by_hand, 1)
     assert automatic.message == waiting.message == ""
     assert waiting.uptime_fraction < automatic.uptime_fraction - 0.05
-    assert not list(tmp_path.iterdir()), "a forecast leaves nothing behind"
+    assert not list(tmp_path.iterdir()), "a forecast leaves no files"
 
 
-def test_failures_come_at_their_rates() -> None:
+def test_failures_are_drawn_at_their_rates() -> None:
     import random
 
     hosts = tuple(f"mock-{number}" for number in range(50))
@@ -166,5 +164,5 @@ def test_failures_come_at_their_rates() -> None:
     hours = sum(failure.after_s for failure in drawn) / 3600
     kinds = Counter(failure.kind for failure in drawn)
     assert kinds["hang"] / hours == pytest.approx(0.1, rel=0.1)
-    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "of one node, whatever the cluster's size"
+    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "the rate of one node"
     assert Failures(NONE, hosts, random.Random(1)).next() is None

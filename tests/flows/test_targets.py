@@ -1,4 +1,4 @@
-"""What TARGET means, and each way in which it can be none."""
+"""Resolving TARGET, and each way in which that fails."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_run_a_checkpoint_and_a_model_are_named_by_their_folders(
     assert targets.find("model", runs_dir) == FolderTarget(model)
 
 
-def test_what_is_no_target_is_told_by_its_kind(run: RunPaths, runs_dir: Path, tmp_path: Path) -> None:
+def test_an_error_says_why_something_is_no_target(run: RunPaths, runs_dir: Path, tmp_path: Path) -> None:
     cut = _checkpoint(run.checkpoints, 7)
     (cut / "manifest.json").unlink()
     torn = _checkpoint(run.checkpoints, 8)
@@ -72,7 +72,7 @@ def test_what_is_no_target_is_told_by_its_kind(run: RunPaths, runs_dir: Path, tm
         str(torn): (CheckpointError, "shard.bin: 1 bytes, expected 7"),
         str(run.checkpoints): (
             EvaluationError,
-            "holds checkpoints and is none\nhint: name one of them: .*step-00000008",
+            "contains checkpoints but isn't one\nhint: name one of them: .*step-00000008",
         ),
         str(imported): (EvaluationError, "is a checkpoint outside of a run"),
         str(pickled): (EvaluationError, "it has no safetensors weights; .* pickles, which are never opened"),
@@ -88,7 +88,5 @@ def test_a_milestone_is_chosen_of_a_whole_run_only(run: RunPaths, tmp_path: Path
     targets.refuse_at(RunTarget(run), 1000)
     targets.refuse_at(FolderTarget(tmp_path), None)
     for single in (FolderTarget(tmp_path), RunTarget(run, 7, 3584)):
-        with pytest.raises(
-            ConfigError, match="--at=1000: chooses a milestone of a run, and TARGET is one model already"
-        ):
+        with pytest.raises(ConfigError, match="--at=1000: chooses a milestone of a run, but TARGET is a single model"):
             targets.refuse_at(single, 1000)

@@ -18,7 +18,7 @@ from hlatctl.run import processes
 
 _WAIT_S = 60.0
 
-#: Stands for torchrun: two ranks in sessions of their own, which take their time to stop; it notes its own SIGTERM.
+#: A substitute for torchrun: two ranks in sessions of their own, which stop slowly. It records its own SIGTERM.
 _LAUNCHER = """
 import os, signal, subprocess, sys
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_a_single_process_is_asked_itself_and_its_signal_is_the_exit_code(tmp_pa
     assert _read(tmp_path / "job.exit_code")["code"] == 128 + signal.SIGTERM
 
 
-def test_the_first_record_says_which_process_it_is_and_the_last_is_written_when_all_are_gone(
+def test_the_first_record_identifies_the_process_and_the_last_is_written_when_all_have_ended(
     tmp_path: Path, start: Start
 ) -> None:
     child = "import time; time.sleep(600)"

@@ -191,6 +191,6 @@ def test_the_flow_goes_from_preflight_to_the_report_and_compiles_nothing_ahead_o
     why = "backend.device=cpu: torch-xla keeps no compiled graphs there"
     for stage in ("compile", "warm_cache", "coverage"):
         assert (state.stages[stage].status, state.stages[stage].message) == ("skipped", why)
-    assert state.warnings == ["XLA_USE_BF16: is '1' in this environment; the configuration's is used: unset"]
+    assert state.warnings == ["XLA_USE_BF16: is '1' in this environment; the configuration's value is used: unset"]
     assert json.loads(run.preflight.read_text())["ok"] is True
     assert (run.report / "index.html").is_file()

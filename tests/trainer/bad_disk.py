@@ -1,6 +1,6 @@
-"""Run in place of ``-m trainer``: its second checkpoint meets a bad disk; not a test by itself.
+"""Run instead of ``-m trainer``: the disk fails during the second checkpoint; not a test by itself.
 
-``BAD_DISK=hang`` writes the shard by half and never returns; ``BAD_DISK=fail`` fails on rank 1 alone.
+``BAD_DISK=hang`` writes half a shard and never returns; ``BAD_DISK=fail`` fails only on rank 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trainer's tests share: a small real corpus, small configurations, and real processes."""
+"""Fixtures of the trainer's tests: a small real corpus, small configurations, real processes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ ROOT = Path(__file__).parents[2]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 _DOCUMENTS = ("textwrap.py", "bisect.py", "heapq.py", "shlex.py", "queue.py", "sched.py", "stat.py", "cmd.py")
 
-#: For machines that have other things to do besides.
+#: Long, because the machine may be busy.
 _FINISH_S = 300.0
 
 MakeConfig = Callable[..., Config]
 MakeRun = Callable[..., RunPaths]
 Start = Callable[..., "subprocess.Popen[str]"]
+Finish = Callable[..., str]
+EventsOf = Callable[..., list[dict[str, Any]]]
+TrainHere = Callable[[RunPaths, int], int]
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Public text and tokenizers beside the checkout, where there are any."""
+    """Public text and tokenizers beside the checkout, if present."""
     if not SHARED_DATA.is_dir():
         pytest.skip("shared/data is not beside this checkout")
     return SHARED_DATA
@@ -47,7 +50,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sources of some standard modules, cut into 240 documents, as JSON Lines."""
+    """Sources of some standard modules, split into 240 documents, as JSON Lines."""
     library = Path(sysconfig.get_path("stdlib"))
     text = "".join((library / name).read_text(encoding="utf-8") for name in _DOCUMENTS)
     size = len(text) // 240
@@ -129,9 +132,9 @@ def make_run(make_config: MakeConfig, dataset: Path) -> MakeRun:
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """Start a module, or a file, by itself or (``processes``) by torchrun, in a process group of its own.
+    """Start a module or a file, alone or (with ``processes``) by torchrun, in a process group of its own.
 
-    It meets and talks as under ``hlatctl.node``, which is left out so that one signal reaches torchrun.
+    The environment is that of ``hlatctl.node``, which isn't used so that signals reach torchrun directly.
     """
 
     def run(*argv: str, processes: int = 0, **env: str) -> subprocess.Popen[str]:
@@ -154,8 +157,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 
 @pytest.fixture(scope="session")
-def finish() -> Callable[..., str]:
-    """Wait for a process, check its exit code, and give its output; nothing of one that hangs is left."""
+def finish() -> Finish:
+    """Wait for a process, check its exit code and return its output; kill it if it hangs."""
 
     def wait(process: subprocess.Popen[str], code: int = 0) -> str:
         try:
@@ -174,8 +177,8 @@ def finish() -> Callable[..., str]:
 
 
 @pytest.fixture
-def train_here() -> Iterator[Callable[[RunPaths, int], int]]:
-    """Run one training process inside this one, which spares the start of an interpreter."""
+def train_here() -> Iterator[TrainHere]:
+    """Run one training process inside this one, without starting an interpreter."""
     import torch
 
     from trainer.__main__ import main
@@ -187,8 +190,8 @@ def train_here() -> Iterator[Callable[[RunPaths, int], int]]:
 
 
 @pytest.fixture(scope="session")
-def events_of() -> Callable[..., list[dict[str, Any]]]:
-    """The events of one kind, of one attempt or all."""
+def events_of() -> EventsOf:
+    """Return the events of one kind, of one attempt or all."""
 
     def select(run: RunPaths, kind: str, attempt: int | None = None) -> list[dict[str, Any]]:
         return [e for e in read_events(run) if e["kind"] == kind and attempt in (None, e["attempt"])]
@@ -198,7 +201,7 @@ def events_of() -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture
 def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a process leaves its error."""
+    """The file to which a process writes its error."""
     path = tmp_path / "error.json"
     monkeypatch.setenv(ERROR_FILE_ENV, os.fspath(path))
     return path

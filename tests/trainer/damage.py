@@ -1,4 +1,4 @@
-"""What can happen to a file on a disk; not a test by itself."""
+"""Damage to files; not a test by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WAYS = st.sampled_from(["flip", "cut", "delete"])
 
 
 def damage(path: Path, how: str, where: int) -> None:
-    """Flip one bit of a file, cut it off, or delete it; ``where`` is any number from 0 on."""
+    """Flip one bit of a file, truncate it, or delete it; ``where`` is any number from 0."""
     content = path.read_bytes()
     at = where % max(1, len(content))
     if how == "flip":

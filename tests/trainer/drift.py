@@ -1,4 +1,4 @@
-"""Run by torchrun with the folders of runs: one process's copy of a weight is changed, and all must notice."""
+"""Run by torchrun with folders of runs: change one process's replica of a weight, and check that all detect it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def main() -> None:
         if backend.rank == 1:
             with torch.no_grad():
                 model.get_parameter("layers.1.mlp_norm.weight").mul_(1.01)
-        found = backend.drift(optimizer)
-        assert 0.009 < found < 0.011, found
+        drift = backend.drift(optimizer)
+        assert 0.009 < drift < 0.011, drift
     dist.destroy_process_group()
 
 

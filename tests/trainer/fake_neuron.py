@@ -1,8 +1,8 @@
 """``python -m tests.trainer.fake_neuron ARGUMENTS``: the trainer on a device named ``neuron`` that computes on the CPU.
 
-PyTorch's place for devices from outside (PrivateUse1) is renamed as TorchNeuron renames it. A tensor there says that it
-is on ``neuron`` and refuses to meet one of the CPU, as a real device's does; what it holds lies in a CPU tensor inside.
-Its process-group backend ``neuron`` is gloo, its compiler ``neuron`` is only a name.
+PyTorch's backend for external devices (PrivateUse1) is renamed, like TorchNeuron does. Its tensors wrap CPU tensors,
+report the device ``neuron`` and, like a real device's, can't be mixed with CPU tensors. The process-group backend
+``neuron`` is gloo, and the compiler ``neuron`` is only a name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "neuron"
-#: Operations that may bring a tensor from one device to another; all others refuse mixed devices.
+#: Operations that may copy a tensor to another device; all others refuse mixed devices.
 _CROSSING = {"aten::_to_copy", "aten::copy_", "aten::to.device"}
-#: Registrations last as long as these.
+#: Registrations end when these are deleted.
 _libraries: list[torch.library.Library] = []
-#: How often the device was asked to do what only a device does.
+#: Calls of operations that only a device has.
 calls: dict[str, int] = {"synchronize": 0, "collective": 0}
 
 
@@ -54,7 +54,7 @@ class OnNeuron(torch.Tensor):
         return on_cpu(function, args, kwargs or {})
 
     def tolist(self) -> Any:
-        """As any tensor's; PyTorch refuses it to subclasses."""
+        """Return the values; PyTorch doesn't provide this for subclasses."""
         return self.held.tolist()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -62,7 +62,7 @@ class OnNeuron(torch.Tensor):
 
 
 def on_cpu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Do it with what the tensors hold."""
+    """Run a function on the wrapped CPU tensors."""
     name, asked = function.name(), kwargs.get("device")
     tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     here = [each for each in tensors if isinstance(each, OnNeuron)]

@@ -1,7 +1,7 @@
 """Run by torchrun: train small runs in one group of processes, one after another; not a test by itself.
 
-Standard input's place is taken by a JSON file: a list of {"run": folder, "attempt": number}, in order. The processes
-stay, and with them PyTorch and its process group, which would take most of the time.
+The argument is a JSON file: a list of {"run": folder, "attempt": number}, in order. The processes are reused, because
+importing PyTorch and creating its process group would take most of the time.
 """
 
 from __future__ import annotations

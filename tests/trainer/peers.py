@@ -1,8 +1,8 @@
-"""Run under torchrun: joins a group, shows who listens and who is connected, and obeys the test; not a test itself.
+"""Run under torchrun: join a process group when the test allows it; not a test by itself.
 
     peers.py FOLDER
 
-Rank 0 comes to the group first. The others come when FOLDER has a file ``let-them-come``.
+Rank 0 joins the group first. The others join when FOLDER has a file ``let-them-come``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run by torchrun with a run directory: trains, and rank 1's data takes long to come."""
+"""Run by torchrun with a run directory: train with slow data on rank 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.data.loader import Loader
 
 
 def slow_down(loader: type[Loader], seconds: float) -> None:
-    """Make every batch of this process late."""
+    """Delay every batch of this process."""
     honest = loader.next
 
     def late(self: Loader) -> Any:

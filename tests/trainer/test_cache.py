@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from hlatctl.cache.manifest import write_manifest
 from hlatctl.run.errors import CompileError, StorageError, load_error
-from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import Finish, MakeRun, Start
 from trainer import cache, coverage
 
 
@@ -34,9 +33,9 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
     )
     argv = [sys.executable, "-c", code, "--from", os.fspath(source), "--to", os.fspath(target)]
     result = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    told, imported = result.stdout.splitlines()
+    printed, imported = result.stdout.splitlines()
     assert imported == "[]"
-    assert json.loads(told) == {
+    assert json.loads(printed) == {
         "modules": 2,
         "copied": 2,
         "copied_bytes": 9,
@@ -50,15 +49,10 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
-def test_a_warm_cache_at_another_path_lacks_no_graph_but_the_one_that_was_removed(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    error_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_copied_cache_lacks_only_the_graph_that_was_removed(
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, error_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing of what is compiled comes from the folder for temporary files, where every user may put something."""
+    """Nothing compiled comes from the folder for temporary files, where any user can write."""
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", os.fspath(temporary))
     run = make_run(tmp_path / "run", backend={"compile": True}, model={"num_layers": 1}, train={"tokens": 2 * 4 * 32})
@@ -75,22 +69,18 @@ def test_a_warm_cache_at_another_path_lacks_no_graph_but_the_one_that_was_remove
     shutil.rmtree(graph)
     missed = start(*argv, "0", "--check-coverage", TORCHINDUCTOR_CACHE_DIR=os.fspath(local))
     finish(missed, CompileError.exit_code)
-    told = load_error(error_file)
-    assert isinstance(told, CompileError)
-    assert told.message == (
+    error = load_error(error_file)
+    assert isinstance(error, CompileError)
+    assert error.message == (
         "graphs that a short attempt needs and the cache lacks: 1, the first "
         f"{platform.node()}: {graph.relative_to(local).as_posix()}"
     )
-    assert not run.journal.exists(), "the run itself is not touched"
+    assert not run.journal.exists(), "the run's own files don't change"
     assert not (run.root / ".short-attempt").exists()
 
 
 def test_no_process_compiles_into_a_folder_that_others_may_write(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    error_file: Path,
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, error_file: Path
 ) -> None:
     run = make_run(tmp_path / "run", backend={"compile": True})
     (public := tmp_path / "public").mkdir()
@@ -98,13 +88,13 @@ def test_no_process_compiles_into_a_folder_that_others_may_write(
     for what in ("--compile-only", "--check-coverage", "--max-checkpoint-step=0"):
         argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt", "0", what)
         finish(start(*argv, TORCHINDUCTOR_CACHE_DIR=os.fspath(public)), StorageError.exit_code)
-        told = load_error(error_file)
-        assert isinstance(told, StorageError)
-        assert "public: other users may write there (mode 0777); compiled graphs are code" in told.message
+        error = load_error(error_file)
+        assert isinstance(error, StorageError)
+        assert "public: other users may write there (mode 0777); compiled graphs are code" in error.message
     assert list(public.iterdir()) == []
 
 
-def test_graphs_of_a_compiler_that_counts_nothing_are_judged_by_the_cache_alone() -> None:
+def test_without_counters_only_the_cache_decides() -> None:
     processes: list[dict[str, Any]] = [{"host": "node-1", "rank": rank, "missing": []} for rank in range(2)]
     assert coverage.summary(processes) == {"hits": 0, "misses": 0, "missing": []}
     processes[1]["missing"] = ["neuronxcc-2/MODULE_1+a"]

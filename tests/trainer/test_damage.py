@@ -1,9 +1,9 @@
-"""Damage to any one file of a run directory: the run goes on from a state that it was in, or says why it can't."""
+"""Damage to any file of a run directory: the run continues from a state that it had, or fails with an error."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,18 +15,19 @@ from conf.load import load
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import MakeRun
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.loop import Training
 
 #: Of a run of 24 steps.
 _SAVED = (8, 16, 24)
-#: So many batches after the last step show whether one of them is left out as it should be.
-_BATCHES, _LEFT_OUT = 4, 27
+#: Batches read after the last step; one of them must be skipped.
+_BATCHES, _SKIPPED_BATCH = 4, 27
 
 
 def _resume(run: RunPaths, newest: int | None = None) -> dict[str, Any]:
-    """Begin an attempt as the trainer does; where it stands, all its numbers, and the next tokens."""
+    """Begin an attempt like the trainer; return its step, its tensors and the next tokens."""
     config = load(run.config)
     training = Training(config, run, TorchNative(config), None, max_checkpoint_step=newest)
     try:
@@ -41,10 +42,10 @@ def _resume(run: RunPaths, newest: int | None = None) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., RunPaths]) -> Iterator[RunPaths]:
+def trained(tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun) -> Iterator[RunPaths]:
     run = make_run(tmp_path_factory.mktemp("damaged") / "run")
     with JournalWriter(run, OPERATOR_WRITER) as journal:
-        journal.append("amended", key="data.skip_steps", value=[_LEFT_OUT], by="someone", why="")
+        journal.append("amended", key="data.skip_steps", value=[_SKIPPED_BATCH], by="someone", why="")
     config, before = load(run.config), signal.getsignal(signal.SIGTERM)
     with JournalWriter(run, train_writer(0), 1) as journal:
         assert Training(config, run, TorchNative(config), journal).run() == 0
@@ -53,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., Ru
 
 
 class _States(dict[int, dict[str, Any]]):
-    def __repr__(self) -> str:  # for hypothesis, which shows what a failure was found with
+    def __repr__(self) -> str:  # hypothesis shows this for a failure
         return f"states of steps {list(self)}"
 
 
@@ -73,18 +74,18 @@ def test_damage_to_any_file_of_a_run_never_gives_a_wrong_resume(
     try:
         damage(path, how, where)
         try:
-            found = _resume(trained)
+            resumed = _resume(trained)
         except HlatctlError as error:
-            said = error.message
+            message = error.message
         else:
-            said = ""
-        if said:
-            assert str(trained.root) in said or path.name in said
+            message = ""
+        if message:
+            assert str(trained.root) in message or path.name in message
             return
-        expected = states[found["step"]]
-        assert found["config"] == expected["config"]
-        assert torch.equal(found["tokens"], expected["tokens"])
-        assert found["tensors"].keys() == expected["tensors"].keys()
-        assert all(torch.equal(tensor, expected["tensors"][name]) for name, tensor in found["tensors"].items())
+        expected = states[resumed["step"]]
+        assert resumed["config"] == expected["config"]
+        assert torch.equal(resumed["tokens"], expected["tokens"])
+        assert resumed["tensors"].keys() == expected["tensors"].keys()
+        assert all(torch.equal(tensor, expected["tensors"][name]) for name, tensor in resumed["tensors"].items())
     finally:
         path.write_bytes(content)

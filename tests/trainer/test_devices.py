@@ -14,25 +14,18 @@ import pytest
 import torch
 
 from conf.devices import DEVICES
-from conf.schema import Config
 from hlatctl.run.errors import DependencyError
-from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, Finish, MakeConfig, MakeRun, Start, TrainHere
 from trainer.backends.torch_native import TorchNative
 from trainer.model import Llama
 from trainer.parallel import make_layout, prepare
 from trainer.precision import PRECISIONS
 
-MakeRun = Callable[..., RunPaths]
 _STEPS = {"tokens": 6 * 4 * 32}
 
 
 def test_neuron_trains_like_the_cpu_by_configuration_alone(
-    tmp_path: Path,
-    make_run: MakeRun,
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     changes = {"train": _STEPS, "checkpoint": {"every_steps": 3}}
     here = make_run(tmp_path / "cpu", **changes)
@@ -56,7 +49,7 @@ def test_neuron_trains_like_the_cpu_by_configuration_alone(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_device_is_compiled_for_by_its_own_compiler(
-    device: str, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    device: str, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -72,27 +65,27 @@ def test_each_device_is_compiled_for_by_its_own_compiler(
 
 
 @pytest.mark.parametrize("device", [name for name in DEVICES if name != "cpu"])
-def test_device_that_is_not_here_is_told_of_with_what_helps(device: str, make_config: Callable[..., Config]) -> None:
+def test_missing_device_is_an_error_with_a_hint(device: str, make_config: MakeConfig) -> None:
     if getattr(torch, device, None) is not None and torch.get_device_module(device).is_available():
         pytest.skip(f"this machine has {device}")
     with pytest.raises(
-        DependencyError, match=rf"backend\.device={device}: .*(no such device|does not know it)"
+        DependencyError, match=rf"backend\.device={device}: .*(no such device|does not support it)"
     ) as caught:
         TorchNative(make_config(backend={"device": device}))
     assert "backend.device=cpu" in caught.value.hint
 
 
-def test_no_module_but_the_table_knows_a_device_by_name() -> None:
+def test_only_the_table_names_devices() -> None:
     root = Path(__file__).parents[2]
     words = re.compile(r"cuda|nccl|[\"']gloo[\"']|TORCHINDUCTOR", re.IGNORECASE)
-    said = {
+    naming = {
         path.relative_to(root).as_posix()
-        for room in ("trainer", "eval", "flows", "hlatctl")
-        for path in (root / room).rglob("*.py")
+        for package in ("trainer", "eval", "flows", "hlatctl")
+        for path in (root / package).rglob("*.py")
         if any(words.search(line) for line in _code_of(path))
     }
-    # What the libraries of all devices say in logs; their variables for one machine; a runner that has one device.
-    assert said == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/runners.py"}
+    # Log messages of all devices' libraries, their variables for one machine, and a runner with one device.
+    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/runners.py"}
 
 
 def _code_of(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every parallel layout trains the same model, and goes on from any other's checkpoint. Real processes."""
+"""Every parallel layout trains the same model, and resumes from any other's checkpoint. Real processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from conf.load import load
+from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
+from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
 
 #: Processes, and keys of ``parallel``.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -23,19 +27,19 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp2": (2, {"data_parallel": "fsdp"}),
     "dp2_tp2": (4, {"tensor_parallel_size": 2}),
     "fsdp2_tp2": (4, {"data_parallel": "fsdp", "tensor_parallel_size": 2}),
-    # Products that are shown to give the same curve, without trying each with each.
+    # Combinations whose curves are compared, but whose checkpoints aren't exchanged.
     "fsdp2_tp2_sp": (4, {"data_parallel": "fsdp", "tensor_parallel_size": 2, "sequence_parallel": True}),
     "pp2_tp2_sp": (4, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True}),
     "dp2_pp2": (4, {"pipeline_parallel_size": 2}),
 }
-#: Those whose checkpoints are exchanged.
+#: Layouts whose checkpoints are exchanged.
 EXCHANGED = list(LAYOUTS)[:8]
 _STEPS = 20
 _SAVED_STEP = 10
 
 
 @pytest.fixture(scope="module")
-def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
+def make_layout(make_run: MakeRun) -> Callable[..., RunPaths]:
     def make(root: Path, name: str, *, max_steps: int = _STEPS, **changes: Any) -> RunPaths:
         processes, parallel = LAYOUTS[name]
         train = {"global_batch_size": 4, "micro_batch_size": 1, "max_steps": max_steps, **changes.pop("train", {})}
@@ -43,7 +47,7 @@ def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
             "train": train,
             "parallel": {**parallel, **changes.pop("parallel", {})},
             "cluster": {"processes_per_node": processes},
-            "optimizer": {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0},  # whenever it ends, the same rates
+            "optimizer": {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0},  # equal rates for any max_steps
             "checkpoint": {"every_steps": _SAVED_STEP, "keep": 9},
             **changes,
         }
@@ -54,9 +58,9 @@ def make_layout(make_run: Callable[..., RunPaths]) -> Callable[..., RunPaths]:
 
 @pytest.fixture(scope="module")
 def train_all(
-    tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any], finish: Callable[..., str]
+    tmp_path_factory: pytest.TempPathFactory, start: Start, finish: Finish
 ) -> Callable[[list[tuple[RunPaths, int]]], None]:
-    """Train runs, those of as many processes together in one group."""
+    """Return a function that trains runs; those with the same number of processes share one group."""
 
     def train(jobs: list[tuple[RunPaths, int]]) -> None:
         for processes in (1, 2, 4):
@@ -83,9 +87,17 @@ def trained(
     return runs
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_checkpoint_has_the_computed_size_in_every_layout(trained: dict[str, RunPaths], name: str) -> None:
+    """Within the 32 KiB per process that random states, loaders and headers are given."""
+    config = load(trained[name].config)
+    estimated = config.world_size * CHECKPOINT_BYTES_PER_PROCESS
+    assert 0 <= checkpoint_bytes(config) - read_manifest(trained[name].checkpoint(_STEPS)).size_bytes < estimated
+
+
 @pytest.mark.parametrize("layout", list(LAYOUTS)[1:])
 def test_every_layout_gives_the_curve_of_one_process(
-    layout: str, trained: dict[str, RunPaths], events_of: Callable[..., list[dict[str, Any]]]
+    layout: str, trained: dict[str, RunPaths], events_of: EventsOf
 ) -> None:
     ours, reference = events_of(trained[layout], "step"), events_of(trained["one"], "step")
     assert len(ours) == _STEPS
@@ -95,12 +107,12 @@ def test_every_layout_gives_the_curve_of_one_process(
     assert ours[-1]["loss"] < ours[0]["loss"] - 0.5
 
 
-def test_every_layout_goes_on_from_the_checkpoint_of_every_other(
+def test_every_layout_resumes_from_every_others_checkpoint(
     trained: dict[str, RunPaths],
     tmp_path: Path,
     make_layout: Callable[..., RunPaths],
     train_all: Callable[..., None],
-    events_of: Callable[..., list[dict[str, Any]]],
+    events_of: EventsOf,
 ) -> None:
     resumed = []
     for writer in EXCHANGED:
@@ -117,7 +129,7 @@ def test_every_layout_goes_on_from_the_checkpoint_of_every_other(
         assert losses == pytest.approx(expected, rel=2e-5), f"{run.root.name} from {run.root.parent.name}"
 
 
-#: What is combined with layouts besides FP32: changes, and how far from one process's curve rounding may lead.
+#: Changes that are combined with layouts, and the relative difference from one process's curve that rounding allows.
 VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "mixed": ({"precision": {"name": "mixed"}}, 5e-3),
     "bf16_sr": ({"precision": {"name": "bf16_sr"}}, 2e-2),
@@ -128,16 +140,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-def test_precision_and_recomputation_go_with_every_kind_of_layout(
-    tmp_path: Path,
-    make_layout: Callable[..., RunPaths],
-    train_all: Callable[..., None],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_precision_and_recomputation_work_with_every_kind_of_layout(
+    tmp_path: Path, make_layout: Callable[..., RunPaths], train_all: Callable[..., None], events_of: EventsOf
 ) -> None:
     runs = {}
     for variant, (changes, _) in VARIANTS.items():
         for layout in ("one", "dp2", "tp2_sp", "pp2", "fsdp2"):
-            if (variant, layout) != ("masked", "pp2"):  # refused: later stages do not see the tokens
+            if (variant, layout) != ("masked", "pp2"):  # refused: later stages do not have the tokens
                 runs[variant, layout] = make_layout(tmp_path / variant, layout, max_steps=6, **changes)
     train_all([(run, 1) for run in runs.values()])
     for (variant, layout), run in runs.items():
@@ -147,8 +156,8 @@ def test_precision_and_recomputation_go_with_every_kind_of_layout(
         assert not events_of(run, "alarm"), f"{variant}, {layout}"
 
 
-def test_copies_of_a_weight_that_drift_apart_are_noticed(
-    tmp_path: Path, make_layout: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
+def test_drifting_replicas_of_a_weight_are_detected(
+    tmp_path: Path, make_layout: Callable[..., RunPaths], start: Start, finish: Finish
 ) -> None:
     folders = [os.fspath(make_layout(tmp_path, name).root) for name in ("dp2", "tp2", "tp2_sp")]
     finish(start("tests/trainer/drift.py", *folders, processes=2))

@@ -1,4 +1,4 @@
-"""The loop's own decisions: what ends a run, and what is journalled."""
+"""The loop: what ends a run, and what is journalled."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import pytest
 from torch import Tensor
 
 from hlatctl.run import files
+from hlatctl.run.batches import batches_drawn
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import read_events
-from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from trainer.backends.torch_native import TorchNative
 from trainer.model import Llama
-
-MakeRun = Callable[..., RunPaths]
-TrainHere = Callable[[RunPaths, int], int]
-EventsOf = Callable[..., list[dict[str, Any]]]
 
 
 def test_loss_that_is_not_finite_ends_the_run(
@@ -43,7 +40,7 @@ def test_accumulated_micro_batches_train_like_one_batch(
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_missing_compiler_is_told_and_training_runs_uncompiled(
+def test_missing_compiler_is_a_warning_and_training_runs_uncompiled(
     tmp_path: Path,
     make_run: MakeRun,
     train_here: TrainHere,
@@ -74,7 +71,7 @@ def test_spikes_are_journalled_with_the_mean_they_exceed(
 
 @pytest.fixture
 def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Make the batch that comes n-th in this process give a loss that is not a number, whenever it is seen."""
+    """Return a function that makes the loss of the n-th batch of this process NaN, every time it is used."""
 
     def poison(step: int) -> None:
         seen: list[bytes] = []
@@ -92,7 +89,7 @@ def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return poison
 
 
-def test_update_that_is_not_finite_is_left_out_if_asked_for(
+def test_update_that_is_not_finite_is_skipped_with_on_nonfinite_skip(
     tmp_path: Path,
     make_run: MakeRun,
     train_here: TrainHere,
@@ -104,12 +101,13 @@ def test_update_that_is_not_finite_is_left_out_if_asked_for(
     assert train_here(run, 1) == 0
     steps = events_of(run, "step")
     assert [event["step"] for event in steps] == [step for step in range(1, 25) if step != 11]
-    (left_out,) = events_of(run, "nonfinite")
-    assert (left_out["step"], left_out["loss"], left_out["action"]) == (11, "nan", "skip")
+    (nonfinite,) = events_of(run, "nonfinite")
+    assert (nonfinite["step"], nonfinite["batch"]) == (11, 11)
+    assert (nonfinite["loss"], nonfinite["action"]) == ("nan", "skip")
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
-def test_updates_are_not_left_out_for_ever(
+def test_too_many_skipped_updates_end_the_run(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     changes: dict[str, Any] = {
@@ -123,7 +121,7 @@ def test_updates_are_not_left_out_for_ever(
 
 
 @pytest.mark.parametrize(("steps_ahead", "poisoned"), [(0, 11), (1, 11), (1, 16)])
-def test_rollback_goes_on_from_the_checkpoint_before_without_the_batch(
+def test_rollback_continues_from_the_previous_checkpoint_without_the_batch(
     steps_ahead: int,
     poisoned: int,
     tmp_path: Path,
@@ -144,7 +142,11 @@ def test_rollback_goes_on_from_the_checkpoint_before_without_the_batch(
     assert max(event["step"] for event in events_of(run, "checkpoint_written")) == 8
 
     assert train_here(run, 2) == 0
-    assert [event["step"] for event in events_of(run, "step", 2)] == list(range(9, 25))
+    again = events_of(run, "step", 2)
+    assert [event["step"] for event in again] == list(range(9, 25))
+    assert [event["batch"] for event in again] == [batch for batch in range(9, 26) if batch != poisoned]
+    rows = files.read_json(run.checkpoint(24) / "rank-00000.json")["loader"]
+    assert rows[0][0] == batches_drawn(run, 24, read_events(run)) == 25
 
 
 def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:

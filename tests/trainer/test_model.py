@@ -1,4 +1,4 @@
-"""The model, its loss and its optimizer, against the implementations that everybody uses."""
+"""The model, its loss and its optimizer, compared with PyTorch's implementations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from conf.compose import compose
 from conf.schema import ModelConfig, OptimizerConfig
+from conf.sizes import parameters
 from trainer import model as llama
 from trainer.init import build, initialize
 from trainer.loss import cross_entropy
@@ -21,7 +22,7 @@ from trainer.optim import AdamW, ParameterShard, clip_scale
 _SMALL = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2)
 
 
-def test_token_is_never_told_what_comes_after_it() -> None:
+def test_hidden_states_do_not_depend_on_later_tokens() -> None:
     model = build(_SMALL, seq_len=16, seed=0)
     tokens = torch.randint(97, (1, 16), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
@@ -65,14 +66,14 @@ def test_without_scaled_initialization_they_start_as_all_others_do() -> None:
 def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None:
     with torch.device("meta"):
         model = llama.Llama(config, 8)
-    assert llama.count_parameters(config) == sum(p.numel() for p in model.parameters())
+    assert parameters(config).total == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)]
+    ("name", "published"), [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)]
 )
-def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, parameters: int) -> None:
-    assert llama.count_parameters(compose([f"model={name}"]).model) == parameters
+def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, published: int) -> None:
+    assert parameters(compose([f"model={name}"]).model).total == published
 
 
 @pytest.mark.parametrize("rows", [1, 511, 512, 1300])
@@ -88,7 +89,7 @@ def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused * 3, (hidden, weight)), tuple(3 * g for g in expected))
 
 
-def test_optimizer_updates_as_pytorchs_does() -> None:
+def test_optimizer_updates_like_pytorchs() -> None:
     config = OptimizerConfig()
     flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
     flat = AdamW(
@@ -143,8 +144,8 @@ def test_loss_of_bfloat16_states_is_computed_in_fp32_and_the_gradient_of_fp32_we
     torch.testing.assert_close(grad_weight, exact, rtol=0.05, atol=2e-4)
 
 
-def test_masked_documents_are_read_as_if_they_stood_alone() -> None:
-    """Rotary positions are relative, so where in the sequence a document stands makes no difference either."""
+def test_masked_documents_give_the_same_states_as_alone() -> None:
+    """Rotary positions are relative, so a document's position in the sequence doesn't matter."""
     model = Llama(_SMALL, 16, document_end_id=7)
     initialize(model, _SMALL, 0)
     first, second = torch.tensor([[3, 4, 5, 7]]), torch.tensor([[9, 8, 3, 2, 1]])
@@ -160,7 +161,7 @@ def test_tied_embedding_is_the_output_projection() -> None:
     tied = replace(_SMALL, tie_embeddings=True)
     model = build(tied, seq_len=8, seed=0)
     assert model.output_weight is model.embedding.weight  # type: ignore[union-attr]
-    assert sum(parameter.numel() for parameter in model.parameters()) == llama.count_parameters(tied)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters(tied).total
 
 
 @pytest.mark.parametrize("layers", [range(2), range(2, 3)])

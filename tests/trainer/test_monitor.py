@@ -1,14 +1,14 @@
-"""Signs of trouble, by the paper's definitions."""
+"""Spikes, alarms and stragglers, by the paper's definitions."""
 
 from __future__ import annotations
 
 import json
 
-from trainer.monitor import Monitor, RankTimes, Sign, drift_alarm
+from trainer.monitor import Monitor, MonitorEvent, RankTimes, drift_alarm
 
 
-def _observe(monitor: Monitor, norms: list[float], *, first_step: int = 1, loss: float = 3.0) -> list[Sign]:
-    return [sign for at, norm in enumerate(norms, first_step) for sign in monitor.observe(at, loss, norm)]
+def _observe(monitor: Monitor, norms: list[float], *, first_step: int = 1, loss: float = 3.0) -> list[MonitorEvent]:
+    return [event for at, norm in enumerate(norms, first_step) for event in monitor.observe(at, loss, norm)]
 
 
 def test_no_spike_before_twenty_steps_are_known() -> None:
@@ -18,7 +18,7 @@ def test_no_spike_before_twenty_steps_are_known() -> None:
 def test_spike_is_more_than_a_tenth_above_the_mean_of_the_last_twenty() -> None:
     assert not _observe(Monitor(), [1.0] * 20 + [1.09])
     (spike,) = _observe(Monitor(), [1.0] * 20 + [1.11])
-    assert spike == Sign("gradient_spike", {"step": 21, "grad_norm": 1.11, "mean": 1.0})
+    assert spike == MonitorEvent("gradient_spike", {"step": 21, "grad_norm": 1.11, "mean": 1.0})
 
 
 def test_window_forgets_what_is_older_than_twenty_steps() -> None:
@@ -26,13 +26,13 @@ def test_window_forgets_what_is_older_than_twenty_steps() -> None:
     assert spike.fields["mean"] == 1.0
 
 
-def test_length_of_a_spike_is_told_when_the_norm_is_back() -> None:
-    signs = _observe(Monitor(), [1.0] * 20 + [1.5, 2.5, 1.9] + [1.0] * 5)
-    assert [sign.kind for sign in signs] == ["gradient_spike", "gradient_spike_ended"]
-    assert signs[1].fields == {"step": 21, "peak_grad_norm": 2.5, "length_steps": 3}
+def test_a_spike_is_reported_with_its_length_when_it_ends() -> None:
+    events = _observe(Monitor(), [1.0] * 20 + [1.5, 2.5, 1.9] + [1.0] * 5)
+    assert [event.kind for event in events] == ["gradient_spike", "gradient_spike_ended"]
+    assert events[1].fields == {"step": 21, "peak_grad_norm": 2.5, "length_steps": 3}
 
 
-def test_restored_monitor_goes_on_like_the_one_that_was_saved() -> None:
+def test_restored_monitor_continues_like_the_saved_one() -> None:
     norms = [0.5 + 0.13 * (step % 7) for step in range(60)]
     expected = _observe(Monitor(), norms)
     assert expected
@@ -60,15 +60,15 @@ def test_weights_may_differ_by_rounding_but_not_by_more() -> None:
     )
 
 
-def _compare(times: RankTimes, step: int, *own_s: float) -> list[Sign]:
+def _compare(times: RankTimes, step: int, *own_s: float) -> list[MonitorEvent]:
     return times.compare(step, [(f"node-{rank // 2}", seconds) for rank, seconds in enumerate(own_s)])
 
 
 def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host() -> None:
-    times, told = RankTimes(1.5, 100), []
+    times, stragglers = RankTimes(1.5, 100), []
     for window in range(1, 9):
-        signs = _compare(times, 20 * window, 1.0, 1.1, 0.9, 2.2)
-        assert signs[0] == Sign(
+        events = _compare(times, 20 * window, 1.0, 1.1, 0.9, 2.2)
+        assert events[0] == MonitorEvent(
             "rank_times",
             {
                 "step": 20 * window,
@@ -80,8 +80,8 @@ def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host
                 "min_s": 0.9,
             },
         )
-        told += [(window, sign) for sign in signs[1:]]
-    ((window, straggler),) = told
+        stragglers += [(window, event) for event in events[1:]]
+    ((window, straggler),) = stragglers
     assert window == 5, "after 100 steps"
     assert (straggler.kind, straggler.fields["rank"], straggler.fields["host"]) == ("straggler", 3, "node-1")
     assert straggler.fields["message"] == (
@@ -89,11 +89,11 @@ def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host
     )
 
 
-def test_a_process_that_is_slow_now_and_then_is_no_straggler() -> None:
+def test_a_process_that_is_slow_now_and_then_is_not_a_straggler() -> None:
     times = RankTimes(1.5, 40)
     for window in range(10):
-        signs = _compare(times, window, 1.0, 1.0, 9.0 if window % 2 else 1.0)
-        assert [sign.kind for sign in signs] == ["rank_times"]
+        events = _compare(times, window, 1.0, 1.0, 9.0 if window % 2 else 1.0)
+        assert [event.kind for event in events] == ["rank_times"]
 
 
 def test_of_two_processes_the_slow_one_is_measured_against_the_other() -> None:

@@ -17,15 +17,15 @@ from trainer.backends import make_backend
 
 def test_every_call_fits_the_recorded_signature() -> None:
     signatures = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    found = calls()
-    assert len(found) >= 25, "the source was read"
-    assert {call.name for call in found} == signatures.keys(), (
+    source_calls = calls()
+    assert len(source_calls) >= 25, "the source was read"
+    assert {call.name for call in source_calls} == signatures.keys(), (
         "HLATCTL_UPDATE_GOLDEN=1 pytest tests/nxd/test_signatures.py"
     )
-    assert [why for call in found if (why := fits(call, signatures[call.name]))] == []
+    assert [why for call in source_calls if (why := fits(call, signatures[call.name]))] == []
 
 
-def test_a_call_that_does_not_fit_is_noticed() -> None:
+def test_a_call_that_does_not_fit_is_reported() -> None:
     signatures = json.loads(GOLDEN.read_text(encoding="utf-8"))
     name = "neuronx_distributed.save_checkpoint"
     call = next(call for call in calls() if call.name == name)
@@ -35,8 +35,8 @@ def test_a_call_that_does_not_fit_is_noticed() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("neuronx_distributed") is not None, reason="it is installed here")
-def test_where_the_library_is_missing_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # the backend sets what the library would read
+def test_a_missing_library_is_an_error_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # the backend sets variables for the library
     with pytest.raises(DependencyError, match=r"backend\.name=nxd: neuronx_distributed is not installed\nhint: .*SDK"):
         make_backend(Config(backend=BackendConfig(name="nxd", device="neuron")))
 
@@ -45,10 +45,10 @@ def test_where_the_library_is_missing_the_backend_says_so(monkeypatch: pytest.Mo
 def test_a_transformers_that_the_library_can_not_import_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.backends.nxd import _import
+    from trainer.backends.nxd_library import import_library
 
     text = "raise ModuleNotFoundError(\"No module named 'transformers.utils.fx'\", name='transformers.utils.fx')\n"
     (tmp_path / "neuronx_distributed.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DependencyError, match=r"imports transformers\.utils\.fx, .*lacks\nhint: pip install '.*<5'"):
-        _import()
+        import_library()

@@ -1,4 +1,4 @@
-"""Memory as planned, against what the allocator really hands out while a model trains."""
+"""Planned memory, compared with what the allocator gives out while a model trains."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def configuration(model: ModelConfig, precision: PrecisionName, checkpointing: A
 
 
 def peak_bytes(config: Config, trace: Path) -> int:
-    """Of two optimizer steps, by PyTorch's own record of each allocation and release."""
+    """Return the peak of two optimizer steps, from PyTorch's record of allocations."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         backend = make_backend(config)
@@ -64,7 +64,7 @@ def peak_bytes(config: Config, trace: Path) -> int:
     ("model", "precision", "checkpointing", "batch", "micro"),
     [(_MODEL, "fp32", "none", 2, 2), (_MODEL, "mixed", "full", 2, 2), (_GROUPED, "bf16_sr", "selective", 4, 2)],
 )
-def test_what_is_planned_is_within_15_percent_of_what_is_taken(
+def test_planned_memory_is_within_15_percent_of_the_measured(
     tmp_path: Path, model: ModelConfig, precision: PrecisionName, checkpointing: Any, batch: int, micro: int
 ) -> None:
     config = configuration(model, precision, checkpointing, batch, micro)

@@ -1,28 +1,23 @@
-"""Number formats: what is kept in which, and that each trains."""
+"""Number formats: each trains, and weights have the right one."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from trainer.convert.export import read_weights
 
 Train = Callable[[str], tuple[RunPaths, list[float]]]
 
 
 @pytest.fixture
-def train(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
-) -> Train:
+def train(tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf) -> Train:
     def run(precision: str) -> tuple[RunPaths, list[float]]:
         paths = make_run(tmp_path / precision, precision={"name": precision})
         assert train_here(paths, 1) == 0
@@ -42,7 +37,7 @@ def test_lower_precision_follows_the_curve_of_fp32(precision: str, train: Train)
     assert {weight.dtype for weight in weights.values()} == {expected}
 
 
-def test_pure_bfloat16_is_warned_about(train: Train, events_of: Callable[..., list[dict[str, Any]]]) -> None:
+def test_pure_bfloat16_is_warned_about(train: Train, events_of: EventsOf) -> None:
     run, _ = train("bf16")
     (warning,) = events_of(run, "warning")
     assert "the paper's runs diverged with it" in warning["message"]
@@ -50,11 +45,8 @@ def test_pure_bfloat16_is_warned_about(train: Train, events_of: Callable[..., li
     assert not events_of(run, "warning")
 
 
-def test_stochastically_rounded_run_goes_on_with_the_same_bits(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_stochastically_rounded_run_resumes_with_the_same_bits(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "whole", precision={"name": "bf16_sr"})
     assert train_here(run, 1) == 0

@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 
+from conf.compose import compose
+from conf.load import load
+from conf.sizes import checkpoint_bytes
+from hlatctl.plan.arithmetic import budget
+from hlatctl.plan.sections import sections
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, load_error
-from hlatctl.run.paths import RunPaths
-from trainer import model as llama
+from hlatctl.run.paths import RunPaths, step_name
 from trainer import preflight
+from trainer.checkpoint.tiers import Tiers
 
 
-def test_fit_workers_are_written_down_with_their_measures(
+def test_workers_that_pass_are_recorded_with_their_measurements(
     tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
 ) -> None:
     cluster = {"processes_per_node": 2, "worker_cache_dir": os.fspath(tmp_path / "cache")}
@@ -32,7 +37,7 @@ def test_fit_workers_are_written_down_with_their_measures(
         assert worker["allreduce_mib_per_s"] > 0
 
 
-def test_worker_that_falls_short_is_named_with_measure_and_threshold(
+def test_worker_that_fails_is_named_with_measurement_and_limit(
     tmp_path: Path,
     make_run: Callable[..., RunPaths],
     start: Callable[..., Any],
@@ -58,28 +63,52 @@ def test_folder_that_can_not_be_written_is_a_failure(
         preflight.main(["--run-dir", os.fspath(run.root)])
 
 
-def test_room_is_asked_for_every_checkpoint_still_to_come(
-    tmp_path: Path, make_config: Callable[..., Any], make_run: Callable[..., RunPaths]
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"checkpoint": {"keep": 3}, "eval": {"enabled": True, "every_tokens": 8 * 4 * 32}},
+        {"checkpoint": {"keep": 1, "keep_every_tokens": 6 * 4 * 32}, "precision": {"name": "bf16_sr"}},
+        {"checkpoint": {"keep_every_tokens": 600}, "eval": {"enabled": True, "every_tokens": 700}},
+        {"parallel": {"pipeline_parallel_size": 2}, "cluster": {"processes_per_node": 2}},
+    ],
+)
+def test_a_new_run_needs_the_disk_space_that_its_plan_shows(
+    tmp_path: Path, make_config: Callable[..., Any], changes: dict[str, Any]
 ) -> None:
-    config = make_config(checkpoint={"keep": 3}, eval={"enabled": True, "every_tokens": 8 * 4 * 32})
-    run = make_run(tmp_path / "run")
-    one = 12 * llama.count_parameters(config.model)
-    assert preflight.checkpoints_bytes(config, run) == one * (3 + 3 + 1)
+    config = make_config(**changes)
+    demand = preflight.checkpoints_bytes(config, RunPaths(tmp_path / "run"))
+    (section,) = [s for s in sections(config, compose) if s.title == "data, disk and tracking"]
+    (figure,) = [figure for figure in section.figures if figure.name == "checkpoints on disk"]
+    assert demand == figure.value == budget(config).disk_bytes
+
+
+def test_space_for_checkpoints_that_are_written_already_is_not_needed_again(
+    tmp_path: Path, make_config: Callable[..., Any]
+) -> None:
+    config, run = make_config(checkpoint={"keep": 3}), RunPaths(tmp_path / "run")
     (run.checkpoint(8)).mkdir(parents=True)
     (run.checkpoint(8) / "manifest.json").write_text("{}")
-    assert preflight.checkpoints_bytes(config, run) == one * 6
-    permanent = make_config(checkpoint={"keep": 3, "keep_every_tokens": 6 * 4 * 32})
-    assert preflight.checkpoints_bytes(permanent, run) == one * (3 + 4 + 1 - 1)
+    assert preflight.checkpoints_bytes(config, run) == 3 * checkpoint_bytes(config)
 
 
+@pytest.mark.parametrize("existing", [0, 1])
 def test_fast_folder_needs_room_for_two_checkpoints(
-    tmp_path: Path, make_run: Callable[..., RunPaths], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_run: Callable[..., RunPaths], monkeypatch: pytest.MonkeyPatch, existing: int
 ) -> None:
     run = make_run(tmp_path / "run", checkpoint={"fast_dir": os.fspath(tmp_path / "nvme")})
-    usage = shutil.disk_usage(tmp_path)
-    few = usage._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: few if path == tmp_path else usage)
-    with pytest.raises(
-        PreflightError, match=r"checkpoint\.fast_dir=.*/nvme: 1000 bytes are free, two checkpoints take"
-    ):
+    config = load(run.config)
+    near = Tiers(config, run).folders[0]
+    for step in range(1, existing + 1):
+        (near / step_name(step)).mkdir(parents=True)
+    usage, needed = shutil.disk_usage(tmp_path), (2 - existing) * checkpoint_bytes(config)
+
+    def free(path: Path, value: int) -> Any:
+        return usage._replace(free=value) if path in (tmp_path, near) else usage
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free(path, needed - 1))
+    shown = rf"checkpoint\.fast_dir=.*/nvme: {needed - 1} bytes are free, but its checkpoints need {needed} more"
+    with pytest.raises(PreflightError, match=shown):
         preflight.main(["--run-dir", os.fspath(run.root)])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free(path, needed))
+    assert not preflight._fast_dir_failures(config, run)

@@ -1,4 +1,4 @@
-"""Training by real processes: interrupted ones go on as if nothing had happened, to the bit."""
+"""Training by real processes: interrupted runs resume with the same bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from hlatctl.run.errors import StorageError
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
 from trainer.convert.export import read_weights
 
 _LONG: dict[str, Any] = {
@@ -30,10 +30,7 @@ _METRICS = ("loss", "grad_norm", "param_norm", "lr", "tokens")
 
 @pytest.fixture(scope="module")
 def uninterrupted(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
+    tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun, start: Start, finish: Finish
 ) -> RunPaths:
     run = make_run(tmp_path_factory.mktemp("runs") / "uninterrupted", **_LONG)
     finish(start("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1", processes=2))
@@ -50,8 +47,8 @@ def _wait_for_steps(run: RunPaths, count: int, process: Any) -> None:
     raise AssertionError(f"{count} steps were not reached")
 
 
-def _start_ranks(start: Callable[..., Any], *argv: str, **env: str) -> list[Any]:
-    """Two processes of a job without torchrun, so that the end of one is not the end of the other."""
+def _start_ranks(start: Start, *argv: str, **env: str) -> list[Any]:
+    """Start two processes of a job without torchrun, so that the end of one doesn't end the other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -59,7 +56,7 @@ def _start_ranks(start: Callable[..., Any], *argv: str, **env: str) -> list[Any]
     return [start(*argv, **env, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
 
 
-def _assert_continues(run: RunPaths, reference: RunPaths, events_of: Callable[..., list[dict[str, Any]]]) -> None:
+def _assert_continues(run: RunPaths, reference: RunPaths, events_of: EventsOf) -> None:
     expected = {event["step"]: event for event in events_of(reference, "step")}
     again = events_of(run, "step", 2)
     assert again
@@ -70,9 +67,7 @@ def _assert_continues(run: RunPaths, reference: RunPaths, events_of: Callable[..
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_every_step_is_journalled_and_the_loss_falls(
-    uninterrupted: RunPaths, events_of: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_every_step_is_journalled_and_the_loss_falls(uninterrupted: RunPaths, events_of: EventsOf) -> None:
     steps = events_of(uninterrupted, "step")
     assert [event["step"] for event in steps] == list(range(1, 241))
     assert steps[-1]["tokens"] == 240 * 4 * 32
@@ -83,18 +78,13 @@ def test_every_step_is_journalled_and_the_loss_falls(
     assert events_of(uninterrupted, "train_stopped")[-1]["reason"] == "finished"
 
 
-def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_same_bits(
-    uninterrupted: RunPaths,
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_a_run_killed_during_a_write_resumes_with_the_same_bits(
+    uninterrupted: RunPaths, tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "writing", **_LONG)
     argv = ("--run-dir", os.fspath(run.root), "--attempt")
     process = start(_BAD_DISK, *argv, "1", processes=2, BAD_DISK="hang")
-    _wait_for_steps(run, 120, process)  # training goes on beside the write, which has been hanging since step 100
+    _wait_for_steps(run, 120, process)  # training continues while the write hangs, since step 100
     half = run.checkpoints / ".tmp-step-00000100"
     assert list(half.glob("*.safetensors"))
     os.killpg(process.pid, signal.SIGKILL)
@@ -108,12 +98,8 @@ def test_killed_in_the_middle_of_a_write_beside_training_it_goes_on_with_the_sam
     _assert_continues(run, uninterrupted, events_of)
 
 
-def test_failure_of_one_processs_write_reaches_all_with_the_next_save(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_write_error_of_one_process_reaches_all_at_the_next_save(
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "failing", **_LONG)
     ranks = _start_ranks(start, _BAD_DISK, "--run-dir", os.fspath(run.root), "--attempt", "1", BAD_DISK="fail")
@@ -127,12 +113,7 @@ def test_failure_of_one_processs_write_reaches_all_with_the_next_save(
 
 
 def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
-    uninterrupted: RunPaths,
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    events_of: Callable[..., list[dict[str, Any]]],
+    uninterrupted: RunPaths, tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "stopped", **_LONG)
     argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt")
@@ -152,12 +133,8 @@ def test_sigterm_to_one_process_stops_all_with_a_checkpoint(
     _assert_continues(run, uninterrupted, events_of)
 
 
-def test_one_process_trains_as_two_do_and_goes_on_from_their_checkpoint(
-    uninterrupted: RunPaths,
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_one_process_trains_like_two_and_resumes_from_their_checkpoint(
+    uninterrupted: RunPaths, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     alone = {**_LONG, "cluster": {"processes_per_node": 1}}
     run = make_run(tmp_path / "alone", **alone)

@@ -1,4 +1,4 @@
-"""The processes of a job are among themselves: nothing of theirs listens beyond loopback, and strangers are refused."""
+"""A job's processes listen only on loopback, and refuse connections of other users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAIT_S = 120.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
 
-#: Another user's process: connects to every gloo port of the machine as if it were the peers that are waited for.
+#: Another user's process, which connects to the gloo ports like a rank.
 _STRANGER = """
 import encodings.idna, os, socket, struct, sys, time
 os.setuid(65534)
@@ -40,7 +40,7 @@ time.sleep(600)
 
 @pytest.fixture
 def peers(tmp_path: Path) -> Iterator[tuple[Job, Handle]]:
-    """A job of two ranks, of which the second comes when it is let."""
+    """A job of two ranks; the second joins when the test allows it."""
     job = Job(
         name="peers",
         run_dir=tmp_path,
@@ -83,7 +83,7 @@ def test_every_socket_of_a_job_that_listens_is_on_loopback(peers: tuple[Job, Han
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_who_connects_in_place_of_a_rank_is_refused(peers: tuple[Job, Handle], tmp_path: Path) -> None:
+def test_another_users_connection_is_refused(peers: tuple[Job, Handle], tmp_path: Path) -> None:
     job, handle = peers
     _wait_until(lambda: _listening(handle), job)
     ports = sorted({str(int(address.split(":")[1], 16)) for address in _listening(handle)})
@@ -97,11 +97,11 @@ def test_another_user_who_connects_in_place_of_a_rank_is_refused(peers: tuple[Jo
             stranger.kill()
     error = load_error(job.error_file)
     assert isinstance(error, LaunchError), job.log.read_text()
-    assert re.search(r"a process of user \w+ is connected to it in place of another rank", error.message)
+    assert re.search(r"a process of user \w+ is connected instead of another rank", error.message)
     assert not list(tmp_path.glob("met-*"))
 
 
-def test_a_connection_within_the_user_is_waited_for_and_one_that_was_left_is_a_fault() -> None:
+def test_own_connections_are_waited_for_and_a_closed_one_is_an_error() -> None:
     code = """
 import socket, time
 from trainer.rendezvous import refuse_strangers
@@ -118,5 +118,5 @@ try:
 except ConnectionError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "the other end of a connection is closed, or on another machine\n"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output == "the other end of a connection is closed, or on another machine\n"

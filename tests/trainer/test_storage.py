@@ -1,4 +1,4 @@
-"""Tensors to and from a folder, and failures of storage as errors that somebody catches."""
+"""Tensors written to and read from a folder, and storage errors."""
 
 from __future__ import annotations
 

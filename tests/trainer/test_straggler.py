@@ -1,23 +1,16 @@
-"""A slow process among real ones is found, though all of them take equally long for a step."""
+"""A slow process is reported, although all processes take equally long for a step."""
 
 from __future__ import annotations
 
 import os
 import platform
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
 
 
-def test_the_slow_process_is_named_and_not_the_one_that_waits_for_it(
-    tmp_path: Path,
-    make_run: Callable[..., RunPaths],
-    start: Callable[..., subprocess.Popen[str]],
-    finish: Callable[..., str],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_the_slow_process_is_reported_and_not_the_one_that_waits(
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "slow", cluster={"processes_per_node": 2}, recovery={"straggler_steps": 20})
     finish(start("tests/trainer/slow_rank.py", os.fspath(run.root), processes=2))

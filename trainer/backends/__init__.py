@@ -1,4 +1,4 @@
-"""The software and device that train, chosen by name. The loop never asks which one it has."""
+"""The backends: the software and device that train, chosen by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from trainer.backends.base import Backend
 
 
 def make_backend(config: Config) -> Backend:
-    """The backend that ``backend.name`` asks for; its process groups are up when this returns.
+    """Return the backend that ``backend.name`` selects, with its process groups.
 
     Raises:
-        LaunchError: another user's process is among them.
+        LaunchError: another user's process is connected.
     """
     from trainer.rendezvous import refuse_strangers
 

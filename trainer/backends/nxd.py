@@ -1,12 +1,11 @@
 """NeuronX Distributed on torch-xla: Trainium with a Neuron SDK up to 2.29.
 
-Execution is lazy: what the loop asks for is a graph until a step boundary sends it to the device, and values come back
-through step closures, a step later. Nothing here forces the device to wait.
+Execution is lazy: operations build a graph, and a step boundary sends it to the device. Step closures return values one
+step later. Nothing here forces the device to wait.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,57 +19,50 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.devices import HOST_PROCESS_GROUP
-from conf.environment import CASTING
 from conf.schema import Config
-from hlatctl.run.errors import ConfigError, DependencyError
-from trainer import rendezvous
 from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.gather import gather_json
+from trainer.backends.common import TorchDistributed, gather_json, largest_difference
+from trainer.backends.nxd_library import import_library, join, set_environment
 from trainer.collectives import TensorParallel
 from trainer.init import initial_slice, initialize
 from trainer.model import Llama
 from trainer.optim import local
-from trainer.parallel import Layout, held_parameters
-from trainer.precision import PRECISIONS
+from trainer.parallel import Layout, parameter_shards
 from trainer.shared_heads import SharedHeads
 from trainer.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from trainer.backends.nxd_optim import NxdAdamW
 
-#: A peer that is silent this long is gone.
+#: Collectives fail after this long.
 _TIMEOUT = timedelta(minutes=15)
-#: Processes of a node that move their model to the device at once, for it lies in the node's memory until then.
+#: How many processes of a node move their model from host memory to the device at the same time.
 _MOVE_AT_ONCE = 11
 
 
-class Nxd:
-    """See :class:`trainer.backends.base.Backend`; torchrun's variables say which process this is."""
+class Nxd(TorchDistributed):
+    """See :class:`trainer.backends.base.Backend`."""
 
     steps_ahead = 1
     compiles = True
 
     def __init__(self, config: Config) -> None:
-        self._config, self._precision = config, PRECISIONS[config.precision.name]
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.warnings: list[str] = []
-        torch.set_num_threads(config.cluster.threads_per_process)
-        _set_environment(config)
-        self._nxd, self._xla = _import()
+        super().__init__(config)
+        set_environment(config)
+        self._nxd, self._xla = import_library()
         self.device = self._xla.device()
         if not dist.is_initialized():
-            _join(self.world_size)
+            join(self.world_size, timeout=_TIMEOUT)
         self._nxd_config = self._describe()
         self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
-        self.speaks_for_replica = self._layout.speaks_for_replica
+        self.is_replica_leader = self._layout.is_replica_leader
         self.nxd_model: Any = None
         self._optimizer: NxdAdamW | None = None
 
     def _describe(self) -> dict[str, Any]:
-        """The library's own configuration; it lays the processes out on the way."""
+        """Return the library's configuration; this call also creates its process groups."""
         parallel = self._config.parallel
         zero1 = parallel.data_parallel == "zero1"
         return dict(
@@ -94,7 +86,7 @@ class Nxd:
         )
 
     def _pipeline_config(self) -> dict[str, Any] | None:
-        """Stages as those of other backends; the library traces the model and cuts it behind the layers named here."""
+        """Return the same stages as for other backends. The library splits the traced model after the layers named."""
         from trainer.backends.nxd_parts import pipeline_modules
 
         stages = self._config.parallel.pipeline_parallel_size
@@ -114,7 +106,7 @@ class Nxd:
         }
 
     def _find_layout(self) -> Layout:
-        """As the library has laid the processes out, which depends on the machine."""
+        """Return the library's layout of the processes, which depends on the machine."""
         from neuronx_distributed.parallel_layers import parallel_state as state
 
         mine = [
@@ -136,21 +128,21 @@ class Nxd:
         return Layout(config=self._config, mesh=mesh, pp_rank=mine[0], dp_rank=mine[2], tp=tp, heads=heads)
 
     def _find_heads(self, tp_ranks: list[int]) -> SharedHeads | None:
-        """Which of these processes share a key/value head the library says: it knows who can exchange with whom.
+        """Ask the library which of these processes share a key/value head: it knows which can communicate.
 
         On trn1 they are strided (of 4 with 2 heads, the first and the third share one), on trn2 they are neighbours.
         """
         from neuronx_distributed.parallel_layers import parallel_state as state
 
         model = self._config.model
-        sharers = len(tp_ranks) // model.num_kv_heads
-        if sharers <= 1:
+        kv_replicas = len(tp_ranks) // model.num_kv_heads
+        if kv_replicas <= 1:
             return None
-        state.initialize_kv_group(sharers)
+        state.initialize_kv_group(kv_replicas)
         return SharedHeads.of(model, self.rank, tp_ranks, state.get_kv_shared_group(as_list=True))
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
-        """Made with its weights in host memory, then moved to the device, some processes of a node at a time."""
+        """Build the model in host memory, then move it to the device, a few processes of a node at a time."""
         from trainer.backends.nxd_parts import NxdParts, WithLoss
 
         config, dtype = self._config, self._precision.compute
@@ -159,7 +151,7 @@ class Nxd:
             config.model, config.train.seq_len, compute_dtype=dtype, document_end_id=document_end_id, parts=parts
         )
         for parameter in llama.parameters():
-            parameter.data = parameter.data.to(dtype)  # rotary tables stay FP32
+            parameter.data = parameter.data.to(dtype)  # but rotary tables stay FP32
         initialize(llama, config.model, config.seed)
         for layer in llama.blocks():
             layer.recompute = config.parallel.activation_checkpointing == "full"
@@ -169,29 +161,29 @@ class Nxd:
         return llama
 
     def optimizer(self, model: Llama) -> Optimizer:
-        """The library's AdamW over this process's part of each parameter."""
+        """Return the library's AdamW over this process's shards."""
         from trainer.backends.nxd_optim import NxdAdamW
 
         config, zero1 = self._config, self._config.parallel.data_parallel == "zero1"
         named = ((name.removeprefix("llama."), parameter) for name, parameter in self.nxd_model.named_parameters())
-        held = held_parameters(named, self._layout)
-        for name, part in held.items():
-            if part.partial_gradient:
-                setattr(part.parameter, "sequence_parallel_enabled", True)  # noqa: B010 (the library sums such gradients)
-            if zero1:  # the masters are this replica's alone
-                others = part.holders // self.data_parallel_size
-                held[name] = replace(part, sharded=True, holders=others)
-        optimizer = NxdAdamW(held, config.optimizer, self._nxd_config, dtype=self._precision.weights)
-        if self._precision.weights != self._precision.compute:  # masters know more than the parameters they came from
-            for name, part in held.items():
-                shape = list(part.parameter.shape)
+        shards = parameter_shards(named, self._layout)
+        for name, shard in shards.items():
+            if shard.partial_gradient:
+                setattr(shard.parameter, "sequence_parallel_enabled", True)  # noqa: B010 (the library sums such gradients)
+            if zero1:  # each replica has other rows of the master weights
+                replication = shard.replication // self.data_parallel_size
+                shards[name] = replace(shard, sharded=True, replication=replication)
+        optimizer = NxdAdamW(shards, config.optimizer, self._nxd_config, dtype=self._precision.weights)
+        if self._precision.weights != self._precision.compute:  # master weights have more bits than the parameters
+            for name, shard in shards.items():
+                shape = list(shard.parameter.shape)
                 optimizer.write_weights(name, initial_slice(name, shape, model.parts, config.model, config.seed))
         self._optimizer = optimizer
         self.step_boundary()
         return optimizer
 
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
-        """A micro-batch after the other, each a graph of its own if there are several, or through the pipeline."""
+        """Run the micro-batches one by one, each in a graph of its own, or through the pipeline."""
         steps = self._config.grad_accum_steps
         total = torch.zeros((), device=self.device)
         if self._config.parallel.pipeline_parallel_size > 1:
@@ -209,13 +201,13 @@ class Nxd:
 
     @property
     def _copies_of_loss(self) -> int:
-        """Processes that each have the mean loss of their replica's batch."""
+        """How many processes have the same loss, or a share of it, in the sum over all processes."""
         return self.data_parallel_size * self._config.parallel.tensor_parallel_size
 
     def update(
         self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
     ) -> Callable[[], StepMetrics]:
-        """In the graph of the step; a step closure fetches the sums beside the training thread."""
+        """Add the update to the step's graph. A step closure fetches the metrics in another thread."""
         from torch_xla.core.xla_model import add_step_closure
 
         assert self._optimizer is not None
@@ -227,66 +219,55 @@ class Nxd:
         def fetch(values: Tensor) -> None:
             try:
                 known.set_result(StepMetrics.of(values.tolist()))
-            except Exception as error:  # whatever it is, who waits must hear of it
+            except Exception as error:  # raised again by the thread that waits
                 known.set_exception(error)
 
         add_step_closure(fetch, args=(sums,), run_async=True)
         return known.result
 
     def drift(self, optimizer: Optimizer) -> float:
-        """As on other devices; the device has to wait for it, so it is asked for rarely."""
+        """Compare the norms over each group. This makes the device wait."""
         from neuronx_distributed.parallel_layers import parallel_state as state
 
-        from trainer.backends.nxd_optim import SHARERS
+        from trainer.backends.nxd_optim import KV_REPLICAS
 
-        worst = 0.0
         groups = {"dp": state.get_data_parallel_group(), "tp": state.get_tensor_model_parallel_group()}
         if self._layout.heads:
-            groups[SHARERS] = state.get_kv_shared_group()
-        for axis, group in groups.items():
-            norms = optimizer.norms_of_copies(axis)
-            ends = torch.cat((norms, -norms))
-            dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
-            largest, smallest = ends.cpu().chunk(2)
-            worst = max(worst, *((largest + smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
-        return worst
+            groups[KV_REPLICAS] = state.get_kv_shared_group()
+        return max(largest_difference(optimizer.replicated_norms(axis), group) for axis, group in groups.items())
 
     def reduce_sum(self, tensor: Tensor) -> None:
-        """One all-reduce over the world."""
+        """See :class:`trainer.backends.base.Backend`."""
         dist.all_reduce(tensor)
 
     def wait(self) -> None:
-        """Nothing: the device works on its own, and the clock tells what this process did to ask it."""
+        """Do nothing: execution is lazy, so the time measured is that of building the graph."""
 
     def step_boundary(self) -> None:
-        """What has been asked for becomes a graph and starts."""
+        """Send the graph to the device."""
         self._xla.sync()
 
-    def from_rank0(self, value: Any) -> Any:
-        """Rank 0's value."""
-        return self.gather(value)[0]
-
     def gather(self, value: Any) -> list[Any]:
-        """Over gloo: the device is not asked."""
+        """Gather over gloo, without the device."""
         return gather_json(value, torch.device("cpu"), self._host)
 
     def gather_beside(self, value: Any) -> list[Any]:
-        """The same, over a group that training does not use."""
+        """Gather over a group that training does not use."""
         return gather_json(value, torch.device("cpu"), self._beside)
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copies, whole: the device's memory can't be read beside training."""
+        """Copy everything now: another thread can't read the device's memory during training."""
         assert self._optimizer is not None
-        return {name: self._optimizer.described(name, tensor.cpu()) for name, tensor in tensors.items()}
+        return {name: self._optimizer.as_distributed(name, tensor.cpu()) for name, tensor in tensors.items()}
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Our own format, as every backend's."""
+        """Write this project's format, like every backend."""
         on_device = any(tensor.device.type == "xla" for tensor in tensors.values())
         host = self.to_host(tensors, {}) if on_device else tensors
         save_tensors(host, folder, alone=False, group=self._beside)
 
     def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Into host memory, and from there to the device."""
+        """Read into host memory, then copy to the device."""
         assert self._optimizer is not None
         host = {name: self._optimizer.host_target(name) for name in tensors}
         load_tensors(host, folder, alone=False, group=self._host)
@@ -295,62 +276,9 @@ class Nxd:
         self.step_boundary()
 
     def compile_counters(self) -> dict[str, int]:
-        """Unknown: torch-xla counts graphs, and only the compiler which of them lay in its cache."""
+        """Return nothing: torch-xla counts graphs, but only the compiler knows which were in its cache."""
         return {}
 
     def peak_flops_per_s(self) -> float | None:
-        """Unknown."""
+        """Return None: unknown."""
         return None
-
-    def close(self) -> None:
-        """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def _set_environment(config: Config) -> None:
-    """What torch-xla and the runtime read when they are imported; a caller who wants something else is told.
-
-    The number formats are the tensors' own. The switches that once changed them behind torch's back are deprecated
-    (Neuron SDK, "Migration from XLA_USE_BF16/XLA_DOWNCAST_BF16").
-    """
-    wanted = {
-        "PJRT_DEVICE": {"neuron": "NEURON"}.get(config.backend.device, "CPU"),
-        "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(PRECISIONS[config.precision.name].stochastic_rounding)),
-        **dict.fromkeys(CASTING, "0"),
-    }
-    for name, value in wanted.items():
-        if os.environ.setdefault(name, value) != value:
-            raise ConfigError(
-                f"{name}={os.environ[name]} in the environment: backend.device={config.backend.device} and "
-                f"precision.name={config.precision.name} need {name}={value}",
-                hint=f"unset {name}",
-            )
-
-
-def _import() -> tuple[Any, Any]:
-    try:
-        import neuronx_distributed
-        import torch_xla
-        import torch_xla.distributed.xla_backend
-    except ImportError as error:
-        name = error.name or str(error)
-        if name.startswith("transformers."):
-            raise DependencyError(
-                f"backend.name=nxd: neuronx-distributed imports {name}, which the transformers installed here lacks",
-                hint="pip install 'transformers>=4.57,<5'",
-            ) from None
-        raise DependencyError(
-            f"backend.name=nxd: {name} is not installed",
-            hint="an environment with the Neuron SDK's torch-neuronx and neuronx-distributed: docs/neuron.md",
-        ) from None
-    return neuronx_distributed, torch_xla
-
-
-def _join(world_size: int) -> None:
-    """The processes that torchrun started, or this one alone."""
-    if world_size > 1:
-        rendezvous.join("xla", timeout=_TIMEOUT)
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined] # public, but not in its module's list
-        dist.init_process_group("xla", store=store, rank=0, world_size=1)

@@ -1,7 +1,7 @@
-"""AdamW of NeuronX Distributed, plain or ZeRO-1, as the loop and checkpoints see an optimizer.
+"""AdamW of NeuronX Distributed, plain or ZeRO-1, behind the interface that the loop and checkpoints use.
 
-Norms and clipping are ours, hooked between the library's reduction of the gradients and the update. The library's own
-norm adds up in the parameters' number format, and its ZeRO-1 clips to 1 whatever it is told (docs/decisions/0018).
+A hook between the library's reduction of the gradients and its update computes norms and clips. The library's own norm
+sums in the parameters' number format, and its ZeRO-1 always clips to 1 (docs/decisions/0018).
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ from conf.schema import OptimizerConfig
 from trainer.optim import ParameterShard
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-#: For :meth:`NxdAdamW.norms_of_copies`: the processes that share a key/value head.
-SHARERS = "kv"
+#: For :meth:`NxdAdamW.replicated_norms`: the processes that share a key/value head.
+KV_REPLICAS = "kv"
 
 
 class NxdAdamW:
     """The optimizer.
 
     Args:
-        held: what this process has of each parameter, on the device, by our names.
-        config: rates and decay; the learning rate comes with each step.
-        nxd_config: what ``neuronx_distributed_config`` gave.
-        dtype: of master weights and moments in ZeRO-1; without it they are as the parameters.
+        shards: by the parameter's name in our model, on the device.
+        config: betas, epsilon and decay; each step gets its learning rate.
+        nxd_config: the result of ``neuronx_distributed_config``.
+        dtype: of master weights and moments with ZeRO-1; without it they have the parameters' dtype.
     """
 
     def __init__(
         self,
-        held: Mapping[str, ParameterShard],
+        shards: Mapping[str, ParameterShard],
         config: OptimizerConfig,
         nxd_config: dict[str, Any],
         *,
         dtype: torch.dtype,
     ) -> None:
-        self._config, self._held = config, held
-        decays = {name: config.decay == "all" or not name.endswith("norm.weight") for name in held}
+        self._config, self._shards = config, shards
+        decays = {name: config.decay == "all" or not name.endswith("norm.weight") for name in shards}
         groups = [
-            {"params": [part.parameter for name, part in held.items() if decays[name] == some], "weight_decay": decay}
+            {
+                "params": [shard.parameter for name, shard in shards.items() if decays[name] == some],
+                "weight_decay": decay,
+            }
             for some, decay in ((True, config.weight_decay), (False, 0.0))
             if some in decays.values()
         ]
         zero1 = nxd_config["optimizer_config"]["zero_one_enabled"]
         only_zero1: dict[str, Any] = {"optimizer_dtype": dtype} if zero1 else {}
-        #: The library's own.
+        #: The library's optimizer.
         self.library = nxd.initialize_parallel_optimizer(
             nxd_config,
             torch.optim.AdamW,
@@ -68,22 +71,22 @@ class NxdAdamW:
         )
         self._zero = self.library.optimizer if zero1 else None
         self._inner: torch.optim.Optimizer = self._zero.base_optimizer if self._zero else self.library.optimizer
-        names = {id(part.parameter): name for name, part in held.items()}
-        #: What the update is made on: the parameters, or with ZeRO-1 this replica's rows of them in FP32 (padded).
+        names = {id(shard.parameter): name for name, shard in shards.items()}
+        #: The tensors that are updated: the parameters, or with ZeRO-1 this replica's rows in FP32 (padded).
         self._masters: dict[str, nn.Parameter] = {
             names[id(parameter)]: master
             for theirs, ours in zip(self.library.param_groups, self._inner.param_groups, strict=True)
             for parameter, master in zip(theirs["params"], ours["params"], strict=True)
         }
-        for master in self._masters.values():  # now, so that the first step's graph is every step's
+        for master in self._masters.values():  # before the first step, so that all steps have the same graph
             self._inner.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 "exp_avg": torch.zeros_like(master),
                 "exp_avg_sq": torch.zeros_like(master),
             }
-        #: Those of which several processes have some rows, and of each row one over how many do, FP32 (rows, 1).
-        self._shared = [name for name, part in held.items() if part.cut and part.cut.copied_rows]
-        self._row_weights = self._weights_of_rows() if self._shared else None
+        #: Parameters with rows that several processes have, and the rows' weights, FP32 (rows, 1).
+        self._shared = [name for name, shard in shards.items() if shard.shard_spec and shard.shard_spec.replicated_rows]
+        self._row_weights = self._make_row_weights() if self._shared else None
         self._inner.register_step_pre_hook(self._reduce_and_clip)
         self._shares: Tensor | None = None
         self._sums: Tensor | None = None
@@ -101,10 +104,11 @@ class NxdAdamW:
             lr: learning rate.
 
         Returns:
-            Loss, stops, and the squared norms of gradients and of parameters before the update, over all processes (4).
+            Sums over all processes (4): loss, requests to stop, squared norms of gradients and of parameters before
+            the update.
         """
-        # A number of the graph's data, as all that changes from step to step (``capturable``): torch-xla merges plain
-        # numbers that happen to be equal, and a bias correction that reaches 1 would make the graph another one.
+        # Everything that changes between steps must be data of the graph (``capturable``). torch-xla merges equal
+        # Python numbers, so a bias correction that reaches 1 would change the graph.
         rate = torch.tensor(lr).to(shares.device)
         for group in self.library.param_groups:
             group["lr"] = rate
@@ -114,41 +118,42 @@ class NxdAdamW:
         assert self._sums is not None, "the hook has run"
         return self._sums
 
-    def norms_of_copies(self, axis: str) -> Tensor:
-        """See :class:`trainer.backends.base.Optimizer`; along :data:`SHARERS` keys and values are copies."""
-        held = [part for _, part in sorted(self._held.items())]
-        if axis == SHARERS:
-            copies = [part.parameter[-part.cut.copied_rows :] for part in held if part.cut and part.cut.copied_rows]
-        else:
-            copies = [part.parameter for part in held if axis in part.copied_over]
-        norms = [torch.linalg.vector_norm(value.detach(), dtype=torch.float32) for value in copies]
+    def replicated_norms(self, axis: str) -> Tensor:
+        """See :class:`trainer.backends.base.Optimizer`; along :data:`KV_REPLICAS`, keys and values are replicated."""
+        values: list[Tensor] = []
+        for _, shard in sorted(self._shards.items()):
+            if axis in shard.replicated_over:
+                values.append(shard.parameter)
+            elif axis == KV_REPLICAS and shard.shard_spec and shard.shard_spec.replicated_rows:
+                values.append(shard.parameter[-shard.shard_spec.replicated_rows :])
+        norms = [torch.linalg.vector_norm(value.detach(), dtype=torch.float32) for value in values]
         device = next(iter(self._masters.values())).device
         return torch.stack(norms) if norms else torch.zeros(0, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """On the device; with ZeRO-1 the padded rows, as they lie there."""
-        found: dict[str, Tensor] = {f"model.{name}": master.detach() for name, master in self._masters.items()}
+        """Return the tensors of a checkpoint by name, on the device; with ZeRO-1 the padded rows."""
+        tensors: dict[str, Tensor] = {f"model.{name}": master.detach() for name, master in self._masters.items()}
         for kind in _MOMENTS:
-            found |= {f"{kind}.{name}": self._inner.state[master][kind] for name, master in self._masters.items()}
-        return found
+            tensors |= {f"{kind}.{name}": self._inner.state[master][kind] for name, master in self._masters.items()}
+        return tensors
 
-    def described(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor in host memory, named and shaped as in :meth:`tensors`, without padding, with how it is cut."""
+    def as_distributed(self, name: str, tensor: Tensor) -> Tensor:
+        """Remove the padding of a tensor of :meth:`tensors` in host memory, and attach its position in the whole."""
         parameter = name.split(".", 1)[1]
         start, stop = self._rows(parameter)
-        return self._held[parameter].described(tensor[: stop - start], first_row=start)
+        return self._shards[parameter].as_distributed(tensor[: stop - start], first_row=start)
 
     def host_target(self, name: str) -> Tensor:
-        """Memory to read a tensor of a checkpoint into: of a weight the whole slice, for the parameter needs it all."""
+        """Return memory to read a checkpoint's tensor into: for weights the whole slice, else this replica's rows."""
         kind, parameter = name.split(".", 1)
-        held, master = self._held[parameter], self._masters[parameter]
+        shard, master = self._shards[parameter], self._masters[parameter]
         if kind == "model":
-            return replace(held, sharded=False).described(torch.empty(held.parameter.shape, dtype=master.dtype))
-        return self.described(name, torch.empty(master.shape, dtype=master.dtype))
+            return replace(shard, sharded=False).as_distributed(torch.empty(shard.parameter.shape, dtype=master.dtype))
+        return self.as_distributed(name, torch.empty(master.shape, dtype=master.dtype))
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor) -> None:
-        """Set a tensor of :meth:`tensors` from what :meth:`host_target` gave."""
+        """Set a tensor of :meth:`tensors` from one that :meth:`host_target` returned."""
         kind, parameter = name.split(".", 1)
         if kind == "model":
             self.write_weights(parameter, value)
@@ -158,15 +163,15 @@ class NxdAdamW:
 
     @torch.no_grad()
     def write_weights(self, name: str, value: Tensor) -> None:
-        """Set a parameter, and its master, from this process's whole slice of it in host memory."""
-        parameter, master = self._held[name].parameter, self._masters[name]
+        """Set a parameter and its master weights from this process's whole slice in host memory."""
+        parameter, master = self._shards[name].parameter, self._masters[name]
         parameter.copy_(value.to(parameter.dtype))
         if self._zero is not None:
             master.copy_(_padded(value[slice(*self._rows(name))], master))
 
     def _rows(self, name: str) -> tuple[int, int]:
-        """Which rows of this process's slice of a parameter its master has, besides padding."""
-        size = self._held[name].parameter.shape[0]
+        """Return the range of the slice's rows that the master weights have, without padding."""
+        size = self._shards[name].parameter.shape[0]
         if self._zero is None:
             return 0, size
         share = math.ceil(size / self._zero.local_world_size)
@@ -175,7 +180,7 @@ class NxdAdamW:
 
     @torch.no_grad()
     def take_over(self, model: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Set everything from what the library's own ``load_checkpoint`` gave: tensors by name, and by number."""
+        """Set everything from the result of the library's ``load_checkpoint``: weights by name, state by number."""
         moments = state["state" if self._zero is None else "base_state"]
         masters = state.get("sharded_master_weights", {})
         for number, (name, master) in enumerate(self._masters.items()):
@@ -187,17 +192,17 @@ class NxdAdamW:
         self.loaded(int(moments[0]["step"]))
 
     def loaded(self, step_count: int) -> None:
-        """A checkpoint has been read."""
+        """Set the number of updates after a checkpoint has been read."""
         self.step_count = step_count
         for state in self._inner.state.values():
             state["step"].copy_(torch.tensor(float(step_count)))
 
     @torch.no_grad()
     def _reduce_and_clip(self, inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Between reduction and update: all of a step's sums in one exchange, then the gradients are scaled."""
+        """Sum the step's metrics over all processes in one exchange, then clip the gradients."""
         assert self._shares is not None
         gradients = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
-        self._sum_over_sharers(gradients)
+        self._sum_over_kv_replicas(gradients)
         squares = [
             sum((self._square(name, tensor) for name, tensor in tensors.items()), start=self._shares.new_zeros(()))
             for tensors in (gradients, self._masters)
@@ -210,33 +215,33 @@ class NxdAdamW:
         self._sums = sums
 
     def _square(self, name: str, tensor: Tensor) -> Tensor:
-        """Squared norm, FP32: this process's share, of which the holders of the same values have one each."""
+        """Return this process's share of a squared norm, FP32."""
         squares = tensor.detach().float().square()
         if self._row_weights is not None and name in self._shared:
             squares = squares * self._row_weights
-        return squares.sum() / self._held[name].holders
+        return squares.sum() / self._shards[name].replication
 
-    def _weights_of_rows(self) -> Tensor:
-        """For every layer the same. Data, for with ZeRO-1 each replica has other rows, but all the same graph."""
+    def _make_row_weights(self) -> Tensor:
+        """Return the weights of this replica's rows; equal in all layers, and data of the graph."""
         name = self._shared[0]
-        held, master = self._held[name], self._masters[name]
-        assert held.cut is not None
-        rows = held.cut.weights_of_rows(held.parameter.shape[0])[slice(*self._rows(name))]
+        shard, master = self._shards[name], self._masters[name]
+        assert shard.shard_spec is not None
+        rows = shard.shard_spec.row_weights(shard.parameter.shape[0])[slice(*self._rows(name))]
         return _padded(rows, torch.empty(master.shape[0], 1)).to(master.device)
 
-    def _sum_over_sharers(self, gradients: Mapping[str, Tensor]) -> None:
-        """Of a key/value head that several processes have, each knows the gradient that its own queries cause."""
+    def _sum_over_kv_replicas(self, gradients: Mapping[str, Tensor]) -> None:
+        """Sum the gradients of shared key/value heads: each process has computed them from its own queries only."""
         if self._row_weights is None:
             return
-        copied = self._row_weights < 1.0
-        total = torch.stack([torch.where(copied, gradients[name].float(), 0.0) for name in self._shared])
+        replicated = self._row_weights < 1.0
+        total = torch.stack([torch.where(replicated, gradients[name].float(), 0.0) for name in self._shared])
         dist.all_reduce(total, group=parallel_state.get_kv_shared_group())
         for name, summed in zip(self._shared, total, strict=True):
-            gradients[name].copy_(torch.where(copied, summed, gradients[name]))
+            gradients[name].copy_(torch.where(replicated, summed, gradients[name]))
 
 
 def _padded(rows: Tensor, like: Tensor) -> Tensor:
-    """Rows in host memory, with zeros behind them up to another tensor's shape."""
+    """Return the rows in host memory, padded with zeros to another tensor's shape."""
     padded = torch.zeros(like.shape, dtype=like.dtype)
     padded[: rows.shape[0]] = rows
     return padded

@@ -1,7 +1,7 @@
-"""The layers of NeuronX Distributed that our one model is built from on its backend. The model's sizes are not here.
+"""The layers of NeuronX Distributed from which the backend builds our model.
 
 Weights keep our names and our order of rows, in which equal slices hold whole groups of heads and matching parts of
-gate and up. So a slice is a plain block of rows (``stride=1``), the same for every tensor-parallel degree.
+gate and up. So a slice is one block of rows (``stride=1``) for every tensor-parallel degree.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch_xla.utils.checkpoint import checkpoint
 
 from conf.schema import ParallelConfig
-from trainer.model import Layer, Llama, Parts, RMSNorm, Rotary
+from trainer.model import Layer, Llama, Parts, RMSNorm
+from trainer.rotary import Rotary
 from trainer.shared_heads import SharedHeads
 
-#: Dimension of (batch, seq, hidden) that sequence parallelism cuts.
+#: Dimension of (batch, seq, hidden) that sequence parallelism shards.
 _SEQUENCE = 1
-#: What the flash-attention kernel wants a sequence to be a multiple of, and the largest head it takes
+#: The flash-attention kernel needs a sequence length that is a multiple of this, and heads of at most this size
 #: (neuronx_distributed.kernels.flash_attn).
 _FLASH_SEQ_TILE, _FLASH_HEAD_DIM = 2048, 128
 
@@ -32,10 +33,10 @@ class NxdParts(Parts):
     """See :class:`trainer.model.Parts`.
 
     Args:
-        parallel: how the model is cut.
+        parallel: degrees, and whether sequences are sharded.
         dtype: of the weights.
-        flash: the attention kernel may be used where a sequence's length allows it.
-        heads: see there.
+        flash: use the attention kernel where the shape allows it.
+        heads: as for ``Parts``.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class NxdParts(Parts):
             parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_size(), heads
         )
         self._flash, self._sequence = flash, parallel.sequence_parallel
-        # Initial values are ours (trainer.init); the library's would be drawn in vain.
+        # trainer.init sets the initial values.
         self._weight: dict[str, Any] = {"dtype": dtype, "init_method": _leave}
-        # Without sequence parallelism the backward pass sums a copy in `reduce_dtype`, and drops it where activations
-        # have another dtype (layers_utils.py, seen in 0.11 to 0.18): so it must be theirs.
+        # Without sequence parallelism the backward pass sums a copy in `reduce_dtype`, and drops the sum if activations
+        # have another dtype (layers_utils.py, in 0.11 to 0.18). So `reduce_dtype` must be theirs.
         self._linear: dict[str, Any] = {
             "bias": False,
             "sequence_parallel_enabled": self._sequence,
@@ -57,38 +58,38 @@ class NxdParts(Parts):
         }
 
     def embedding(self, entries: int, width: int) -> nn.Module:
-        """Cut by entries; the sequence is cut behind it."""
+        """Sharded by entries; with sequence parallelism the output is sharded by sequence."""
         return _Embedding(entries, width, sequence=self._sequence, **self._weight)
 
     def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """Gathers the sequence, if it is cut, before the product."""
+        """Gathers a sharded sequence before the product."""
         layer: nn.Module = ColumnParallelLinear(
             in_features, out_features, gather_output=False, **self._linear, **self._weight
         )
         return layer
 
     def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """StepMetrics after the product, and cuts the sequence again if it is to be."""
+        """Sums after the product; with sequence parallelism the output is sharded by sequence."""
         layer: nn.Module = RowParallelLinear(
             in_features, out_features, input_is_parallel=True, **self._linear, **self._weight
         )
         return layer
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """By the flash-attention kernel where it is present and takes the shape."""
+        """Use the flash-attention kernel if the device has it and the shape allows it."""
         if not self._flash or mask is not None or q.shape[2] % _FLASH_SEQ_TILE or q.shape[3] > _FLASH_HEAD_DIM:
             return super().attend(q, k, v, mask)
-        # The kernel's backward pass wants as many key/value heads as query heads.
+        # The kernel's backward pass needs as many key/value heads as query heads.
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
         return nki_flash_attn_func(q, k, v, causal=True, transpose_nki_inputs=False)  # type: ignore[no-any-return]
 
     def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
-        """With torch-xla's barrier, without which the compiler merges the second computation with the first."""
+        """Recompute with torch-xla's barrier; without it the compiler merges both computations."""
         return checkpoint(function, *args, use_reentrant=True, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
 def pipeline_modules() -> dict[str, Any]:
-    """What the library's pipeline does not look into when it traces the model."""
+    """Return the modules that the library's pipeline does not trace into."""
     return {
         "transformer_layer_cls": Layer,
         "leaf_module_cls": [RMSNorm.__name__, Rotary.__name__, _Embedding.__name__],
@@ -97,35 +98,38 @@ def pipeline_modules() -> dict[str, Any]:
 
 
 class WithLoss(nn.Module):
-    """Token ids and next ids (batch, seq) to the mean loss: what the library's pipeline cuts into stages."""
+    """The model with its loss, which the library's pipeline splits into stages."""
 
     def __init__(self, llama: Llama) -> None:
         super().__init__()
         self.llama = llama
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Nats per token, FP32."""
-        assert self.llama.head is not None, "embeddings are not tied here"
+        """Token ids and next ids (batch, seq) to the mean loss in nats per token, FP32."""
+        assert self.llama.head is not None, "this backend does not tie embeddings"
         logits = self.llama.head(self.llama(inputs)).float()
         return parallel_cross_entropy(logits.flatten(0, 1), targets.flatten()).mean()  # type: ignore[no-any-return]
 
 
 class _Embedding(ParallelEmbedding):  # type: ignore[misc]
-    """The library's, which leaves a sequence in dimension 1 whole (and with ``sequence_dimension=1`` unsummed)."""
+    """The library's embedding, with sequence parallelism along dimension 1.
+
+    The library does not shard that dimension, and does not sum with ``sequence_dimension=1``.
+    """
 
     def __init__(
         self, entries: int, width: int, *, sequence: bool, dtype: torch.dtype, init_method: Callable[[Tensor], None]
     ) -> None:
         super().__init__(entries, width, dtype=dtype, init_method=init_method)
-        self._cut_sequence = sequence
+        self._shards_sequence = sequence
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (batch, seq) to (batch, seq or its slice, width)."""
-        found = super().forward(tokens)
-        if self._cut_sequence:
-            found = mappings.scatter_to_sequence_parallel_region(found, sequence_dimension=_SEQUENCE)
-        return found  # type: ignore[no-any-return]
+        embedded = super().forward(tokens)
+        if self._shards_sequence:
+            embedded = mappings.scatter_to_sequence_parallel_region(embedded, sequence_dimension=_SEQUENCE)
+        return embedded  # type: ignore[no-any-return]
 
 
 def _leave(weight: Tensor) -> None:
-    """Initialise nothing."""
+    """Leave the weight uninitialized."""

@@ -1,4 +1,4 @@
-"""Plain PyTorch, on any device that ``conf.devices`` has a row for and PyTorch a module."""
+"""Plain PyTorch, on any device that ``conf.devices`` lists and PyTorch supports."""
 
 from __future__ import annotations
 
@@ -20,42 +20,37 @@ from conf.schema import Config
 from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
 from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.gather import gather_json
+from trainer.backends.common import TorchDistributed, gather_json, largest_difference
 from trainer.init import initialize
 from trainer.model import Llama
 from trainer.optim import AdamW, clip_scale, local
-from trainer.parallel import held_parameters, loss_of, make_layout, prepare
-from trainer.precision import PRECISIONS
+from trainer.parallel import loss_of, make_layout, parameter_shards, prepare
 from trainer.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from trainer.pipeline import Pipeline
 
-#: A peer that is silent this long is gone; far above a checkpoint's or a compilation's time.
+#: Collectives fail after this long; far above the time of a checkpoint or a compilation.
 _TIMEOUT = timedelta(minutes=15)
 
 
-class TorchNative:
-    """See :class:`trainer.backends.base.Backend`; torchrun's variables say which process this is."""
+class TorchNative(TorchDistributed):
+    """See :class:`trainer.backends.base.Backend`."""
 
     steps_ahead = 0
 
     def __init__(self, config: Config) -> None:
-        self._config, self._precision = config, PRECISIONS[config.precision.name]
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.warnings: list[str] = []
+        super().__init__(config)
         self.compiles = config.backend.compile
-        torch.set_num_threads(config.cluster.threads_per_process)
         self._facts = DEVICES[config.backend.device]
         self.device = _device(config.backend.device)
         if self.world_size > 1 and not dist.is_initialized():
             rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
-        # Checkpoints are written by a thread of their own, which must not use the groups that training uses.
+        # Another thread writes checkpoints; it must not use the process groups of training.
         self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) if self.world_size > 1 else None
         self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
-        self.speaks_for_replica = self._layout.speaks_for_replica
+        self.is_replica_leader = self._layout.is_replica_leader
         self._pipeline: Pipeline | None = None
         if config.precision.name == "bf16":
             self.warnings.append(
@@ -67,7 +62,7 @@ class TorchNative:
             self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
-        """Laid out without memory, cut, and only then given this process's part of the weights."""
+        """Build and shard the model on the meta device, then allocate and initialize this process's part."""
         config, layout = self._config, self._layout
         with torch.device("meta"):
             model = Llama(
@@ -83,7 +78,7 @@ class TorchNative:
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
-            from trainer.pipeline import Pipeline  # late: what it stands on takes half a second
+            from trainer.pipeline import Pipeline  # importing torch's pipelining takes half a second
 
             self._pipeline = Pipeline(
                 model, layout, lambda hidden, targets: self._loss(model, hidden, targets) * self._scale, self.device
@@ -91,9 +86,9 @@ class TorchNative:
         return model
 
     def optimizer(self, model: Llama) -> AdamW:
-        """AdamW over this process's part of each parameter."""
+        """Return AdamW over this process's shards."""
         return AdamW(
-            held_parameters(model.named_parameters(), self._layout),
+            parameter_shards(model.named_parameters(), self._layout),
             self._config.optimizer,
             stochastic_rounding=self._precision.stochastic_rounding,
             seed=self._config.seed,
@@ -102,7 +97,7 @@ class TorchNative:
         )
 
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Eagerly, a micro-batch after the other, or through the pipeline."""
+        """Run the micro-batches one by one, or through the pipeline."""
         inputs, targets = (tokens.to(self.device, non_blocking=True) for tokens in (inputs, targets))
         if self._pipeline is not None:
             total = self._pipeline.run(inputs, targets)
@@ -113,30 +108,26 @@ class TorchNative:
                 loss = self._loss(model, model(some), following) * self._scale
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
-        # FSDP takes the mean over the shards itself; of the tensor-parallel ranks each has the same loss.
+        # FSDP averages over the shards. All tensor-parallel ranks have the same loss.
         replicas = self.data_parallel_size if self._layout.fsdp else 1
         return total / (replicas * self._config.parallel.tensor_parallel_size)
 
     @property
     def _scale(self) -> float:
-        """Of a micro-batch's loss, so that the gradients of all add up to those of the mean."""
+        """The factor of a micro-batch's loss that makes the gradients of all add up to those of the mean."""
         return 1.0 / (self._config.grad_accum_steps * (1 if self._layout.fsdp else self.data_parallel_size))
 
     def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
         return loss_of(model, hidden, targets, self._layout)
 
-    def reduce_gradients(self, optimizer: AdamW) -> None:
-        """One all-reduce over the replicas; shards have been reduced on the way."""
-        optimizer.collect_gradients()
-        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
-            dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
-
     def update(
         self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
     ) -> Callable[[], StepMetrics]:
-        """At once: the norm that the gradients are clipped by must be known."""
+        """Update now: clipping needs the gradient norm."""
         assert isinstance(optimizer, AdamW)
-        self.reduce_gradients(optimizer)
+        optimizer.collect_gradients()
+        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
+            dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
         stop = torch.tensor([float(asked_to_stop)], device=self.device)
         shares = torch.cat((loss_share.reshape(1), stop, optimizer.squared_norms()))
         self.reduce_sum(shares)
@@ -146,44 +137,35 @@ class TorchNative:
         return lambda: sums
 
     def drift(self, optimizer: Optimizer) -> float:
-        """Largest and smallest norms along each axis, in one exchange."""
-        worst, mesh = 0.0, self._layout.mesh
+        """See :class:`trainer.backends.base.Backend`."""
+        mesh = self._layout.mesh
         if mesh is None:
-            return worst
-        for axis in ("dp", "tp"):
-            norms = optimizer.norms_of_copies(axis)
-            ends = torch.stack((norms, -norms))
-            dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh[axis].get_group())
-            largest, smallest = ends[0], -ends[1]
-            worst = max(worst, *((largest - smallest) / largest.clamp_min(1e-12)).tolist(), 0.0)
-        return worst
+            return 0.0
+        axes = ("dp", "tp")
+        return max(largest_difference(optimizer.replicated_norms(axis), mesh[axis].get_group()) for axis in axes)
 
     def reduce_sum(self, tensor: Tensor) -> None:
-        """One all-reduce over the world."""
+        """See :class:`trainer.backends.base.Backend`."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
 
     def wait(self) -> None:
-        """For the device's queue; a CPU has done it. A step ends with such a wait anyway, so this one costs little."""
+        """Synchronize with the device. A step ends with such a wait anyway, so this costs little."""
         torch.get_device_module(self.device).synchronize()
 
     def step_boundary(self) -> None:
-        """Nothing waits here: PyTorch executes eagerly."""
-
-    def from_rank0(self, value: Any) -> Any:
-        """Rank 0's value."""
-        return self.gather(value)[0]
+        """Do nothing: PyTorch executes eagerly."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, sent as JSON text."""
+        """See :class:`trainer.backends.base.Backend`."""
         return [value] if self.world_size == 1 else gather_json(value, self.device, None)
 
     def gather_beside(self, value: Any) -> list[Any]:
-        """The same between the hosts, over a group that training does not use."""
+        """Gather between the hosts, over a group that training does not use."""
         return [value] if self.world_size == 1 else gather_json(value, torch.device("cpu"), self._beside)
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All at once, into pinned memory where that is faster."""
+        """Copy everything now, to pinned memory where that is faster."""
         pinned = self._facts.pins_host_memory
         host = into or {
             name: torch.empty_like(tensor, device="cpu", pin_memory=pinned) for name, tensor in tensors.items()
@@ -194,25 +176,25 @@ class TorchNative:
         return host
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Safetensors shards."""
+        """Write safetensors shards."""
         save_tensors(tensors, folder, alone=self.world_size == 1, group=self._beside)
 
     def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Safetensors shards, read in place."""
+        """Read safetensors shards in place."""
         load_tensors(tensors, folder, alone=self.world_size == 1)
 
     def compile_counters(self) -> dict[str, int]:
-        """From Inductor's own counters; what it can't cache counts as a miss. Other compilers tell nothing."""
+        """Return Inductor's counters; graphs that it can't cache count as misses. Other compilers don't count."""
         if not self._facts.counts_graphs:
             return {}
         from torch._dynamo.utils import counters
 
-        found = counters["inductor"]
-        misses = found["fxgraph_cache_miss"] + found["fxgraph_cache_bypass"]
-        return {"hits": found["fxgraph_cache_hit"], "misses": misses}
+        counts = counters["inductor"]
+        misses = counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"]
+        return {"hits": counts["fxgraph_cache_hit"], "misses": misses}
 
     def peak_flops_per_s(self) -> float | None:
-        """From the table of known devices."""
+        """Return the peak from the table of devices."""
         if not self._facts.peak_flops_per_s:
             return None
         name = torch.get_device_module(self.device).get_device_name(self.device)
@@ -220,14 +202,13 @@ class TorchNative:
         peaks = self._facts.peak_flops_per_s.items()
         return next((peak for (known, dtype), peak in peaks if name.startswith(known) and dtype == precision), None)
 
-    def close(self) -> None:
-        """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
 
 def _device(kind: str) -> torch.device:
-    """This process's device, chosen among those of its node."""
+    """Return this process's device by its local rank.
+
+    Raises:
+        DependencyError: PyTorch doesn't support the device, or the node has too few.
+    """
     package = DEVICES[kind].package
     try:
         if package is not None:
@@ -235,7 +216,7 @@ def _device(kind: str) -> torch.device:
         module = torch.get_device_module(kind)
     except (ImportError, RuntimeError) as error:
         raise DependencyError(
-            f"backend.device={kind}: PyTorch does not know it here ({error})",
+            f"backend.device={kind}: this PyTorch does not support it ({error})",
             hint=f"install {package} for this PyTorch, or set backend.device=cpu",
         ) from None
     if not DEVICES[kind].own_for_each_process:

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: when they are saved and loaded, how they are written, which are trusted, where they lie."""
+"""Checkpoints of a run: saving and loading them, writing, verification and deletion, and where they are stored."""

@@ -1,9 +1,9 @@
-"""Checkpoints: copied to host memory while training waits, written beside it, committed whole or not at all.
+"""Saving and restoring of checkpoints.
 
-A checkpoint is a folder: safetensors shards (through the backend), ``state.json`` (what all ranks share),
-``rank-00000.json`` (what each has for itself), ``model.json`` (the shape) and ``manifest.json`` last. It is made under
-a temporary name and renamed. There is no pickle in it, and none is ever loaded. ``trainer.checkpoint.tiers`` says where
-it lies, ``trainer.checkpoint.trust`` what becomes of it later.
+Tensors are copied to host memory while training waits, and written beside training. A checkpoint is a folder:
+safetensors shards (written by the backend), ``state.json`` (state that all ranks share), ``rank-00000.json`` (a rank's
+own state), ``model.json`` (the shape) and ``manifest.json``, which is written last. The folder is written under a
+temporary name and then renamed. It contains no pickle, and none is ever loaded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from conf.sizes import checkpoint_bytes
+from conf.training_rules import BLOCKING, SaveReason
 from hlatctl.run import files
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
 from hlatctl.run.journal import JournalWriter
@@ -32,20 +34,20 @@ from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
 from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, rank_file
 
-#: What the names of the weights begin with, among all tensors of a checkpoint.
+#: Prefix of the weights among a checkpoint's tensors.
 WEIGHTS = "model."
-#: Free space is asked for with this much to spare, for the small files and the journal.
+#: A save also leaves this much free, for the journal.
 _SPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a checkpoint gave back besides the tensors.
+    """The state of a checkpoint besides its tensors.
 
     Args:
-        step: it was taken after.
-        shared: of all ranks.
-        ranks: what each of the ranks that wrote it had for itself; there may be more or fewer of them now.
+        step: of the checkpoint.
+        shared: state that all ranks share.
+        ranks: the own state of each rank that wrote it. The number of ranks may be different now.
     """
 
     step: int
@@ -54,15 +56,10 @@ class Restored:
 
 
 class CheckpointManager:
-    """Writes, restores and removes the checkpoints of a run.
-
-    All ranks call the methods together, from the training thread.
+    """Saves and restores a run's checkpoints. All ranks call each method together, from the training thread.
 
     Args:
-        config: of the run.
-        run: its directory.
-        backend: moves the tensors.
-        journal: rank 0's, else None.
+        journal: rank 0's; None on other ranks.
     """
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
@@ -78,23 +75,23 @@ class CheckpointManager:
         *,
         step: int,
         tokens: int,
-        reason: str,
+        reason: SaveReason,
         shared: dict[str, Any],
         own: dict[str, Any],
     ) -> None:
-        """Take a checkpoint; when this returns the tensors may change.
+        """Save a checkpoint. When this returns, the tensors may change.
 
-        It is written beside training, except that ``final`` and ``stop`` (or ``checkpoint.mode=sync``) are waited for.
-        One that is not required is left out where the disk is full, or the one before is still being written and
-        ``checkpoint.when_busy=skip``; the journal says so.
+        The checkpoint is written beside training. This waits for it if the reason is in ``BLOCKING``, or with
+        ``checkpoint.mode=sync``. A checkpoint that is not ``REQUIRED`` is skipped, with an event, if the disk is full,
+        or if the previous one is still being written and ``checkpoint.when_busy=skip``.
 
         Raises:
-            StorageError: too little space for a required one, or the storage failed, for this one or the one before;
-                earlier checkpoints are as they were.
+            StorageError: there is too little space for a required checkpoint, or the storage failed during this save or
+                the previous one. Earlier checkpoints don't change.
         """
         started_s = time.monotonic()
         save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
-        if not self._on_rank0(lambda: self._may_begin(tensors, save)):
+        if not self._on_rank0(lambda: self._may_begin(save)):
             return
         self._writer.join()
         if self._config.checkpoint.mode == "sync":
@@ -104,35 +101,39 @@ class CheckpointManager:
             self._host = self._backend.to_host(tensors, self._host)
             stall_s = time.monotonic() - started_s
             self._writer.start(self._host, save, stall_s=stall_s)
-        if reason in ("final", "stop"):
+        if reason in BLOCKING:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written.
+        """Wait until the checkpoint is written.
 
         Raises:
-            StorageError: what was being written failed.
+            StorageError: it could not be written.
         """
         self._writer.join()
         self._on_rank0(self._writer.raise_failure)
 
     def close(self) -> None:
-        """As :meth:`wait`, where training has failed already; what else failed is in the journal."""
+        """Wait without raising an error, for training that has failed; the journal has the error."""
         self._writer.join()
 
     def healthy_step(self) -> None:
-        """A step was finite: the checkpoints before it have survived one more."""
+        """Count a finite step for the checkpoints before it."""
         self._records.healthy_step()
 
     def restore(self, tensors: dict[str, Tensor], max_step: int | None = None) -> Restored | None:
-        """Read the newest valid checkpoint, up to a step, into the tensors; None if none was ever written.
+        """Read the newest valid checkpoint into the tensors; return None if none was ever written.
+
+        Args:
+            tensors: of the optimizer.
+            max_step: ignore newer checkpoints.
 
         Raises:
-            CheckpointError: some were written and none is valid.
+            CheckpointError: checkpoints were written and none is valid.
         """
         chosen = self._on_rank0(lambda: self._records.choose(max_step))
         if self._config.checkpoint.mode == "async":
-            # Now, so that too little memory shows before anything is trained and the first save finds it mapped.
+            # Allocate now, so that too little memory is an error before training, and the first save is fast.
             self._host = self._backend.to_host(tensors, self._host)
         if chosen is None:
             return None
@@ -143,11 +144,11 @@ class CheckpointManager:
             return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
-        """Read the weights, and nothing else, of another run's checkpoint or of an imported model into the tensors.
+        """Read only the weights of another run's checkpoint, or of an imported model, into the tensors.
 
         Raises:
-            ConfigError: they are another model's.
-            CheckpointError: they are not what was written.
+            ConfigError: the model has another shape.
+            CheckpointError: a file has changed since it was written.
         """
         self._on_rank0(lambda: check_initial_weights(self._config, checksums=True))
         weights = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
@@ -155,7 +156,7 @@ class CheckpointManager:
         self._records.note("initial_weights", path=os.fspath(folder))
 
     def _on_rank0(self, work: Callable[[], Any]) -> Any:
-        """Do something on rank 0 alone; its value, or its error, is every rank's, so that none waits for another."""
+        """Call ``work`` on rank 0; return its value, or raise its error, on every rank."""
         result, failure = None, None
         if self._backend.rank == 0:
             try:
@@ -167,14 +168,14 @@ class CheckpointManager:
             raise from_record(failure)
         return result
 
-    def _may_begin(self, tensors: dict[str, Tensor], save: Save) -> bool:
-        """Whether a save goes ahead now: the one before is written, and there is room."""
+    def _may_begin(self, save: Save) -> bool:
+        """Return whether to save now: the previous save is complete, and there is enough space."""
         if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
-            self._writer.leave_out(save, "the checkpoint before is still being written")
+            self._writer.skip(save, "the previous checkpoint is still being written")
             return False
         self._writer.join()
         self._writer.raise_failure()
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _SPARE_BYTES
+        needed = checkpoint_bytes(self._config) + _SPARE_BYTES
         for folder in self._tiers.folders:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
@@ -183,18 +184,18 @@ class CheckpointManager:
                 if save.required:
                     hint = f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep"
                     raise StorageError(message, hint=hint, code=DISK_FULL)
-                self._writer.pause(save, message)
+                self._writer.skip_for_space(save, message)
                 return False
-        self._writer.go_on()
-        self._records.begun(save.step)
+        self._writer.has_space()
+        self._records.begin(save.step)
         return True
 
 
 def rng_state() -> dict[str, str]:
-    """This process's random state, as JSON."""
+    """Return this process's random state, as JSON."""
     return {"torch": bytes(torch.get_rng_state().numpy()).hex()}
 
 
 def set_rng_state(state: dict[str, str]) -> None:
-    """Go back to a random state that :func:`rng_state` gave."""
+    """Restore a random state from :func:`rng_state`."""
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))

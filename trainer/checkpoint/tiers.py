@@ -1,7 +1,6 @@
-"""Where a run's checkpoints lie: the run directory and, nearer, an optional folder on the node's own disk.
+"""The folders of a run's checkpoints: in the run directory and, optionally, on the node's own disk.
 
-Folders are made under a temporary name, renamed when they are whole, copied and removed here. What they hold, and which
-of them is trusted, is not this module's business.
+Folders are created under a temporary name, renamed when they are complete, copied and deleted here.
 """
 
 from __future__ import annotations
@@ -13,64 +12,62 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.schema import Config
-from hlatctl.run import files
+from hlatctl.run.atomic import REPLACED, fsync, replace_folder
 from hlatctl.run.manifest import MANIFEST, steps_in
 from hlatctl.run.paths import RunPaths, step_name
 
 _TEMPORARY = ".tmp-"
-_REPLACED = ".old-"
 
 
 class Tiers:
-    """The places of a run's checkpoints.
+    """The folders that hold a run's checkpoints.
 
     Args:
-        config: of the run.
-        run: its directory, which lies on shared storage.
+        run: its directory, on shared storage.
     """
 
     def __init__(self, config: Config, run: RunPaths) -> None:
         self.shared = run.checkpoints
         self.fast: Path | None = None
         if config.checkpoint.fast_dir is not None:
-            # Runs of other runs folders may have the same id.
+            # Runs in other runs folders may have the same id.
             of_run = hashlib.sha256(os.fsencode(run.root)).hexdigest()[:8]
             self.fast = Path(config.checkpoint.fast_dir).expanduser() / f"{run.run_id}-{of_run}"
 
     @property
     def folders(self) -> list[Path]:
-        """All places, the nearest first; that one is written to."""
+        """All folders. Checkpoints are written to the first, the fastest."""
         return [self.shared] if self.fast is None else [self.fast, self.shared]
 
     def copies(self) -> Iterator[tuple[int, Path]]:
-        """Every folder that is named as a checkpoint: newest steps first, and of a step the nearest copy first."""
+        """Yield step and folder of every checkpoint: newest step first, of each step the fastest folder first."""
         for step in sorted({step for folder in self.folders for step in steps_in(folder)}, reverse=True):
             for folder in self.folders:
                 if (folder / step_name(step)).is_dir():
                     yield step, folder / step_name(step)
 
     def temporary(self, step: int) -> Path:
-        """Where a checkpoint is written before it counts."""
+        """Return the folder that a checkpoint is written to before it is committed."""
         return self.folders[0] / f"{_TEMPORARY}{step_name(step)}"
 
     def begin(self, step: int) -> None:
-        """Make the temporary folder, empty."""
+        """Create an empty temporary folder."""
         shutil.rmtree(self.temporary(step), ignore_errors=True)
         self.temporary(step).mkdir(parents=True)
 
     def abandon(self, step: int) -> None:
-        """Give the temporary folder up."""
+        """Delete the temporary folder."""
         shutil.rmtree(self.temporary(step), ignore_errors=True)
 
     def commit(self, step: int) -> Path:
-        """Rename the temporary folder, durably; its new name."""
-        return _place(self.temporary(step), self.folders[0] / step_name(step))
+        """Rename the temporary folder durably; return its new path."""
+        return replace_folder(self.temporary(step), self.folders[0] / step_name(step))
 
     def copy_to_shared(self, step: int) -> Path:
-        """Copy a checkpoint from the fast folder into the run directory, durably; where it lies there.
+        """Copy a checkpoint durably from the fast folder to the run directory; return its path there.
 
         Raises:
-            OSError: the run directory can't be written; nothing is left in it.
+            OSError: the run directory can't be written. The incomplete copy is deleted.
         """
         target = self.shared / step_name(step)
         if self.fast is None:
@@ -79,49 +76,37 @@ class Tiers:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(self.fast / step_name(step), partial, copy_function=_copy_durably)
-            return _place(partial, target)
+            return replace_folder(partial, target)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
 
     def delete(self, step: int) -> None:
-        """Remove all copies of a checkpoint."""
+        """Delete a checkpoint in all folders."""
         for folder in self.folders:
             _delete(folder / step_name(step))
 
-    def keep_near(self, newest: int) -> None:
-        """Remove from the fast folder what is older than a checkpoint that the run directory has too."""
+    def trim_fast(self, newest: int) -> None:
+        """Delete checkpoints from the fast folder that are older than one that the run directory has too."""
         if self.fast is not None:
             for step in steps_in(self.fast):
                 if step < newest:
                     _delete(self.fast / step_name(step))
 
     def clean(self) -> None:
-        """Remove what interrupted writes have left behind."""
+        """Delete the remains of interrupted writes."""
         for folder in self.folders:
             for left_over in folder.iterdir() if folder.is_dir() else ():
-                if left_over.name.startswith((_TEMPORARY, _REPLACED)):
+                if left_over.name.startswith((_TEMPORARY, REPLACED)):
                     shutil.rmtree(left_over, ignore_errors=True)
 
 
-def _place(temporary: Path, target: Path) -> Path:
-    replaced = target.with_name(f"{_REPLACED}{target.name}")
-    if target.exists():  # one that was rejected, or that an earlier attempt left behind
-        shutil.rmtree(replaced, ignore_errors=True)
-        target.rename(replaced)
-    temporary.rename(target)
-    files.fsync_dir(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return target
-
-
 def _delete(checkpoint: Path) -> None:
-    (checkpoint / MANIFEST).unlink(missing_ok=True)  # first, so that half a folder never counts
+    (checkpoint / MANIFEST).unlink(missing_ok=True)  # first, so that a partly deleted folder never counts
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _copy_durably(source: str, target: str) -> str:
     shutil.copyfile(source, target)
-    with open(target, "rb") as file:
-        os.fsync(file.fileno())
+    fsync(Path(target))
     return target

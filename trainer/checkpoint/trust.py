@@ -1,8 +1,8 @@
-"""How far each checkpoint is trusted, and which are deleted; rank 0's business alone.
+"""The verification and deletion of checkpoints. Only rank 0 uses this.
 
-A checkpoint is written (under a temporary name), committed (whole, renamed), verified (read again: checksums equal and
-every tensor loads) and has survived (healthy steps came after it). Each degree is an event, and what this module knows
-it has from the journal: an attempt goes on with what the one before it knew.
+A checkpoint is written (under a temporary name), committed (renamed), verified (read again: checksums are equal and
+every tensor loads), and finally has survived (finite steps followed it). Each of these is an event. The state is read
+from the journal, so an attempt continues with the state of the previous one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
+from conf.training_rules import CheckpointPolicy
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import JournalTail, JournalWriter
@@ -22,7 +23,7 @@ from hlatctl.run.state import RunState
 from trainer.checkpoint.tiers import Tiers
 from trainer.storage import why_not_loadable
 
-#: Steps are left out: a run has millions of them.
+#: Without steps: a run has millions of them.
 _KINDS = {
     "checkpoint_committed",
     "checkpoint_verified",
@@ -35,25 +36,21 @@ _KINDS = {
 
 
 class CheckpointRecords:
-    """What is known of a run's checkpoints.
+    """The state of a run's checkpoints.
 
-    The training thread may call :meth:`begun`, :meth:`healthy_step` and :meth:`note` while another uses the rest.
-
-    Args:
-        config: of the run.
-        run: its directory.
-        tiers: where the checkpoints lie.
-        journal: to write to.
+    The training thread may call :meth:`begin`, :meth:`healthy_step` and :meth:`note` while another thread uses the
+    rest.
     """
 
     def __init__(self, config: Config, run: RunPaths, tiers: Tiers, journal: JournalWriter | None) -> None:
         self._config, self._run, self._tiers, self._journal = config, run, tiers, journal
+        self._policy = CheckpointPolicy(config)
         self._tail, self._state = JournalTail(run), RunState()
         self._manifests: dict[int, str] = {}
         self._rejected: set[int] = set()
         self._counting = threading.Lock()
         self._healthy_steps = 0
-        self._begun_at: dict[int, int] = {}  # healthy steps that came before a checkpoint, by its step
+        self._begun_at: dict[int, int] = {}  # number of healthy steps before a checkpoint, by its step
         self._verified: set[int] = set()
 
     def note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
@@ -62,13 +59,13 @@ class CheckpointRecords:
             self._journal.append(kind, durable=durable, **fields)
 
     def choose(self, max_step: int | None = None) -> tuple[int, str] | None:
-        """Step and folder of the newest valid checkpoint, its nearest copy first; None if none was ever committed.
+        """Return step and folder of the newest valid checkpoint; None if none was ever committed.
 
         Args:
-            max_step: newer ones are passed over (a walk back).
+            max_step: ignore newer checkpoints (after a walk back).
 
         Raises:
-            CheckpointError: there were some, and none is valid.
+            CheckpointError: checkpoints were committed and none is valid.
         """
         self._tiers.clean()
         self._read_journal()
@@ -79,61 +76,56 @@ class CheckpointRecords:
                 continue
             if self._examine(step, folder):
                 if self._state.trust.get(step) != "survived":
-                    self.begun(step)
+                    self.begin(step)
                 return step, os.fspath(folder)
         self._read_journal()
         committed = sorted({*self._manifests, *self._rejected})
         if committed:
             raise CheckpointError(
-                f"{self._tiers.shared}: no valid checkpoint, though steps {committed} were written; the run will not "
-                "silently begin again",
-                hint="bring the folder back from a copy, or start a new run",
+                f"{self._tiers.shared}: no valid checkpoint, although steps {committed} were written; the run does "
+                "not start over by itself",
+                hint="restore the folder from a copy, or start a new run",
             )
         return None
 
-    def begun(self, step: int) -> None:
-        """A checkpoint has been taken: the healthy steps after it count from here."""
+    def begin(self, step: int) -> None:
+        """Count the finite steps after a checkpoint from now on."""
         with self._counting:
             self._begun_at[step] = self._healthy_steps
 
     def committed(self, step: int, manifest_sha256: str) -> None:
-        """A checkpoint has its name."""
+        """Journal that a checkpoint has been renamed."""
         self._rejected.discard(step)
         self.note("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest_sha256)
 
     def verify(self, step: int, folder: Path) -> None:
-        """Read a checkpoint again, where it lies in the run directory."""
-        _forget_pages(folder)
+        """Read a checkpoint in the run directory again, and journal the result."""
+        _drop_cached_pages(folder)
         if self._examine(step, folder):
-            self._tiers.keep_near(step)
+            self._tiers.trim_fast(step)
 
     def healthy_step(self) -> None:
-        """A step was finite: every verified checkpoint that has seen enough of them has survived."""
+        """Count a finite step, and journal the verified checkpoints that have survived."""
         with self._counting:
             self._healthy_steps += 1
         self._note_survivors()
 
-    def delete_unwanted(self) -> None:
-        """Remove what is not among the newest few, is not permanent and waits for no evaluation.
-
-        Rejected ones go whatever their age; the newest that was verified always stays.
-        """
+    def delete_unneeded(self) -> None:
+        """Delete rejected checkpoints, and those that ``CheckpointPolicy.to_delete`` returns."""
         self._read_journal()
         steps = [step for step in steps_in(self._tiers.shared) if step not in self._rejected]
         verified = [step for step in steps if self._state.trust.get(step) in ("verified", "survived")]
-        rolling = [step for step in steps if not self._is_protected(step)]
-        unwanted = {*rolling[: -self._config.checkpoint.keep], *self._rejected} - {*verified[-1:]}
-        for step in sorted(unwanted):
+        unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated)
+        for step in sorted(unneeded | self._rejected):
             with self._counting:
                 self._begun_at.pop(step, None)
             self._tiers.delete(step)
             self.note("checkpoint_deleted", step=step)
         self._rejected.clear()
 
-    def _is_protected(self, step: int) -> bool:
-        milestone = self._state.milestones.get(self._config.milestones.get(step, -1))
-        waits = step in self._config.milestones and (milestone is None or milestone.status != "evaluated")
-        return waits or self._config.is_permanent(step)
+    def _is_evaluated(self, milestone_tokens: int) -> bool:
+        milestone = self._state.milestones.get(milestone_tokens)
+        return milestone is not None and milestone.status == "evaluated"
 
     def _examine(self, step: int, folder: Path) -> bool:
         reason = why_invalid(folder) or why_not_loadable(folder, [file["path"] for file in read_manifest(folder).files])
@@ -145,15 +137,15 @@ class CheckpointRecords:
         self._rejected.discard(step)
         self._verified.add(step)
         self.note("checkpoint_verified", durable=True, step=step, path=os.fspath(folder))
-        self._note_survivors()  # steps may have gone on while it was read
+        self._note_survivors()  # training continued while it was read
         return True
 
     def _is_ours(self, step: int, folder: Path) -> bool:
-        """A copy on a node's disk may be of a run that had the same name before: the journal names ours."""
+        """Return whether this run wrote a checkpoint on a node's disk; an earlier run may have had the same name."""
         try:
             return read_manifest(folder).sha256 == self._manifests.get(step)
         except CheckpointError:
-            return step in self._manifests  # damaged: examined, and rejected with its reason
+            return step in self._manifests  # damaged: reject it with its reason
 
     def _note_survivors(self) -> None:
         with self._counting:
@@ -171,8 +163,8 @@ class CheckpointRecords:
                 self._manifests[event["step"]] = event.get("manifest_sha256", "")
 
 
-def _forget_pages(folder: Path) -> None:
-    """Have what was just written read from the storage, and not from memory, where the system lets us ask for it."""
+def _drop_cached_pages(folder: Path) -> None:
+    """Drop the folder's files from the page cache, so that they are read from the storage; only on Linux."""
     if not hasattr(os, "posix_fadvise"):
         return
     for path in folder.iterdir():

@@ -1,1 +1,1 @@
-"""Models and checkpoints in the formats of others: Hugging Face's and NeuronX Distributed's, both ways."""
+"""Convert models and checkpoints to and from the formats of Hugging Face and NeuronX Distributed."""

@@ -1,7 +1,7 @@
-"""``python -m trainer.convert.export --run-dir RUN [--step N] --to DIR``: a checkpoint as a Hugging Face LLaMA folder.
+"""``python -m trainer.convert.export --run-dir RUN [--step N] --to DIR``: export a checkpoint as a Hugging Face LLaMA.
 
-Only the weights are read, some gigabytes at a time. The coalesced layers are cut apart again; nothing else changes, so
-logits are the same. Prints a line of JSON that says what was written.
+Reads only the weights, a few gigabytes at a time. Splits the coalesced layers and changes nothing else, so logits are
+equal. Prints what it wrote as one line of JSON.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
+from hlatctl.run.atomic import new_folder
 from hlatctl.run.errors import CheckpointError, DataError, run_main
 from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, why
 from trainer.convert.hugging_face import hugging_face_config, to_hugging_face
-from trainer.new_folder import new_folder
 from trainer.storage import describe_tensors, read_tensors
 
 if TYPE_CHECKING:
@@ -35,21 +35,20 @@ _SHARD_BYTES = 5 << 30
 
 
 def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype: str | None = None) -> dict[str, Any]:
-    """Write the folder, whole or not at all.
+    """Write the Hugging Face folder atomically.
 
     Args:
-        config: of the run.
-        run: its directory.
-        step: of the checkpoint; none: the newest valid one.
-        target: folder to make.
-        dtype: of the weights, one of :data:`DTYPES`; none: as the checkpoint has them.
+        config: the run's.
+        step: the checkpoint's; None: the newest valid one.
+        target: the new folder.
+        dtype: of the weights, one of :data:`DTYPES`; None: the checkpoint's.
 
     Returns:
         ``{"step", "tokens", "to", "parameters", "dtype", "bytes"}``.
 
     Raises:
-        CheckpointError: there is no valid checkpoint of that step, or it holds no weights.
-        DataError: the run's tokenizer is gone.
+        CheckpointError: there is no valid checkpoint of that step, or it has no weights.
+        DataError: the run's tokenizer is missing.
         StorageError: the folder exists, or can't be written.
     """
     tokenizer = _tokenizer(run)
@@ -60,13 +59,8 @@ def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype:
         named = dtype or str(stored).removeprefix("torch.")
         shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
         size = _write_weights(folder, weights, config, partial, named)
-        described = hugging_face_config(
-            config.model,
-            seq_len=config.train.seq_len,
-            bos_id=tokenizer["bos_id"],
-            eos_id=tokenizer["eos_id"],
-            dtype=named,
-        )
+        ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
+        described = hugging_face_config(config.model, seq_len=config.train.seq_len, dtype=named, **ids)
         files.write_json(partial / "config.json", described)
     manifest = read_manifest(folder)
     parameters = sum(tensor.numel() for tensor in weights.values())
@@ -81,15 +75,15 @@ def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype:
 
 
 def choose(run: RunPaths, step: int | None) -> Path:
-    """The folder of a step's checkpoint, or of the newest valid one; every file has been read and is as written.
+    """Return the folder of a step's checkpoint, or of the newest valid one, after verifying the checksums of all files.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: no checkpoint is valid.
     """
     steps = folder_steps(run)
     if step is not None and step not in steps:
-        there = ", ".join(map(str, steps)) or "none"
-        raise CheckpointError(f"{run.checkpoint(step)}: no such checkpoint", hint=f"steps that have one: {there}")
+        others = ", ".join(map(str, steps)) or "none"
+        raise CheckpointError(f"{run.checkpoint(step)}: no such checkpoint", hint=f"steps with a checkpoint: {others}")
     reasons = []
     for candidate in [step] if step is not None else reversed(steps):
         folder = run.checkpoint(candidate)
@@ -97,12 +91,14 @@ def choose(run: RunPaths, step: int | None) -> Path:
         if reason is None:
             return folder
         reasons.append(f"step {candidate}: {reason}")
-    told = "; ".join(reasons) or "none was written"
-    raise CheckpointError(f"{run.checkpoints}: no valid checkpoint ({told})", hint="`hlatctl checkpoint ls` lists them")
+    why_not = "; ".join(reasons) or "none was written"
+    raise CheckpointError(
+        f"{run.checkpoints}: no valid checkpoint ({why_not})", hint=f"`hlatctl checkpoint ls {run.run_id}` lists them"
+    )
 
 
 def read_weights(run: RunPaths, step: int) -> dict[str, Tensor]:
-    """The weights of a checkpoint by our names, whole, whatever layout wrote them; moments stay on the disk."""
+    """Return a checkpoint's complete weights by our names, for any layout; the moments are not read."""
     tensors = read_tensors(choose(run, step), lambda name: name.startswith(_WEIGHTS))
     return {name.removeprefix(_WEIGHTS): tensor for name, tensor in tensors.items()}
 
@@ -110,12 +106,12 @@ def read_weights(run: RunPaths, step: int) -> dict[str, Tensor]:
 def _describe(folder: Path) -> dict[str, Tensor]:
     weights = {name: tensor for name, tensor in describe_tensors(folder).items() if name.startswith(_WEIGHTS)}
     if not weights:
-        raise CheckpointError(f"{folder}: holds no weights", hint="a simulated run (--dry-run) trains none")
+        raise CheckpointError(f"{folder}: has no weights", hint="choose a trained run; --dry-run trains nothing")
     return weights
 
 
 def _write_weights(folder: Path, weights: dict[str, Tensor], config: Config, target: Path, dtype: str) -> int:
-    """Write the tensors in files of a bearable size, with an index if there are several; the bytes of all tensors."""
+    """Write the weights in files of up to ``_SHARD_BYTES``, with an index if there are several; return their bytes."""
     import torch
     from safetensors.torch import save_file
 
@@ -136,7 +132,7 @@ def _write_weights(folder: Path, weights: dict[str, Tensor], config: Config, tar
 
 
 def _shards(sizes: dict[str, int]) -> list[list[str]]:
-    """Names in their order, cut where a file would become too large."""
+    """Return the names of each file's tensors, in order."""
     shards: list[list[str]] = []
     filled = 0
     for name, size in sizes.items():
@@ -149,7 +145,7 @@ def _shards(sizes: dict[str, int]) -> list[list[str]]:
 
 
 def _read(folder: Path, names: list[str]) -> dict[str, Tensor]:
-    """Some tensors; a run that goes on may remove its checkpoint meanwhile."""
+    """Return some tensors; a running run may delete the checkpoint meanwhile."""
     try:
         return read_tensors(folder, set(names).__contains__)
     except Exception as error:
@@ -157,7 +153,7 @@ def _read(folder: Path, names: list[str]) -> dict[str, Tensor]:
         if reason is None:
             raise
         raise CheckpointError(
-            f"{folder}: was removed while it was read ({reason})", hint="export a milestone's, which are kept"
+            f"{folder}: was removed while it was read ({reason})", hint="export a milestone's checkpoint, which is kept"
         ) from error
 
 
@@ -168,19 +164,19 @@ def _tokenizer(run: RunPaths) -> dict[str, Any]:
         raise DataError(f"{run.dataset}: names no tokenizer ({why(error)})") from None
     if not Path(tokenizer["path"]).is_dir():
         raise DataError(
-            f"{tokenizer['path']}: the tokenizer that the run was trained with is gone",
-            hint="bring the folder back; another run with the same corpus and tokenizer prepares it again",
+            f"{tokenizer['path']}: the run's tokenizer is missing",
+            hint="restore the folder, or prepare it again with another run of the same corpus and tokenizer",
         )
     return tokenizer
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Export; an exception says what is wrong."""
+    """Export a checkpoint; return the exit code."""
     parser = argparse.ArgumentParser(prog="trainer.convert.export", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--step", type=int, help="none: the newest valid checkpoint")
-    parser.add_argument("--to", type=Path, required=True, help="folder to make")
-    parser.add_argument("--dtype", choices=DTYPES, help="none: as the checkpoint has it")
+    parser.add_argument("--step", type=int, help="default: the newest valid checkpoint")
+    parser.add_argument("--to", type=Path, required=True, help="new folder")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
     written = export(load(run.config), run, arguments.step, arguments.to.absolute(), arguments.dtype)

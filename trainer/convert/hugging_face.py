@@ -1,7 +1,4 @@
-"""Our names and coalesced layers to and from those of Hugging Face's ``LlamaForCausalLM``.
-
-Names, tensors and the keys of ``config.json``; no files.
-"""
+"""Convert weights and model configurations to and from those of Hugging Face's ``LlamaForCausalLM``; no files."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _LAYER_NAMES = {
     "mlp_norm.weight": "post_attention_layernorm.weight",
     "mlp.down.weight": "mlp.down_proj.weight",
 }
-#: Our keys by theirs; what has a default in their ``LlamaConfig`` is read by itself.
+#: Their keys by ours; keys with a default in their ``LlamaConfig`` are read separately.
 _KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -34,7 +31,7 @@ _KEYS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
 }
-#: The only value that our model has of each of these; absent and null mean it.
+#: The only supported value of each key; absent and null mean the same.
 _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -46,7 +43,7 @@ _QKV, _GATE_UP = "attention.qkv.weight", "mlp.gate_up.weight"
 
 
 def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Weights by our names to those of ``LlamaForCausalLM``; the coalesced layers are cut apart."""
+    """Return weights by the names of ``LlamaForCausalLM``, with the coalesced layers split."""
     named: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if name in _NAMES:
@@ -66,10 +63,10 @@ def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str,
 
 
 def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """The inverse of :func:`to_hugging_face`.
+    """Return weights by our names: the inverse of :func:`to_hugging_face`.
 
     Raises:
-        KeyError: a weight is missing; its name.
+        KeyError: the name of a missing weight.
     """
     ours = {name: weights[theirs] for name, theirs in _NAMES.items() if name != "head.weight"}
     if not model.tie_embeddings:
@@ -85,7 +82,7 @@ def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[st
 
 
 def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
-    """``config.json`` of ``LlamaForCausalLM``; ``dtype`` as torch names it, such as ``float32``."""
+    """Return the ``config.json`` of a ``LlamaForCausalLM``; ``dtype`` is torch's name, such as ``float32``."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -111,19 +108,19 @@ def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id
 
 
 def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
-    """The shape that a ``config.json`` describes, as transformers 4 and 5 write it, named after its folder.
+    """Return the model that a ``config.json`` of transformers 4 or 5 describes, named after its folder.
 
     Args:
         described: the file's content.
-        file: it comes from.
+        file: its path.
 
     Raises:
-        CheckpointError: not a LLaMA, or one with something that our model does not have; all such things are named.
-        ConfigError: a value is of the wrong type.
+        CheckpointError: it isn't a LLaMA, or has unsupported values; the message lists all of them.
+        ConfigError: a value has the wrong type.
     """
     if described.get("model_type") != "llama":
         raise CheckpointError(
-            f"{file}: model_type={described.get('model_type')!r}: not supported", hint="only LLaMA models are: 'llama'"
+            f"{file}: model_type={described.get('model_type')!r}: not supported", hint="must be 'llama'"
         )
     missing = [key for key in _KEYS.values() if key not in described]
     if missing:
@@ -145,34 +142,34 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
 
 
 def _other_values(described: dict[str, Any]) -> list[str]:
-    """What the file asks for and our model does not have, as ``key=value``."""
-    found = [f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)]
+    """Return the unsupported values as ``key=value``."""
+    others = [f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)]
     for group in ("rope_parameters", "rope_scaling"):
         rope = described.get(group) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
-            found.append(f"{group}.rope_type={kind!r}")
+            others.append(f"{group}.rope_type={kind!r}")
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            found.append(f"{group}.partial_rotary_factor={rope['partial_rotary_factor']!r}")
-    return found
+            others.append(f"{group}.partial_rotary_factor={rope['partial_rotary_factor']!r}")
+    return others
 
 
 def _odd_shapes(described: dict[str, Any], model: ModelConfig) -> list[str]:
-    """Numbers that do not go together in our model."""
+    """Return the sizes that our model can't have, with the rule."""
     numbers = {theirs: getattr(model, ours) for ours, theirs in _KEYS.items()}
     numbers["num_key_value_heads"] = model.num_kv_heads
     if min(numbers.values()) < 1:
         return [f"{key}={value}" for key, value in numbers.items() if value < 1]
-    found = []
+    problems = []
     head_dim = described.get("head_dim") or model.head_dim
     if head_dim * model.num_heads != model.hidden_size or head_dim % 2:
-        found.append(
+        problems.append(
             f"head_dim={head_dim} (must be even, and hidden_size={model.hidden_size} / "
             f"num_attention_heads={model.num_heads})"
         )
     if model.num_heads % model.num_kv_heads:
-        found.append(f"num_key_value_heads={model.num_kv_heads} (must divide num_attention_heads={model.num_heads})")
-    return found
+        problems.append(f"num_key_value_heads={model.num_kv_heads} (must divide num_attention_heads={model.num_heads})")
+    return problems
 
 
 def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:

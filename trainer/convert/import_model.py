@@ -1,8 +1,8 @@
-"""``python -m trainer.convert.import_model --from HF_FOLDER --to DIR``: a Hugging Face LLaMA as a checkpoint.
+"""``python -m trainer.convert.import_model --from HF_FOLDER --to DIR``: import a Hugging Face LLaMA as a checkpoint.
 
-The folder has the weights as every checkpoint has them (no moments), ``model.json``, ``tokenizer/`` if the model came
-with one, ``state.json`` and ``manifest.json`` last: ``train.init_from=DIR`` begins a run with it. Weights are read from
-safetensors alone; a pickle is never opened. Prints a line of JSON that says what was written.
+The checkpoint has weights (no moments), ``model.json``, ``tokenizer/`` if the model has one, ``state.json``, and
+``manifest.json``, written last. ``train.init_from=DIR`` starts a run from it. Reads weights only from safetensors and
+never opens a pickle. Prints what it wrote as one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from conf.initial_weights import MODEL
 from hlatctl.run import files
+from hlatctl.run.atomic import new_folder
 from hlatctl.run.errors import CheckpointError, run_main
 from hlatctl.run.manifest import write_manifest
 from trainer.convert.hugging_face import from_hugging_face, model_config, to_hugging_face
-from trainer.new_folder import new_folder
 from trainer.storage import save_tensors
 
 if TYPE_CHECKING:
@@ -38,18 +38,18 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "tokenizer.model",
 )
-#: Of older exports: tables that are computed, not learned.
+#: Suffix of tables in older exports that are computed, not learned.
 _COMPUTED = "rotary_emb.inv_freq"
 
 
 def import_model(source: Path, target: Path) -> dict[str, Any]:
-    """Write the folder, whole or not at all.
+    """Write the checkpoint atomically.
 
     Returns:
         ``{"to", "parameters", "dtypes", "model": {...}, "tokenizer": path or None}``.
 
     Raises:
-        CheckpointError: the source is not a LLaMA that our model can be, or is damaged.
+        CheckpointError: the source isn't a supported LLaMA, or is damaged.
         StorageError: the target exists, or can't be written.
     """
     model = _read_model(source)
@@ -78,7 +78,7 @@ def _read_model(source: Path) -> ModelConfig:
 
 
 def _read_weights(source: Path, model: ModelConfig) -> dict[str, Tensor]:
-    """All weights by their names, FP32 or BF16, each of the shape that the model asks for."""
+    """Return all weights by their names, as FP32 or BF16, after checking names and shapes."""
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -98,16 +98,16 @@ def _read_weights(source: Path, model: ModelConfig) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if tensor.shape != expected[name].shape:
             raise CheckpointError(
-                f"{source}: {name} has shape {tuple(tensor.shape)}, {_CONFIG} asks for {tuple(expected[name].shape)}"
+                f"{source}: {name} has shape {tuple(tensor.shape)}, {_CONFIG} requires {tuple(expected[name].shape)}"
             )
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             raise CheckpointError(f"{source}: {name} is {tensor.dtype}: not supported", hint="save it as bfloat16")
-    # FP16 has values that BF16 has not; FP32 has them all.
+    # BF16 can't represent all FP16 values; FP32 can.
     return {name: tensor if tensor.dtype == torch.bfloat16 else tensor.float() for name, tensor in weights.items()}
 
 
 def _expected(model: ModelConfig) -> dict[str, Tensor]:
-    """The weights that a model of that shape has, by their names, without memory."""
+    """Return a model's weights by their names, on the meta device."""
     import torch
 
     from trainer.model import Llama
@@ -118,7 +118,7 @@ def _expected(model: ModelConfig) -> dict[str, Tensor]:
 
 
 def _weight_files(source: Path) -> list[Path]:
-    """The safetensors files of a folder, by the index if there is one."""
+    """Return a folder's safetensors files, from the index if there is one."""
     if (source / _INDEX).is_file():
         named = _read_object(source / _INDEX).get("weight_map")
         names = sorted(set(named.values())) if isinstance(named, dict) else []
@@ -134,29 +134,29 @@ def _weight_files(source: Path) -> list[Path]:
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in source.glob(pattern))
     if pickles:
         raise CheckpointError(
-            f"{source}: holds pickled weights only ({_some(pickles)}); a pickle can run code and is never loaded",
-            hint="where you trust it, load it with transformers and `save_pretrained(DIR, safe_serialization=True)`",
+            f"{source}: has only pickled weights ({_some(pickles)}); pickles can run code and are never loaded",
+            hint="if you trust it, load it with transformers and run `save_pretrained(DIR, safe_serialization=True)`",
         )
     raise CheckpointError(f"{source}: has neither {_WEIGHTS} nor {_INDEX}", hint="import a folder of `save_pretrained`")
 
 
 def _refuse_unknown(path: Path, names: Iterable[str], model: ModelConfig) -> None:
-    """A weight that our model has no place for would be lost; tied embeddings may be written twice."""
+    """Refuse weights that our model doesn't have; tied embeddings may be stored twice."""
     copies = {"lm_head.weight"} if model.tie_embeddings else set()
     unknown = sorted(name for name in names if name not in copies and not name.endswith(_COMPUTED))
     if unknown:
-        raise CheckpointError(f"{path}: has weights that a LLaMA of its {_CONFIG} has not: {_some(unknown)}")
+        raise CheckpointError(f"{path}: has weights that its {_CONFIG} doesn't describe: {_some(unknown)}")
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> str | None:
-    """Copy the tokenizer's files; what ``tokenizer.path`` should name, relative to the checkpoint."""
-    found = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
-    if not {"tokenizer.json", "tokenizer.model"} & set(found):
+    """Copy the tokenizer's files and return ``tokenizer.path`` relative to the checkpoint; None without a tokenizer."""
+    names = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
+    if not {"tokenizer.json", "tokenizer.model"} & set(names):
         return None
     folder.mkdir()
-    for name in found:
+    for name in names:
         shutil.copyfile(source / name, folder / name)
-    return folder.name if "tokenizer.json" in found else f"{folder.name}/tokenizer.model"
+    return folder.name if "tokenizer.json" in names else f"{folder.name}/tokenizer.model"
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds {type(value).__name__}, expected an object")
+        raise CheckpointError(f"{path}: is {type(value).__name__}, must be an object")
     return value
 
 
@@ -176,10 +176,10 @@ def _some(names: list[str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Import; an exception says what is wrong."""
+    """Import a model; return the exit code."""
     parser = argparse.ArgumentParser(prog="trainer.convert.import_model", description=__doc__)
     parser.add_argument("--from", dest="source", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument("--to", type=Path, required=True, help="folder to make")
+    parser.add_argument("--to", type=Path, required=True, help="new folder")
     arguments = parser.parse_args(argv)
     print(json.dumps(import_model(arguments.source.absolute(), arguments.to.absolute())))
     return 0

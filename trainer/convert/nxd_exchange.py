@@ -1,9 +1,8 @@
 """``torchrun -m trainer.convert.nxd_exchange --run-dir RUN [--step N] --to DIR``, or ``--from DIR``.
 
-A run on backend nxd writes the checkpoints that every backend writes (docs/decisions/0018). Scripts of NeuronX
-Distributed want the library's, and have such to give: both ways through its own ``save_checkpoint`` (tensor by tensor,
-beside the processes) and ``load_checkpoint``, with the run's processes and layout. What the library loads is unpickled
-by torch's restricted unpickler, which knows tensors and plain values and runs nothing.
+Converts checkpoints to and from the format of NeuronX Distributed, because runs on backend nxd write the common format
+(docs/decisions/0018). Uses the library's ``save_checkpoint`` and ``load_checkpoint``, with the run's processes and
+layout. torch's restricted unpickler loads the library's files: it accepts only tensors and plain values.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ from conf.initial_weights import MODEL
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import CheckpointError, ConfigError, StorageError, run_main
+from hlatctl.run.atomic import new_folder
+from hlatctl.run.errors import CheckpointError, ConfigError, run_main
 from hlatctl.run.manifest import read_manifest, write_manifest
 from hlatctl.run.paths import RunPaths, step_name
 from hlatctl.run.reading import parse_json, reading
@@ -32,9 +33,9 @@ _FORCE_SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 def to_library(backend: Nxd, run: RunPaths, step: int | None, target: Path) -> dict[str, Any]:
-    """Write a checkpoint of the run as the library's, under the tag ``step-N``; all processes together.
+    """Write a checkpoint in the library's format, with the tag ``step-N``; all processes call this.
 
-    The library's user content is what the checkpoint has besides tensors: the loader's state among it.
+    The library's user content holds the checkpoint's other files, such as the loader's state.
     """
     import neuronx_distributed as nxd
 
@@ -63,86 +64,77 @@ def to_library(backend: Nxd, run: RunPaths, step: int | None, target: Path) -> d
         async_save=True,
         num_kept_ckpts=None,
     )
-    nxd.finalize_checkpoint()  # otherwise the last one would be left without its mark (checkpoint.py:198)
+    nxd.finalize_checkpoint()  # writes the mark of the last checkpoint (checkpoint.py:198)
     return {"step": manifest.step, "tokens": manifest.tokens, "to": os.fspath(target)}
 
 
 def from_library(backend: Nxd, config: Config, source: Path, target: Path) -> dict[str, Any]:
-    """Make a checkpoint of ours from the library's newest; all processes together.
+    """Write a checkpoint in our format from the library's newest; all processes call this.
 
-    One that :func:`to_library` wrote is a checkpoint of its run again; of any other there are tensors alone, which
-    ``train.init_from`` takes.
+    A source that :func:`to_library` wrote becomes a complete checkpoint of its run. Any other becomes tensors only, for
+    ``train.init_from``.
     """
     import neuronx_distributed as nxd
     import torch
     from torch_xla.utils.serialization import TensorReference
 
     if not nxd.trainer.checkpoint.has_checkpoint(os.fspath(source)):
-        raise CheckpointError(f"--from={source}: holds no complete checkpoint of NeuronX Distributed")
+        raise CheckpointError(f"--from={source}: has no complete checkpoint of NeuronX Distributed")
     os.environ[_FORCE_SAFE] = "1"
     torch.serialization.add_safe_globals([TensorReference])
     optimizer = _build(backend)
-    # Into dictionaries: loaded into the optimizer, ZeRO-1 would begin from weights that are not there yet.
+    # Load into dictionaries: loaded into the optimizer, ZeRO-1 would start from weights that are not loaded yet.
     model: dict[str, Any] = {}
     state: dict[str, Any] = {}
     content = nxd.load_checkpoint(os.fspath(source), model=model, optimizer=state)
     optimizer.take_over(model, state)
     backend.step_boundary()
-    told: dict[str, Any] = {"step": 0, "tokens": 0, "world": {}, "files": {}}
+    described: dict[str, Any] = {"step": 0, "tokens": 0, "world": {}, "files": {}}
     if isinstance(content, str):
         with reading(source):
-            told = parse_json(content)
-    partial = target.with_name(f".{target.name}.partial")
-    if backend.rank == 0:
-        _begin(partial, target)
+            described = parse_json(content)
+    with new_folder(target) if backend.rank == 0 else nullcontext() as filled:
+        partial = Path(backend.from_rank0(os.fspath(filled) if filled else None))
+        backend.save(optimizer.tensors(), partial)
+        if backend.rank == 0:
+            for name, value in {MODEL: asdict(config.model), **described["files"]}.items():
+                files.write_json(partial / name, value)
+            write_manifest(partial, step=described["step"], tokens=described["tokens"], world=described["world"])
     backend.gather(None)
-    backend.save(optimizer.tensors(), partial)
-    if backend.rank == 0:
-        for name, value in {MODEL: asdict(config.model), **told["files"]}.items():
-            files.write_json(partial / name, value)
-        write_manifest(partial, step=told["step"], tokens=told["tokens"], world=told["world"])
-        partial.rename(target)
-    backend.gather(None)
-    return {"step": told["step"], "tokens": told["tokens"], "to": os.fspath(target)}
+    return {"step": described["step"], "tokens": described["tokens"], "to": os.fspath(target)}
 
 
 def _build(backend: Nxd) -> Any:
     return backend.optimizer(backend.build_model(document_end_id=None))
 
 
-def _begin(partial: Path, target: Path) -> None:
-    if target.exists():
-        raise StorageError(f"--to={target}: exists", hint="name another, or remove it")
-    partial.mkdir(parents=True)
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Convert; an exception says what is wrong."""
+    """Convert a checkpoint; return the exit code."""
     parser = argparse.ArgumentParser(prog="trainer.convert.nxd_exchange", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--step", type=int, help="none: the newest valid checkpoint")
-    parser.add_argument("--from", dest="source", type=Path, help="the library's folder; none: it is written")
-    parser.add_argument("--to", type=Path, required=True, help="folder to make")
+    parser.add_argument("--step", type=int, help="default: the newest valid checkpoint")
+    parser.add_argument("--from", dest="source", type=Path, help="the library's folder; default: write one")
+    parser.add_argument("--to", type=Path, required=True, help="new folder")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
     config = load(run.config)
     if config.backend.name != "nxd":
         raise ConfigError(
-            f"backend.name={config.backend.name}: the library's checkpoints are cut as its own processes are laid out",
-            hint="a run on backend nxd may begin from any run's checkpoint: train.init_from",
+            f"backend.name={config.backend.name}: must be nxd, because the library's checkpoints need its processes",
+            hint="start a run on backend nxd from any run's checkpoint with train.init_from=DIR",
         )
     from trainer.backends.nxd import Nxd
 
     backend = Nxd(config)
     try:
         if arguments.source is None:
-            told = to_library(backend, run, arguments.step, arguments.to.absolute())
+            written = to_library(backend, run, arguments.step, arguments.to.absolute())
         else:
-            told = from_library(backend, config, arguments.source.absolute(), arguments.to.absolute())
+            written = from_library(backend, config, arguments.source.absolute(), arguments.to.absolute())
     finally:
         backend.close()
     if backend.rank == 0:
-        print(json.dumps(told))
+        print(json.dumps(written))
     return 0
 
 

@@ -1,7 +1,7 @@
-"""``python -m trainer.data.at --run-dir RUN --step N``: which documents a step was trained on, as JSON on stdout.
+"""``python -m trainer.data.at --run-dir RUN --step N``: the documents that a step was trained on, as JSON on stdout.
 
-Nothing is journalled for it: the loader is a pure function of the run's configuration and corpus, so it is run again,
-from the newest checkpoint before the step that is still there, or else from the start.
+The loader is a pure function of the run's configuration and corpus. So it is run again, from the newest checkpoint
+before the step, or from the start if none is left.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, why
 
 _EXCERPT_CHARACTERS = 60
-#: Who amends a run by itself, within an attempt; what an operator amends, the next attempt honours.
+#: The trainer's own amendments take effect within an attempt; an operator's take effect in the next one.
 _TRAINER = "trainer"
 
 
 def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
-    """What each sequence of a step was made of.
+    """Return the documents of each sequence of a step.
 
-    A step that the run has not trained (or not again since it went back) is answered as it would be trained next.
+    For a step that was not trained (or not again after a rollback), these are the documents it would be trained on.
 
     Args:
         run: the run directory.
-        step: optimizer step, from 1 on.
+        step: optimizer step, 1-based.
 
     Returns:
-        ``step``; ``batch``; ``from_step``, whose checkpoint was gone on from (0: the start); ``trained``;
-        ``sequences``: lists of ``source``, ``file``, ``row``, ``first_token``, ``tokens``, ``text`` (its beginning).
+        ``step``; ``batch``; ``from_step``, whose checkpoint the loader started from (0: the start); ``trained``;
+        ``sequences``: lists of ``source``, ``file``, ``row``, ``first_token``, ``tokens``, ``text`` (the first 60
+        characters).
 
     Raises:
         ConfigError: the run has no such step.
-        DataError: its corpus is not there.
+        DataError: its corpus is missing.
     """
     from trainer.data.loader import Loader
 
@@ -53,7 +54,7 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
     trained = step in fold(events).steps
     from_step, state = _checkpoint_before(run, step)
     counted = events_that_count(events, step) if trained else events
-    loader = Loader.of(config, _dataset(run), rank=0, size=1, state=state, events=counted)
+    loader = Loader(config, _dataset(run), rank=0, size=1, state=state, events=counted)
     try:
         first = loader.batch
         for _ in range(step - from_step):
@@ -71,11 +72,11 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
 
 
 def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
-    """The events that the newest attempt to train a step had seen when it did.
+    """Return the events that the newest attempt that trained a step had read by then.
 
     Args:
         events: of the run, in order of time.
-        step: one that was trained.
+        step: a step that was trained.
     """
     ran = max(i for i, event in enumerate(events) if event["kind"] == "step" and event["step"] == step)
     attempt = events[ran]["attempt"]
@@ -87,35 +88,31 @@ def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
 
 
 def _checkpoint_before(run: RunPaths, step: int) -> tuple[int, list[list[int]] | None]:
-    """The newest checkpoint before a step: its step and the loader's state; 0 and None if there is none."""
-    for found in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
-        folder = run.checkpoint(found)
+    """Return the step and the loader's state of the newest checkpoint before a step; 0 and None if there is none."""
+    for earlier in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
+        folder = run.checkpoint(earlier)
         try:
-            ranks = [files.read_json(folder / f"rank-{r:05d}.json") for r in range(_ranks(folder))]
-            return found, [row for rank in ranks for row in rank["loader"]]
+            count = int(read_manifest(folder).world["world_size"])
+            ranks = [files.read_json(folder / f"rank-{rank:05d}.json") for rank in range(count)]
+            return earlier, [row for rank in ranks for row in rank["loader"]]
         except (OSError, HlatctlError, *DAMAGED) as error:
-            print(f"checkpoint of step {found}: not readable ({why(error)})", file=sys.stderr)
+            print(f"checkpoint of step {earlier}: not readable ({why(error)})", file=sys.stderr)
     return 0, None
-
-
-def _ranks(folder: Path) -> int:
-    return int(read_manifest(folder).world["world_size"])
 
 
 def _dataset(run: RunPaths) -> dict[str, Any]:
     try:
-        dataset = files.read_sealed_json(run.dataset)
+        return files.read_sealed_json(run.dataset)
     except (OSError, ValueError) as error:
         raise DataError(f"{run.dataset}: not readable ({error})") from None
-    return dataset
 
 
 def _describe(loader: Any, index: int) -> list[dict[str, Any]]:
-    found = []
+    documents = []
     for span in loader.spans[index]:
         source = loader.sources[span.source]
         origin = source.origin(span.document)
-        found.append(
+        documents.append(
             {
                 "source": source.name,
                 "file": origin.file,
@@ -125,11 +122,11 @@ def _describe(loader: Any, index: int) -> list[dict[str, Any]]:
                 "text": source.documents[span.document][:_EXCERPT_CHARACTERS],
             }
         )
-    return found
+    return documents
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print what a step was made of; an exception says what is wrong."""
+    """Print the documents of a step as JSON."""
     parser = argparse.ArgumentParser(prog="trainer.data.at", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--step", type=int, required=True)

@@ -1,6 +1,6 @@
-"""``python -m trainer.data.check --config FILE``: would this corpus and tokenizer do? In seconds.
+"""``python -m trainer.data.check --config FILE``: check a corpus and tokenizer within seconds.
 
-Looks at names, schemas and first lines, with the same code that ``trainer.data.prepare`` reads them with.
+It reads names, schemas and first lines, with the same code as ``trainer.data.prepare``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.data import corpus
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check; an exception says what is wrong."""
+    """Check the corpus; an error names the problem."""
     parser = argparse.ArgumentParser(prog="trainer.data.check", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     corpus.check(load(parser.parse_args(argv).config))

@@ -1,4 +1,4 @@
-"""The corpora that a configuration names, as streams of documents. Where they go is prepare's business."""
+"""The corpora of a configuration, as streams of documents. ``trainer.data.prepare`` writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import formats, tokenizer
 from trainer.data.formats import Report, Row
 
-#: Modules are cut into documents of about this size: one of the largest (a table of 100,000 tokens) would otherwise
+#: Modules are cut into documents of about this size. Otherwise one of the largest (a table of 100,000 tokens) would
 #: fill a row of the batch for a third of the quickstart.
 _MODULE_DOCUMENT_BYTES = 8 * 1024
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -23,11 +23,11 @@ class Corpus:
     """One corpus of the configuration's mixture.
 
     Args:
-        name: what it is called: its path.
+        name: its path.
         files: in order.
-        column: that holds the text.
-        unread: how many files of the folder are not read, by the ending of their names.
-        modules: the files are Python modules of the standard library, not of the corpus's own formats.
+        column: of the text.
+        unread: number of files in the folder that are not read, by suffix.
+        modules: the files are Python modules of the standard library.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Corpus:
 
 
 def check(config: Config) -> list[Corpus]:
-    """Everything that can be seen without reading the corpora; these, in order.
+    """Check everything that needs no full read; return the corpora in order.
 
     Raises:
-        DataError: a path, file, column or tokenizer that can't be used.
+        DataError: a path, file, column or tokenizer can't be used.
         ConfigError: the tokenizer is larger than the model's vocabulary.
     """
     if config.tokenizer.path is not None:
@@ -55,7 +55,7 @@ def check(config: Config) -> list[Corpus]:
 
 
 def check_vocabulary(config: Config, vocab_size: int) -> None:
-    """Refuse a tokenizer that the model's embedding has too few rows for.
+    """Refuse a tokenizer that is larger than the model's embedding.
 
     Raises:
         ConfigError: it is larger than ``model.vocab_size``.
@@ -70,7 +70,7 @@ def check_vocabulary(config: Config, vocab_size: int) -> None:
 
 
 def _check_files(corpus: Corpus, *, skip: bool) -> None:
-    """Look at every file; if damage is skipped, one must be whole."""
+    """Check every file; if damage is skipped, at least one must be readable."""
     damage: list[DataError] = []
     report = damage.append if skip else formats.fail
     whole = [formats.check_file(path, corpus.column, report) for path in corpus.files]
@@ -79,14 +79,14 @@ def _check_files(corpus: Corpus, *, skip: bool) -> None:
 
 
 def read(corpus: Corpus, path: Path, report: Report) -> Iterator[Row]:
-    """The rows of one of its files; None or blank where a row has no text."""
+    """Yield the rows of one of its files; the text of a row is None or blank if there is none."""
     if not corpus.modules:
         yield from formats.read_documents(path, corpus.column, report)
         return
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        yield 1, None  # the standard library holds such files to test its own decoder
+        yield 1, None  # the standard library contains such files to test its own decoder
     except OSError as error:
         raise DataError(f"{path}: not readable ({error.strerror})") from None
     else:
@@ -94,18 +94,18 @@ def read(corpus: Corpus, path: Path, report: Report) -> Iterator[Row]:
 
 
 def _corpus(path: Path, column: str) -> Corpus:
-    found = formats.find_files(path)
-    unread = formats.unread_files(path, set(found)) if path.is_dir() else {}
-    return Corpus(name=str(path), files=found, column=column, unread=unread)
+    files = formats.find_files(path)
+    unread = formats.unread_files(path, set(files)) if path.is_dir() else {}
+    return Corpus(name=str(path), files=files, column=column, unread=unread)
 
 
 def _standard_library() -> Corpus:
-    """The sources of the running interpreter's standard library, without its tests, which not every system installs."""
+    """Return the interpreter's standard library, without its tests, which not every system installs."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = sorted(p for p in root.rglob("*.py") if not _NOT_THE_LIBRARY & set(p.relative_to(root).parts))
-    if not found:
+    modules = sorted(p for p in root.rglob("*.py") if not _NOT_THE_LIBRARY & set(p.relative_to(root).parts))
+    if not modules:
         raise DataError(
-            f"data.source=python_stdlib: {root} holds no .py files",
+            f"data.source=python_stdlib: {root} contains no .py files",
             hint="use an interpreter that comes with its sources, or set data.path",
         )
-    return Corpus(name=str(root), files=found, column="", modules=True)
+    return Corpus(name=str(root), files=modules, column="", modules=True)

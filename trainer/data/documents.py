@@ -1,6 +1,6 @@
-"""Prepared Arrow files as one list of documents, mapped into memory: nothing is read before it is asked for.
+"""Prepared Arrow files as one list of documents, mapped into memory: documents are read on access.
 
-Of each file that is in use its batches' first positions are kept: about 2 KB a GiB of text. Nothing else grows with a
+For each open file the first positions of its batches are kept: about 2 KB per GiB of text. Nothing else grows with the
 corpus.
 """
 
@@ -39,7 +39,7 @@ class Documents(Sequence[str]):
     """The documents of prepared files, by position.
 
     Args:
-        entries: of the files in ``dataset.json``: their ``path`` and number of ``documents``.
+        entries: the files of ``dataset.json``, with ``path`` and number of ``documents``.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -72,7 +72,7 @@ class Documents(Sequence[str]):
         return (self[position] for position in range(len(self)))
 
     def file_and_row(self, position: int) -> tuple[int, int]:
-        """A document's input file, by its position in the source's inputs, and its 1-based row there."""
+        """Return a document's input file, by its position in the source's inputs, and its 1-based row there."""
         return int(self._value(position, 1)), int(self._value(position, 2))
 
     def _value(self, position: int, column: int) -> Any:
@@ -82,7 +82,7 @@ class Documents(Sequence[str]):
         return self._file(number).value(position - self._starts[number], column)
 
     def _file(self, number: int) -> _File:
-        """A file, mapped; of many files those used last stay so."""
+        """Return a mapped file; the most recently used ones stay mapped."""
         if number not in self._open:
             self._open[number] = _File(self._paths[number], self._counts[number])
             if len(self._open) > _OPEN_FILES:
@@ -109,18 +109,18 @@ class _File:
             )
 
     def value(self, position: int, column: int) -> Any:
-        """One cell."""
+        """Return one cell."""
         batch = int(np.searchsorted(self._starts, position, side="right")) - 1
         try:
             return self._reader.get_batch(batch).column(column)[position - int(self._starts[batch])].as_py()
-        except (UnicodeDecodeError, pa.ArrowException) as error:  # it was whole when it was written
+        except (UnicodeDecodeError, pa.ArrowException) as error:  # it was complete when it was written
             raise DataError(
                 f"{self._path}: prepared corpus is missing or damaged (document {position}: {error})", hint=_HINT
             ) from None
 
 
 class Source:
-    """One corpus of a mixture: its training documents, and where they come from.
+    """One corpus of a mixture: its training documents and their origins.
 
     Args:
         dataset: ``dataset.json``.
@@ -139,7 +139,7 @@ class Source:
         self._inputs: list[str] | None = None
 
     def origin(self, position: int) -> Origin:
-        """The input file and row of a document."""
+        """Return the input file and row of a document."""
         if self._inputs is None:
             with reading(Path(self._entry["inputs"]), hint=_HINT):
                 self._inputs = list(files.read_json(Path(self._entry["inputs"])))
@@ -148,14 +148,14 @@ class Source:
 
 
 def sources_of(dataset: dict[str, Any]) -> list[Source]:
-    """Every source of a dataset, in order.
+    """Return every source of a dataset, in order.
 
     Raises:
-        DataError: a file is missing or damaged, or a source has nothing to train on.
+        DataError: a file is missing or damaged, or a source has no training documents.
     """
     sources = [Source(dataset, index) for index in range(len(dataset["sources"]))]
     empty = next((source for source in sources if not len(source.documents)), None)
     if empty or not sources:
         name = empty.name if empty else "data"
-        raise DataError(f"{name}: the prepared corpus has no training documents", hint="give a larger corpus")
+        raise DataError(f"{name}: the prepared corpus has no training documents", hint="use a larger corpus")
     return sources

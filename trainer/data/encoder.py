@@ -1,8 +1,8 @@
-"""A text to its ids, exactly as the tokenizer gives them, but faster where that can be proved. No files, no packing.
+"""Encode text to the tokenizer's exact ids, faster if that is provably possible. No files, no packing.
 
-SentencePiece-style BPE takes a whole document for one word, so nothing is ever looked up twice. Yet where no piece of
-the vocabulary holds a space after another character, and none a line end, no merge ever crosses such a place: the words
-between can be encoded one by one with equal ids, and kept. Text repeats its words, so most are then found, not encoded.
+SentencePiece-style BPE treats a whole document as one word, so its word cache never hits. But if no piece of the
+vocabulary has a space after another character, or a line end, then no merge crosses these places. So the words between
+them can be encoded one by one with equal ids, and cached. Text repeats its words, so most come from the cache.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Tokens = npt.NDArray[np.int32]
-#: A text to its ids, without special tokens.
+#: Encodes a text to its ids, without special tokens.
 Encode = Callable[[str], Tokens]
 
 _SPACE = "▁"
 _WORD = re.compile(r" *[^ \n]+| +|\n")
 _LINE_END_PIECE = "<0x0A>"
-#: Words in a generation, about 25 MB; the one before is kept too, so that what comes often is never forgotten.
+#: Words in a cache generation, about 25 MB; the previous one is kept too, so frequent words are never dropped.
 _REMEMBERED_WORDS = 100_000
-#: Longer ones are no words and hardly come again.
+#: Longer words rarely repeat and are not cached.
 _REMEMBERED_CHARACTERS = 64
-_UNKNOWN = b"?"  # no ids: these come in fours
+_UNKNOWN = b"?"  # not ids: these have four bytes each
 
 
 def make_encoder(tokenizer: Tokenizer) -> Encode:
-    """The fastest exact way to encode with a tokenizer, which it may change.
+    """Return the fastest exact encoder of a tokenizer, which it may change.
 
     Args:
-        tokenizer: as :func:`trainer.data.tokenizer.load` gives it.
+        tokenizer: from :func:`trainer.data.tokenizer.load`.
     """
     whole = _Whole(tokenizer)
     return _ByWord(tokenizer, whole) if splits_at_words(json.loads(tokenizer.to_str())) else whole
 
 
 def splits_at_words(description: dict[str, Any]) -> bool:
-    """Whether words can be encoded apart: proved from the parts of a ``tokenizer.json``, or else False."""
+    """Return whether a ``tokenizer.json`` proves that words can be encoded separately."""
     model = description["model"]
     return (
         model["type"] == "BPE"
@@ -61,14 +61,14 @@ def splits_at_words(description: dict[str, Any]) -> bool:
 
 
 def _is_metaspace(normalizer: dict[str, Any] | None) -> bool:
-    """A space before the text, and every space made visible: what SentencePiece does and no more."""
+    """Return whether a normalizer only prepends a space and replaces spaces, like SentencePiece."""
     prepend = {"type": "Prepend", "prepend": _SPACE}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     return normalizer == {"type": "Sequence", "normalizers": [prepend, replace]}
 
 
 class _Whole:
-    """One call of the tokenizer a text; it lets other threads run meanwhile."""
+    """Encodes a text with one call of the tokenizer, which releases the GIL."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -79,7 +79,7 @@ class _Whole:
 
 
 class _ByWord:
-    """Word by word, from memory; what is new is encoded in one call."""
+    """Encodes word by word from a cache; unknown words are encoded in one call."""
 
     def __init__(self, tokenizer: Tokenizer, whole: Encode) -> None:
         from tokenizers import Tokenizer, normalizers
@@ -98,13 +98,13 @@ class _ByWord:
             return self._whole(text)  # a visible space in the text itself could merge with a real one
         words = _WORD.findall(f" {text}")
         known = self._known
-        found = [known.get(word, _UNKNOWN) for word in words]
-        if missing := [place for place, ids in enumerate(found) if ids is _UNKNOWN]:
+        encoded = [known.get(word, _UNKNOWN) for word in words]
+        if missing := [place for place, ids in enumerate(encoded) if ids is _UNKNOWN]:
             recalled = self._recall({words[place] for place in missing})
             for place in missing:
-                found[place] = recalled[words[place]]
+                encoded[place] = recalled[words[place]]
             self._remember(recalled)
-        return np.frombuffer(b"".join(found), dtype=np.int32)
+        return np.frombuffer(b"".join(encoded), dtype=np.int32)
 
     def _remember(self, recalled: dict[str, bytes]) -> None:
         self._known.update((word, ids) for word, ids in recalled.items() if len(word) <= _REMEMBERED_CHARACTERS)
@@ -112,14 +112,14 @@ class _ByWord:
             self._known, self._before = {}, self._known
 
     def _recall(self, new: set[str]) -> dict[str, bytes]:
-        """The ids of words, as bytes: from the generation of words before this one, or encoded."""
-        found = {word: self._before[word] for word in new if word in self._before}
-        found["\n"] = self._line_end.tobytes()
-        unknown = [word for word in new if word not in found]
-        return found | self._learn(unknown) if unknown else found
+        """Return the ids of words, as bytes: from the previous cache generation, or encoded."""
+        ids = {word: self._before[word] for word in new if word in self._before}
+        ids["\n"] = self._line_end.tobytes()
+        unknown = [word for word in new if word not in ids]
+        return ids | self._learn(unknown) if unknown else ids
 
     def _learn(self, words: list[str]) -> dict[str, bytes]:
-        """Encode words, in one text where line ends part them."""
+        """Encode words in one text, separated by line ends."""
         ids = self._encode_words("\n".join(words))
         ends = [*np.flatnonzero(ids == self._line_end).tolist(), len(ids)]
         starts = [0, *(end + 1 for end in ends[:-1])]

@@ -1,7 +1,7 @@
-"""Reading documents from files: Arrow, Parquet, JSON Lines and plain text. What to do with them is not here.
+"""Read documents from files: Arrow, Parquet, JSON Lines and plain text.
 
-A file is looked at (:func:`check_file`: existence, schema, first line) before it is read (:func:`read_documents`:
-one document after another in bounded memory); both raise the same errors. A row's number is 1-based: the line of JSON
+A file is checked (:func:`check_file`: existence, schema, first line) before it is read (:func:`read_documents`: one
+document after another in bounded memory); both raise the same errors. A row's number is 1-based: the line of JSON
 Lines, the row of a table, the piece of a plain text. No torch, no transformers.
 """
 
@@ -42,24 +42,22 @@ _FORMATS = {
     ".md": "text",
     ".markdown": "text",
 }
-
-
 #: A row's number, and its text if it has one.
 Row = tuple[int, str | None]
-#: What is done about damage: raise it, or return to have it left out.
+#: Called with damage: raises it, or returns to skip the damaged part.
 Report = Callable[[DataError], None]
 
 
 def fail(error: DataError) -> None:
-    """Damage ends the reading."""
+    """Raise the error: damage stops the reading."""
     raise error
 
 
 def find_files(path: Path) -> list[Path]:
-    """The readable files at ``data.path``: the file itself, or those below the folder in order of name.
+    """Return the readable files at ``data.path``: the file itself, or those below the folder in order of name.
 
     Raises:
-        DataError: nothing there, an empty folder, or no file of a known format.
+        DataError: the path is missing, the folder is empty, or no file has a known format.
     """
     known = ", ".join(_FORMATS)
     try:
@@ -73,9 +71,9 @@ def find_files(path: Path) -> list[Path]:
     except PermissionError as error:
         raise DataError(f"data.path={path}: not readable ({error.strerror})") from None
     if not files:
-        raise DataError(f"data.path={path}: the folder is empty", hint=f"it must hold files that end in: {known}")
+        raise DataError(f"data.path={path}: the folder is empty", hint=f"it must contain files that end in: {known}")
     known_files = [p for p in files if format_of(p)]
-    # At the top of a folder it describes the corpus: every dataset from the Hugging Face hub has one.
+    # At the top of a folder README.md describes the corpus: every dataset from the Hugging Face hub has one.
     readable = [p for p in known_files if p != path / _CARD] or known_files
     if not readable:
         raise DataError(
@@ -86,27 +84,27 @@ def find_files(path: Path) -> list[Path]:
 
 
 def unread_files(path: Path, read: Collection[Path]) -> dict[str, int]:
-    """Files below a folder that are not read, by the ending of their names; hidden ones are not counted.
+    """Count the files below a folder that are not read, by suffix, without hidden ones.
 
     Args:
         path: ``data.path``.
-        read: the files below it that are.
+        read: the files below it that are read.
     """
     others = (p for p in path.rglob("*") if not p.is_dir() and not _hidden(p.relative_to(path)))
     return dict(Counter(p.suffix or p.name for p in others if p not in read))
 
 
 def format_of(path: Path) -> str | None:
-    """``arrow``, ``parquet``, ``jsonl`` or ``text`` by the file's name; None if it is none of them."""
+    """Return ``arrow``, ``parquet``, ``jsonl`` or ``text`` by the file's name; None if it has no known suffix."""
     name = path.name.lower()
     return next((kind for ending, kind in _FORMATS.items() if name.endswith(ending)), None)
 
 
 def check_file(path: Path, column: str, report: Report = fail) -> bool:
-    """Look at a file's head, or foot: whether it can be read, at least in part.
+    """Check a file's head or foot; return whether the file can be read at least in part.
 
     Raises:
-        DataError: it has no such column; or, by default, it can't be read.
+        DataError: it lacks the column; or, by default, it can't be read.
     """
     with _guard(path, report):
         kind = format_of(path)
@@ -125,15 +123,15 @@ def check_file(path: Path, column: str, report: Report = fail) -> bool:
 
 
 def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[Row]:
-    """A file's rows in order; a null is a row without text.
+    """Yield a file's rows in order; a null is a row without text.
 
     Args:
         path: the file.
-        column: that holds the text.
-        report: is told of damage; if it returns, the damaged part is left out.
+        column: of the text.
+        report: is called with damage; if it returns, the damaged part is skipped.
 
     Raises:
-        DataError: there is no such column; or, by default, the first damage, which names file and row.
+        DataError: the column is missing; or, by default, the first damage, with file and row.
     """
     readers = {"parquet": _read_parquet, "arrow": _read_arrow, "jsonl": _read_jsonl, "text": _read_text}
     with _guard(path, report):
@@ -141,7 +139,7 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[R
 
 
 def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
-    """Row group by row group: damage costs the rest of its group."""
+    """Read row group by row group: damage skips the rest of its group."""
     with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
         _check_schema(path, file.schema_arrow, column)
         first = 1
@@ -161,7 +159,7 @@ def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, repor
 
 
 def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
-    """Batch by batch; a stream has no index, so damage costs all that follows."""
+    """Read batch by batch; a stream has no index, so damage skips all that follows."""
     with _open_arrow(path) as reader:
         _check_schema(path, reader.schema, column)
         is_file = isinstance(reader, pa.RecordBatchFileReader)
@@ -170,7 +168,7 @@ def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
         with _guard(path, report, lambda: f"from row {first} on"):
             for batch in batches:
                 values = batch.column(column)
-                # Arrow trusts offsets; a damaged one would read anywhere. As binary, for text is judged row by row.
+                # Arrow trusts offsets; a damaged one would read anywhere. As binary: text is decoded row by row.
                 values.cast(pa.large_binary()).validate(full=True)
                 for start in range(0, len(values), _BATCH_ROWS):
                     yield from _column_rows(path, values.slice(start, _BATCH_ROWS), first + start, report)
@@ -181,13 +179,13 @@ def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> It
     try:
         texts = values.to_pylist()
     except UnicodeDecodeError:
-        yield from _judged_rows(path, values, first, report)
+        yield from _decodable_rows(path, values, first, report)
     else:
         yield from enumerate(texts, start=first)
 
 
-def _judged_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
-    """The rows that are UTF-8, of values of which some are not."""
+def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
+    """Yield the rows that are UTF-8 of values that include others."""
     for number, value in enumerate(values, start=first):
         try:
             yield number, value.as_py()
@@ -229,7 +227,7 @@ def _json_document(path: Path, number: int, line: bytes, column: str) -> str | N
 
 
 def _read_text(path: Path, column: str, report: Report) -> Iterator[Row]:
-    """Pieces of a text; its rows are these."""
+    """Read the pieces of a plain text as rows."""
     del column  # a plain text file has none
     with _open_lines(path) as lines:
         yield from enumerate(cut(_decoded(path, lines, report), TEXT_DOCUMENT_BYTES), start=1)
@@ -246,7 +244,7 @@ def _decoded(path: Path, lines: Iterable[bytes], report: Report) -> Iterator[str
 
 
 def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
-    """Lines joined to documents, each ended by the first line end after so many UTF-8 bytes."""
+    """Join lines to documents; each ends with the first line end after this many UTF-8 bytes."""
     part: list[str] = []
     size = 0
     for line in lines:
@@ -261,13 +259,13 @@ def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
 
 @contextmanager
 def _guard(path: Path, report: Report, where: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Report what goes wrong inside a reader, naming the file and where in it; what is left of the block is skipped."""
+    """Report an error inside a reader with file and place; the rest of the block is skipped."""
     try:
         yield
     except (pa.ArrowException, OSError, EOFError, zlib.error, _zstd_error()) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         message = f"{path}: truncated or damaged {where()}".rstrip()
-        report(DataError(f"{message} ({reason})", hint="copy the file again, or data.on_corrupt=skip"))
+        report(DataError(f"{message} ({reason})", hint="copy the file again, or set data.on_corrupt=skip"))
 
 
 def _zstd_error() -> type[Exception]:
@@ -278,7 +276,7 @@ def _zstd_error() -> type[Exception]:
 
 @contextmanager
 def _open_lines(path: Path) -> Iterator[Iterable[bytes]]:
-    """A file's lines, unpacked. Only a line feed ends one; a carriage return in a text document is part of it."""
+    """Open a file's lines, decompressed. Only a line feed ends one; a carriage return is part of the text."""
     name = path.name.lower()
     with path.open("rb") as raw:
         stream: Any = raw

@@ -1,6 +1,6 @@
-"""The packed sequences of one data-parallel rank, made in the background while the device computes.
+"""The packed sequences of one data-parallel rank, prepared in the background while the device computes.
 
-The state is that of the batches taken, never of those made ahead, so a checkpoint resumes at the very next token.
+The state counts batches that were taken, never prefetched ones, so a checkpoint resumes at the next token.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,13 +30,13 @@ from trainer.data.packing import Deal, Position, Row, Span
 
 _STOP_POLL_S = 0.1
 
-#: Of each row of the global batch: how many batches have been drawn, then its position's numbers; as JSON.
+#: For each row of the global batch: the number of batches drawn, then its position's numbers; JSON.
 State = list[list[int]]
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Tokens (rows, seq_len + 1), what they were made of, the batch's number, and where the rows are after it."""
+    """Tokens (rows, seq_len + 1), their spans, the batch's number, and the rows' positions after it."""
 
     tokens: Tokens
     spans: list[list[Span]]
@@ -45,70 +45,23 @@ class _Batch:
 
 
 class Loader:
-    """Gives a rank's share of each step's sequences.
+    """Returns a rank's share of each step's sequences.
 
     Args:
+        config: of the run.
         dataset: ``dataset.json``.
-        global_batch_size: sequences per step over all ranks.
-        seq_len: tokens.
-        seed: of the documents' order.
         rank: data-parallel rank.
         size: data-parallel size.
-        prefetch_batches: made ahead at most.
-        state: of all ranks, in order: their :attr:`state` lists one after another, whatever number of ranks that was.
-        weights: of the sources, as shares of the tokens; none: equal ones.
-        skip: numbers of batches, from 1 on, that are drawn and dropped; all ranks must name the same.
+        state: the concatenated :attr:`state` lists of all ranks, in order, for any number of ranks.
+        events: of the journal, equal on all ranks; their ``amended`` events add batches to skip.
 
     Raises:
         DataError: the corpus can't be read, or is empty.
-        CheckpointError: the state is not one of such a global batch.
+        CheckpointError: the state belongs to another global batch size.
     """
 
     def __init__(
         self,
-        dataset: dict[str, Any],
-        *,
-        global_batch_size: int,
-        seq_len: int,
-        seed: int,
-        rank: int,
-        size: int,
-        prefetch_batches: int,
-        state: State | None = None,
-        weights: Sequence[float] | None = None,
-        skip: frozenset[int] = frozenset(),
-    ) -> None:
-        # One thread a rank: the cores belong to the computation.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.sources: list[Source] = sources_of(dataset)
-        self._seq_len, self._skip = seq_len, skip
-        self.batch, positions = _positions(state, global_batch_size, len(self.sources))
-        """Number of the last batch taken, from 1 on; those left out are counted."""
-        deal = Deal(
-            [len(source.documents) for source in self.sources],
-            keys=[source.fingerprint for source in self.sources],
-            weights=weights or [1.0] * len(self.sources),
-            rows=global_batch_size,
-            seed=seed,
-        )
-        encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
-        documents = [source.documents for source in self.sources]
-        mine = range(global_batch_size // size * rank, global_batch_size // size * (rank + 1))
-        eos_id = int(dataset["tokenizer"]["eos_id"])
-        rows = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
-        self._taken = [row.position for row in rows]
-        self.spans: list[list[Span]] = []
-        """What each of this rank's sequences of the last batch taken was made of; indexes into :attr:`sources`."""
-        self._queue: queue.Queue[_Batch | BaseException] = queue.Queue(maxsize=prefetch_batches)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._produce, args=(rows, self.batch), name="loader", daemon=True)
-        self._thread.start()
-        self.wait_s = 0.0
-        """Time that :meth:`next` has waited since this was last set to 0."""
-
-    @classmethod
-    def of(
-        cls,
         config: Config,
         dataset: dict[str, Any],
         *,
@@ -116,37 +69,43 @@ class Loader:
         size: int,
         state: State | None = None,
         events: Iterable[Event] = (),
-    ) -> Self:
-        """The loader of a run.
-
-        Args:
-            config: of the run.
-            dataset: ``dataset.json``.
-            rank: data-parallel rank.
-            size: data-parallel size.
-            state: as for the class.
-            events: of the journal, equal on all ranks: what ``amended`` events leave out is left out.
-        """
-        return cls(
-            dataset,
-            global_batch_size=config.train.global_batch_size,
-            seq_len=config.train.seq_len,
+    ) -> None:
+        # One thread per rank: the other cores are for the computation.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.sources: list[Source] = sources_of(dataset)
+        rows = config.train.global_batch_size
+        self._seq_len, self._skip = config.train.seq_len, skipped_batches(config, events)
+        self.batch, positions = _positions(state, rows, len(self.sources))
+        """Number of the last batch taken, 1-based, including skipped ones."""
+        deal = Deal(
+            [len(source.documents) for source in self.sources],
+            keys=[source.fingerprint for source in self.sources],
+            weights=[source.weight for source in config.data.sources] or [1.0] * len(self.sources),
+            rows=rows,
             seed=config.seed,
-            rank=rank,
-            size=size,
-            prefetch_batches=config.data.prefetch_batches,
-            state=state,
-            weights=[source.weight for source in config.data.sources] or None,
-            skip=skipped_batches(config, events),
         )
+        encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
+        documents = [source.documents for source in self.sources]
+        mine = range(rows // size * rank, rows // size * (rank + 1))
+        eos_id = int(dataset["tokenizer"]["eos_id"])
+        own = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
+        self._taken = [row.position for row in own]
+        self.spans: list[list[Span]] = []
+        """For each of this rank's sequences of the last batch, its spans; they index :attr:`sources`."""
+        self._queue: queue.Queue[_Batch | BaseException] = queue.Queue(maxsize=config.data.prefetch_batches)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._produce, args=(own, self.batch), name="loader", daemon=True)
+        self._thread.start()
+        self.wait_s = 0.0
+        """Seconds that :meth:`next` has waited since this was last set to 0."""
 
     @property
     def state(self) -> State:
-        """Where this rank's rows are after the last batch taken."""
+        """The positions of this rank's rows after the last batch taken."""
         return [[self.batch, *position.to_json()] for position in self._taken]
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The rank's (inputs, targets) of the next step, each (sequences, seq_len) int64 on the CPU; may wait."""
+        """Return (inputs, targets) of the rank's next step, each (sequences, seq_len) int64 on the CPU; may wait."""
         started = time.perf_counter()
         item = self._queue.get()
         self.wait_s += time.perf_counter() - started
@@ -159,7 +118,7 @@ class Loader:
     def close(self) -> None:
         """Stop the background thread."""
         self._stopping.set()
-        with suppress(queue.Empty):  # make room, so that a thread which waits for some need not wait for its time-out
+        with suppress(queue.Empty):  # make room, so that a waiting thread ends before its timeout
             self._queue.get_nowait()
         self._thread.join()
 
@@ -170,7 +129,7 @@ class Loader:
                 tokens = np.stack([row.take(self._seq_len) for row in rows])
                 if number not in self._skip:
                     self._put(_Batch(tokens, [row.spans for row in rows], number, [row.position for row in rows]))
-        except BaseException as error:  # handed to the thread that waits for batches, which raises it
+        except BaseException as error:  # the thread that waits for batches raises it
             self._put(error)
 
     def _put(self, item: _Batch | BaseException) -> None:
@@ -182,7 +141,7 @@ class Loader:
 
 
 def _positions(state: State | None, rows: int, sources: int) -> tuple[int, list[Position]]:
-    """How many batches have been drawn, and where each row is."""
+    """Return the number of batches drawn, and each row's position."""
     if state is None:
         return 0, [Position.start(sources)] * rows
     try:
@@ -190,7 +149,7 @@ def _positions(state: State | None, rows: int, sources: int) -> tuple[int, list[
         batches = {entry[0] for entry in entries}
         positions = [Position.from_json(entry[1:], sources) for entry in entries]
     except (TypeError, ValueError, IndexError):
-        raise CheckpointError(f"the data loader's state is not one: {str(state)[:200]}") from None
+        raise CheckpointError(f"the data loader's state is invalid: {str(state)[:200]}") from None
     if len(positions) != rows:
         raise CheckpointError(
             f"the checkpoint's global batch has {len(positions)} sequences, train.global_batch_size={rows}",

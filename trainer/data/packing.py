@@ -1,9 +1,9 @@
-"""Documents to endless rows of packed tokens, and where in them one is. No threads: see ``trainer.data.loader``.
+"""Pack documents into endless rows of tokens, and track the position in them. No threads: ``trainer.data.loader``.
 
 Every sequence of the global batch is a row: an endless stream of its own. So one step sees as many different documents
-as it has sequences, and what a row holds depends on (corpus, weights, seed, row) alone, never on how many processes
-there are. In an epoch of a source its documents are shuffled anew and dealt to the rows; each is followed by the
-end-of-sequence token; what is left of one opens the row's next sequence. No token is lost or seen twice.
+as it has sequences, and a row's content depends only on (corpus, weights, seed, row), never on the number of processes.
+In each epoch a source's documents are shuffled again and dealt to the rows. Each is followed by the end-of-sequence
+token; the rest of one opens the row's next sequence. No token is lost or seen twice.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hlatctl.run.errors import CheckpointError
 from trainer.data.encoder import Encode, Tokens
 from trainer.data.permutation import Permutation
 
-#: Tokens by which a row's mixture may stray from the weights, besides a document: room for chance, so that the rows of
-#: a batch do not change sources in step.
+#: Tokens by which a row's mixture may deviate from the weights, besides one document: room for chance, so that the rows
+#: of a batch do not change sources at the same time.
 _SLACK_TOKENS = 65_536
 
 
 @dataclass(frozen=True)
 class Position:
-    """The next token to come.
+    """The position of a row's next token.
 
     Args:
         token: within the open document.
-        finished: of each source: documents finished, and their tokens.
+        finished: for each source, the number of finished documents and of their tokens.
     """
 
     token: int
@@ -37,36 +37,36 @@ class Position:
 
     @classmethod
     def start(cls, sources: int) -> Position:
-        """Before anything is drawn."""
+        """Return the position before anything is drawn."""
         return cls(0, ((0, 0),) * sources)
 
     def to_json(self) -> list[int]:
-        """As a flat list of numbers."""
+        """Return a flat list of numbers."""
         return [self.token, *(number for pair in self.finished for number in pair)]
 
     @classmethod
     def from_json(cls, numbers: Sequence[int], sources: int) -> Position:
-        """What :meth:`to_json` gave; sources that have been added since begin at their start.
+        """Return the position of a :meth:`to_json` list; sources that were added since begin at their start.
 
         Raises:
-            CheckpointError: it is not one, or there were more sources.
+            CheckpointError: the list is invalid, or had more sources.
         """
         token, *counts = numbers
         if len(counts) % 2 or not counts or len(counts) > 2 * sources or min(numbers) < 0:
-            raise CheckpointError(f"the data loader's state is not one of {sources} sources: {str(numbers)[:200]}")
+            raise CheckpointError(f"the data loader's state is not a state of {sources} sources: {str(numbers)[:200]}")
         pairs = list(zip(counts[::2], counts[1::2], strict=True))
         return cls(token, (*pairs, *[(0, 0)] * (sources - len(pairs))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of a document in a sequence.
+    """A part of a document in a sequence.
 
     Args:
         source: index.
         document: position in the source.
         first: its first token, counted in the document.
-        tokens: how many; the end-of-sequence token is the document's last.
+        tokens: their number; the end-of-sequence token is the document's last.
     """
 
     source: int
@@ -76,13 +76,13 @@ class Span:
 
 
 class Deal:
-    """Which documents a row gets, and in which order: a pure function, with no memory of its own.
+    """Which documents a row gets, and in which order: a pure function without state.
 
     Args:
         counts: documents of each source.
-        keys: of each source: what its order depends on besides the seed, such as its fingerprint.
-        weights: shares of the sources in the tokens.
-        rows: in the global batch. With fewer documents than rows, each row goes through all of them by itself.
+        keys: for each source, what its order depends on besides the seed, such as its fingerprint.
+        weights: the sources' shares of the tokens.
+        rows: in the global batch. With fewer documents than rows, each row goes through all documents.
         seed: of the shuffling.
     """
 
@@ -93,10 +93,10 @@ class Deal:
         self._shares = [weight / sum(weights) for weight in weights]
 
     def source(self, row: int, finished: Sequence[tuple[int, int]]) -> int:
-        """The source of a row's next document: by lot among those that are behind their share of the tokens.
+        """Draw the source of a row's next document among those that are behind their share of the tokens.
 
-        A source's chance is what it is behind of its share of the next :data:`_SLACK_TOKENS`. So no row strays further
-        from the weights than these and a document, and yet no two rows do the same.
+        A source's chance is the number of tokens it is behind, after the next :data:`_SLACK_TOKENS`. So no row deviates
+        from the weights by more than these and a document, and no two rows have the same order.
         """
         if len(self._shares) == 1:
             return 0
@@ -107,10 +107,10 @@ class Deal:
             lot -= chance
             if lot < 0:
                 return source
-        return int(np.argmax(chances))  # rounding has eaten the last of the lot
+        return int(np.argmax(chances))  # rounding has used up the rest of the lot
 
     def document(self, row: int, source: int, nth: int) -> int:
-        """The ``nth`` document (from 0) that a row draws from a source, by its position there."""
+        """Return the position of the ``nth`` document (0-based) that a row draws from a source."""
         count, rows = self._counts[source], self._rows
         if count < rows:
             epoch, place = divmod(nth, count)
@@ -123,15 +123,15 @@ class Deal:
 
 
 class Row:
-    """One row, from a position on.
+    """One row, starting at a position.
 
     Args:
         documents: of each source.
-        deal: which of them come here.
-        encode: a text to its ids, without special tokens.
+        deal: of all rows.
+        encode: encodes a text, without special tokens.
         eos_id: ends each document.
         row: index in the global batch.
-        start: where to go on.
+        start: position to continue from.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class Row:
         self._documents, self._deal, self._encode, self._eos_id, self._row = documents, deal, encode, eos_id, row
         self.position = start
         self.spans: list[Span] = []
-        """What the last sequence taken was made of."""
+        """The spans of the last sequence taken."""
         self._tokens: Tokens | None = None
         self._source = self._document = 0
 
     def take(self, seq_len: int) -> Tokens:
-        """``seq_len + 1`` tokens; the last one, the last target, also opens what comes next."""
+        """Return ``seq_len + 1`` tokens; the last one, the last target, is also the next sequence's first."""
         packed = np.empty(seq_len + 1, dtype=np.int32)
         filled = 0
         self.spans = []
@@ -180,5 +180,5 @@ class Row:
 
 
 def _uniform(key: str) -> float:
-    """A number in [0, 1) that looks random and is a pure function of a key."""
+    """Return a pseudo-random number in [0, 1), a pure function of a key."""
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") / 2**64

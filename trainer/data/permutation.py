@@ -1,11 +1,11 @@
-"""A shuffled order that is computed, never stored: place to element and no memory beside a key. Knows no documents."""
+"""A shuffled order that is computed, never stored: it maps a place to an element and keeps only a key."""
 
 from __future__ import annotations
 
 import math
 from hashlib import blake2b
 
-#: Luby and Rackoff (1988) need four rounds of a strong round function; the spare ones are for very small sizes.
+#: Luby and Rackoff (1988) need four rounds of a strong round function; the others are for very small sizes.
 _ROUNDS = 8
 _ROUND_BYTES = 8
 
@@ -14,8 +14,8 @@ class Permutation:
     """A bijection of ``range(size)``, a pure function of its key.
 
     A Feistel network over a rectangle of about sqrt(size) x sqrt(size) (Black and Rogaway 2002, "Ciphers with arbitrary
-    finite domains"): each round adds a keyed hash of one coordinate to the other. The few cells of the rectangle that
-    are no element are walked through until one is.
+    finite domains"): each round adds a keyed hash of one coordinate to the other. If the resulting cell is outside the
+    range, which few are, it is scrambled again.
 
     Args:
         size: of the range.

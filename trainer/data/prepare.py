@@ -1,7 +1,7 @@
-"""``python -m trainer.data.prepare --config FILE --to DIR``: corpus and tokenizer, ready to train on.
+"""``python -m trainer.data.prepare --config FILE --to DIR``: prepare corpus and tokenizer for training.
 
 The folder gets uncompressed Arrow files (which the loader maps into memory), ``validation.jsonl``, ``tokenizer/`` and
-``dataset.json`` last; it appears whole or not at all, and one that is there is left as it is.
+``dataset.json`` last. It is created atomically, and an existing one is not changed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from conf.fingerprint import digest
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
+from hlatctl.run.atomic import partial_folder
 from hlatctl.run.errors import DataError, cannot_write, run_main
 from trainer.data import formats, tokenizer
 from trainer.data.corpus import Corpus, check, check_vocabulary, read
 from trainer.data.documents import Documents
 from trainer.data.encoder import make_encoder
 from trainer.data.split import COLUMN, Document, Split
-from trainer.new_folder import partial_folder
 
 DATASET = "dataset.json"
-#: Messages about damage that is skipped which ``dataset.json`` keeps; all of it is counted.
-_CORRUPT_TOLD = 20
-#: What the estimate of a source's tokens is taken from, at most.
+#: ``dataset.json`` keeps this many messages about skipped damage, and counts all of it.
+_CORRUPT_KEPT = 20
+#: The sample for the estimate of a source's tokens, at most.
 _SAMPLED_DOCUMENTS, _SAMPLED_BYTES = 512, 1 << 20
 #: Kinds of unread files that the warning names.
-_KINDS_TOLD = 5
+_KINDS_SHOWN = 5
 
 
 def prepare(config: Config, target: Path) -> None:
@@ -51,7 +51,7 @@ def prepare(config: Config, target: Path) -> None:
             _write(config, corpora, partial, target)
             _publish(partial, target)
     except OSError as error:
-        raise cannot_write(target, error, hint="free space, or choose another runs_dir") from None
+        raise cannot_write(target, error, hint="free space, or set another runs_dir") from None
 
 
 def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -> None:
@@ -70,17 +70,18 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
         return os.fspath((target / name).absolute())
 
     for index, entry in enumerate(entries):
-        own = [file for file in counts["files"] if file["source"] == index]
+        own = [file for file in here if file["source"] == index]
+        if not own:
+            raise DataError(
+                f"{entry['path']}: all of its documents are held out", hint="lower data.validation_fraction"
+            )
         entry.update(
             documents=sum(file["documents"] for file in own),
             text_bytes=sum(file["bytes"] for file in own),
             fingerprint=digest([file["sha256"] for file in own]),
             inputs=final(entry["inputs"]),
         )
-        if not own:
-            raise DataError(f"{entry['path']}: its documents are all held out", hint="lower data.validation_fraction")
-        documents = Documents([file for file in here if file["source"] == index])
-        entry["estimated_tokens"] = _estimated_tokens(documents, entry["text_bytes"], folder)
+        entry["estimated_tokens"] = _estimated_tokens(Documents(own), entry["text_bytes"], folder)
     held_out = files.sha256_file(partial / "validation.jsonl")
     dataset = {
         "v": 2,
@@ -89,7 +90,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
         "sources": entries,
         "fingerprint": digest([vocabulary["fingerprint"], held_out, *(entry["fingerprint"] for entry in entries)]),
         "skipped_rows": sum(entry["skipped_rows"] for entry in entries),
-        "corrupt": [message for entry in entries for message in entry["corrupt"]][:_CORRUPT_TOLD],
+        "corrupt": [message for entry in entries for message in entry["corrupt"]][:_CORRUPT_KEPT],
         "corrupt_count": sum(entry["corrupt_count"] for entry in entries),
         "warnings": [*_unread(corpora), *_small_vocabulary(config, vocabulary["vocab_size"])],
         "files": [{**entry, "path": final(entry["path"])} for entry in counts["files"]],
@@ -100,7 +101,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
 
 
 def _estimated_tokens(documents: Documents, text_bytes: int, folder: Path) -> int:
-    """Tokens of a source, by those of documents that are spread evenly over it, up to a MiB of them."""
+    """Estimate a source's tokens from documents that are spread evenly over it, up to 1 MiB."""
     encode = make_encoder(tokenizer.load(folder / tokenizer.TOKENIZER_JSON))
     tokens = sizes = 0
     for position in range(0, len(documents), max(1, len(documents) // _SAMPLED_DOCUMENTS)):
@@ -112,12 +113,12 @@ def _estimated_tokens(documents: Documents, text_bytes: int, folder: Path) -> in
 
 
 def _unread(corpora: list[Corpus]) -> list[str]:
-    found = [(corpus.name, sorted(corpus.unread.items(), key=lambda item: -item[1])) for corpus in corpora]
+    unread = [(corpus.name, sorted(corpus.unread.items(), key=lambda item: -item[1])) for corpus in corpora]
     return [
         f"data: {sum(n for _, n in kinds)} files in {name} are not read: "
-        + ", ".join(f"{n} {kind}" for kind, n in kinds[:_KINDS_TOLD])
-        + (", …" if len(kinds) > _KINDS_TOLD else "")
-        for name, kinds in found
+        + ", ".join(f"{n} {kind}" for kind, n in kinds[:_KINDS_SHOWN])
+        + (", …" if len(kinds) > _KINDS_SHOWN else "")
+        for name, kinds in unread
         if kinds
     ]
 
@@ -132,7 +133,7 @@ def _small_vocabulary(config: Config, vocab_size: int) -> list[str]:
 
 
 def _read(split: Split, source: int, corpus: Corpus, config: Config, partial: Path) -> dict[str, Any]:
-    """Send a corpus to the split; its entry in ``dataset.json``, as far as it is known."""
+    """Send a corpus to the split; return the first fields of its entry in ``dataset.json``."""
     rows, skipped, corrupt = 0, 0, Corrupt()
     report = corrupt.note if config.data.on_corrupt == "skip" else formats.fail
     for number, path in enumerate(corpus.files):
@@ -143,14 +144,14 @@ def _read(split: Split, source: int, corpus: Corpus, config: Config, partial: Pa
             else:
                 split.add(Document(text=text, source=source, file=number, row=row))
     if split.documents_of[source] == 0:
-        raise DataError(f"{corpus.name}: no document with text in {rows} rows", hint="give a larger corpus")
+        raise DataError(f"{corpus.name}: no document with text in {rows} rows", hint="use a larger corpus")
     inputs = f"inputs-{source:02d}.json"
     files.write_json(partial / inputs, [os.fspath(path) for path in corpus.files])
     return {
         "path": corpus.name,
         "rows": rows,
         "skipped_rows": skipped,
-        "corrupt": corrupt.told,
+        "corrupt": corrupt.messages,
         "corrupt_count": corrupt.count,
         "inputs": inputs,
     }
@@ -161,18 +162,18 @@ class Corrupt:
 
     def __init__(self) -> None:
         self.count = 0
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def note(self, error: DataError) -> None:
-        """Take one damaged row, or stretch of a file."""
+        """Count one damaged row or part of a file."""
         self.count += 1
-        if len(self.told) < _CORRUPT_TOLD:
-            self.told.append(error.message)
+        if len(self.messages) < _CORRUPT_KEPT:
+            self.messages.append(error.message)
             print(f"skipped: {error.message}", file=sys.stderr)
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Rename the folder to its place, unless another process has been quicker."""
+    """Rename the folder to its place, unless another process did so first."""
     if target.is_dir() and not (target / DATASET).is_file():
         shutil.rmtree(target)
     try:
@@ -183,7 +184,7 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which is no character and can't be written."""
+    """Return whether the text has no lone surrogate: JSON can encode one, but UTF-8 can't."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -192,7 +193,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prepare; an exception says what is wrong."""
+    """Prepare the folder; an error names the problem."""
     parser = argparse.ArgumentParser(prog="trainer.data.prepare", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     parser.add_argument("--to", type=Path, required=True, help="folder to write")

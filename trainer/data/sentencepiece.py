@@ -1,6 +1,6 @@
-"""SentencePiece models as Hugging Face fast tokenizers with identical ids. Nothing else.
+"""Convert SentencePiece models to Hugging Face fast tokenizers with identical ids.
 
-The conversion is compared with SentencePiece itself on the corpus, so an unusual model is refused, never mistaken.
+The conversion is compared with SentencePiece itself on the corpus, so a model that converts differently is refused.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _SPACE = "▁"
 _COMPARED_DOCUMENTS = 64
 _COMPARED_CHARACTERS = 20_000
 _PROBES = ("Hello, world", " two  spaces ", "\ttab\nand line\n\n", "naïve 東京 🤖 \u200b", "x" * 50, "")
-#: BPE never joins characters to a control token; the fast unigram form can't help taking them for one.
+#: BPE never merges characters to a control token; the fast unigram form does.
 _BPE_PROBES = ("</s> as text",)
 
 
 def convert(path: Path, texts: Iterable[str]) -> Tokenizer:
-    """The fast tokenizer of a ``.model`` file.
+    """Return the fast tokenizer of a ``.model`` file.
 
     Args:
         path: the model.
         texts: real text on which both must agree.
 
     Raises:
-        DataError: unreadable, of an unknown type, or the two disagree.
+        DataError: the model is unreadable or of an unknown type, or the two disagree.
     """
     proto = _read(path)
     tokenizer = _build(path, proto)
@@ -53,7 +53,7 @@ def _read(path: Path) -> Any:
     except DecodeError:
         proto.Clear()
     if not proto.pieces:
-        raise DataError(f"tokenizer.path={path}: not a SentencePiece model", hint="give the .model file itself")
+        raise DataError(f"tokenizer.path={path}: not a SentencePiece model", hint="set it to the .model file itself")
     return proto
 
 
@@ -86,7 +86,7 @@ def _build(path: Path, proto: Any) -> Tokenizer:
 
 
 def _merges(proto: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to join two pieces to a third, the joined piece's score deciding which comes first."""
+    """Return every merge of two pieces to a third, ordered by the third's score."""
     ranked = []
     for piece, score in ((p.piece, p.score) for p in proto.pieces if p.type == _NORMAL):
         splits = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
@@ -116,6 +116,6 @@ def _compare(path: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     for text in (text[:_COMPARED_CHARACTERS] for text in texts):
         if tokenizer.encode(text, add_special_tokens=False).ids != reference.encode(text):
             raise DataError(
-                f"tokenizer.path={path}: its fast form splits {text[:40]!r}… otherwise than SentencePiece does",
-                hint="convert it yourself and give the tokenizer.json",
+                f"tokenizer.path={path}: its fast form splits {text[:40]!r}… differently from SentencePiece",
+                hint="convert it yourself and set tokenizer.path to the tokenizer.json",
             )

@@ -1,4 +1,4 @@
-"""Documents to the training files or to the held-out one, and the files themselves. What a corpus is, is not here."""
+"""Split documents into training files and a held-out file, and write them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text and where it comes from: source, the file by its position in the source, its 1-based row there."""
+    """A text and its origin: source, the file by its position in the source, its 1-based row there."""
 
     text: str
     source: int
@@ -34,8 +34,8 @@ class Document:
 class Split:
     """Sends each document to the training files or to the held-out file, and counts.
 
-    The first document trains. Of the others a hash of their position chooses; the last one is held out if that has
-    chosen none, so neither side is ever empty.
+    The first document is for training. A hash of the position decides for the others. If it holds out none, the last
+    document is held out, so neither side is empty.
 
     Args:
         folder: to write to.
@@ -50,22 +50,22 @@ class Split:
         self._validation = {"documents": 0, "text_bytes": 0}
         self._waiting: Document | None = None
         self.documents_of: Counter[int] = Counter()
-        """Documents taken of each source."""
+        """Number of documents added, by source."""
 
     def add(self, document: Document) -> None:
-        """Take a document."""
+        """Add a document."""
         if self._waiting is not None:
             self._place(self._waiting, self.documents_of.total() - 1)
         self.documents_of[document.source] += 1
         self._waiting = document
 
     def close(self) -> None:
-        """Release the files, finished or not."""
+        """Close the files."""
         self._close_file()
         self._held_out.close()
 
     def finish(self) -> dict[str, Any]:
-        """Place the last document and finish the files; the counts of ``dataset.json``.
+        """Place the last document and finish the files; return the counts of ``dataset.json``.
 
         Raises:
             DataError: there are too few documents.
@@ -74,7 +74,7 @@ class Split:
         if self._waiting is None or total < 2:
             raise DataError(
                 f"data: {total} documents with text; one to train on and one to hold out are needed",
-                hint="give a larger corpus",
+                hint="use a larger corpus",
             )
         if self._validation["documents"]:
             self._place(self._waiting, total - 1)
@@ -124,7 +124,7 @@ class _ArrowWriter:
         self.documents = self.bytes = 0
 
     def add(self, document: Document) -> None:
-        """Take a document."""
+        """Add a document."""
         size = len(document.text.encode())
         self._batch.append(document)
         self._batch_bytes += size
@@ -134,7 +134,7 @@ class _ArrowWriter:
             self._flush()
 
     def close(self) -> dict[str, Any]:
-        """Finish the file, durably; its entry in ``dataset.json``."""
+        """Finish the file durably; return its entry in ``dataset.json``."""
         self._flush()
         self._writer.close()
         self._sink.flush()

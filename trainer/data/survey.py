@@ -1,7 +1,7 @@
-"""``python -m trainer.data.survey --config FILE --dataset FILE``: what a prepared corpus holds, as JSON on stdout.
+"""``python -m trainer.data.survey --config FILE --dataset FILE``: describe a prepared corpus, as JSON on stdout.
 
-Documents and bytes are those of the whole corpus; lengths in tokens are measured on documents drawn at random, for a
-corpus of terabytes can be looked at too.
+Documents and bytes are those of the whole corpus. Lengths in tokens are measured on random documents, so that a corpus
+of terabytes can be described too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SAMPLE_TOKENS = 200
 
 
 def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[str, Any]:
-    """What a prepared corpus holds.
+    """Return the contents of a prepared corpus.
 
     Args:
-        config: that it is trained with.
+        config: of the run.
         dataset: ``dataset.json``.
-        documents: of each source that are tokenised.
+        documents: how many of each source are tokenized.
 
     Returns:
         ``sources`` (see :func:`_survey_source`); totals as in ``dataset.json``; ``sample``: the first tokens of the
@@ -63,10 +63,10 @@ def _counts(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, Any]:
-    """How many tokens a source has, and how they fall into documents.
+    """Return the number of tokens of a source and the lengths of its documents.
 
-    ``tokens`` counts the end-of-sequence tokens too; beyond ``measured_documents`` it goes by bytes.
-    ``length_histogram`` has the documents measured, by the power of two that their tokens stay below.
+    ``tokens`` includes the end-of-sequence tokens; beyond ``measured_documents`` it is extrapolated by bytes.
+    ``length_histogram`` counts the measured documents by the power of two above their number of tokens.
     """
     total = len(source.documents)
     order = Permutation(total, source.fingerprint)
@@ -90,7 +90,7 @@ def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, 
 def _sample(config: Config, dataset: dict[str, Any], described: Any) -> str:
     from trainer.data.loader import Loader
 
-    loader = Loader.of(config, dataset, rank=0, size=1)
+    loader = Loader(config, dataset, rank=0, size=1)
     try:
         inputs, _ = loader.next()
     finally:
@@ -99,16 +99,15 @@ def _sample(config: Config, dataset: dict[str, Any], described: Any) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the survey; an exception says what is wrong."""
+    """Print the survey as JSON."""
     parser = argparse.ArgumentParser(prog="trainer.data.survey", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     parser.add_argument("--dataset", type=Path, required=True, help="dataset.json")
-    parser.add_argument("--documents", type=int, required=True, help="documents of each source to tokenise")
+    parser.add_argument("--documents", type=int, required=True, help="documents of each source to tokenize")
     arguments = parser.parse_args(argv)
     with reading(arguments.dataset, hint="remove its folder; it is prepared again"):
         dataset = files.read_sealed_json(arguments.dataset)
-    found = survey(load(arguments.config), dataset, documents=arguments.documents)
-    print(json.dumps(found))
+    print(json.dumps(survey(load(arguments.config), dataset, documents=arguments.documents)))
     return 0
 
 

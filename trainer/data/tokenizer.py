@@ -1,4 +1,4 @@
-"""Tokenizers: any known kind becomes a Hugging Face folder that ``AutoTokenizer`` loads. No corpora, no packing.
+"""Convert any known kind of tokenizer to a Hugging Face folder that ``AutoTokenizer`` loads.
 
 Kinds of ``tokenizer.path``: a SentencePiece ``.model``, a ``tokenizer.json``, a Hugging Face folder that has one, or
 none (a byte-level BPE is trained). No torch, no transformers.
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
 TOKENIZER_JSON = "tokenizer.json"
 CONFIG_JSON = "tokenizer_config.json"
 BOS, EOS = "<s>", "</s>"
-#: What of a Hugging Face folder is the tokenizer's; a model's files may lie beside.
+#: The tokenizer's files in a Hugging Face folder, which may also contain a model's.
 _FOLDER_FILES = (TOKENIZER_JSON, CONFIG_JSON, "special_tokens_map.json", "added_tokens.json")
-_KNOWN = "a SentencePiece .model file, a tokenizer.json, or a Hugging Face folder that holds one"
-#: Names under which vocabularies keep their end-of-text token, where no tokenizer_config.json says so.
+_KNOWN = "a SentencePiece .model file, a tokenizer.json, or a Hugging Face folder that contains one"
+#: Names of the end-of-text token in vocabularies, if no tokenizer_config.json names it.
 _EOS_NAMES = (EOS, "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]")
 _BOS_NAMES = (BOS, "<|endoftext|>", "<|begin_of_text|>", "<bos>", "[CLS]")
 
 
 def kind_of(path: Path) -> str:
-    """``sentencepiece``, ``json`` or ``folder``, from the path alone.
+    """Return ``sentencepiece``, ``json`` or ``folder``, from the path alone.
 
     Raises:
-        DataError: nothing there, or none of these.
+        DataError: the path is missing, or is none of these.
     """
     if path.is_dir():
         if (path / TOKENIZER_JSON).is_file():
             return "folder"
-        raise DataError(f"tokenizer.path={path}: the folder has no {TOKENIZER_JSON}", hint=f"give {_KNOWN}")
+        raise DataError(f"tokenizer.path={path}: the folder has no {TOKENIZER_JSON}", hint=f"set it to {_KNOWN}")
     if not path.is_file():
-        raise DataError(f"tokenizer.path={path}: no such file or folder", hint=f"give {_KNOWN}")
+        raise DataError(f"tokenizer.path={path}: no such file or folder", hint=f"set it to {_KNOWN}")
     if path.suffix == ".model":
         return "sentencepiece"
     if path.suffix == ".json":
         return "json"
-    raise DataError(f"tokenizer.path={path}: unknown kind of tokenizer", hint=f"give {_KNOWN}")
+    raise DataError(f"tokenizer.path={path}: unknown kind of tokenizer", hint=f"set it to {_KNOWN}")
 
 
 def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_vocab_size: int) -> None:
     """Write the Hugging Face folder of a tokenizer.
 
     Args:
-        path: where it comes from; None trains one.
+        path: of the tokenizer; None trains one.
         folder: to write.
-        texts: of the corpus; to train on, or to compare a converted tokenizer on.
-        train_vocab_size: of a trained one.
+        texts: of the corpus, to train a tokenizer or compare a converted one.
+        train_vocab_size: of a trained tokenizer.
     """
     folder.mkdir(parents=True)
     if path is None:
@@ -82,7 +82,7 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
 
 
 def look(path: Path) -> dict[str, Any]:
-    """What :func:`describe` will say of a tokenizer that is prepared from a path.
+    """Return :func:`describe` of the tokenizer at a path.
 
     Raises:
         DataError: it can't be used.
@@ -94,7 +94,7 @@ def look(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path) -> Tokenizer:
-    """Read a ``tokenizer.json``; special tokens that stand in a text are encoded as the text that they are.
+    """Read a ``tokenizer.json``; special tokens that occur in a text are encoded as plain text.
 
     Raises:
         DataError: it can't be read.
@@ -112,7 +112,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What ``dataset.json`` says of a tokenizer's folder, except for its path.
+    """Return the entry of a tokenizer's folder in ``dataset.json``, without its path.
 
     Raises:
         DataError: it names no end-of-sequence token.
@@ -174,16 +174,16 @@ def _save(tokenizer: Tokenizer, folder: Path, *, bos: str, eos: str) -> None:
 
 
 def _named(tokenizer: Tokenizer, names: tuple[str, ...]) -> str:
-    found = next((name for name in names if tokenizer.token_to_id(name) is not None), None)
-    if found is None:
+    token = next((name for name in names if tokenizer.token_to_id(name) is not None), None)
+    if token is None:
         raise DataError(
             f"tokenizer.path: its vocabulary has none of the tokens {', '.join(names)}",
-            hint=f"give a folder whose {CONFIG_JSON} names bos_token and eos_token",
+            hint=f"use a folder whose {CONFIG_JSON} names bos_token and eos_token",
         )
-    return found
+    return token
 
 
 def _content(token: Any) -> str | None:
-    """A special token of tokenizer_config.json, which may be a string or an object."""
+    """Return the text of a special token of tokenizer_config.json, which may be a string or an object."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None

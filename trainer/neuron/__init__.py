@@ -1,4 +1,4 @@
-"""A Trainium node seen through its tools: what they print, parsed and judged. Standard library only, never torch.
+"""Checks of a Trainium node, from the output of its tools. Standard library only, never torch.
 
-Formats are those of the Neuron SDK's documentation (awsdocs-neuron, "System Tools"); nothing here has run on a device.
+Formats are from the Neuron SDK's documentation (awsdocs-neuron, "System Tools"). Nothing here has run on a device.
 """

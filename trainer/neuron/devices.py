@@ -1,4 +1,4 @@
-"""``neuron-ls -j``: the devices of a node, and who uses them ("Neuron LS User Guide")."""
+"""``neuron-ls -j``: the devices of a node and the processes that use them ("Neuron LS User Guide")."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Device:
 
 
 def parse(text: str) -> list[Device]:
-    """The devices of ``neuron-ls -j``.
+    """Parse the output of ``neuron-ls -j``.
 
-    Cores are logical where the tool says how many make one (trn2), for these are what a process takes.
+    Cores are logical ones if the tool shows their configuration (trn2): a process uses logical cores.
 
     Raises:
-        ToolError: it is another format.
+        ToolError: the format is unknown.
     """
     try:
         return [_device(entry) for entry in json.loads(text)]
@@ -48,16 +48,16 @@ def _device(entry: dict[str, Any]) -> Device:
 
 
 def check(cores_needed: int) -> Check:
-    """There are as many cores as processes, all devices are alike, and nobody uses them."""
+    """Check that there are enough cores, that all devices are alike, and that no process uses them."""
     try:
         devices = parse(tools.output("neuron-ls", "-j", timeout_s=_TIMEOUT_S))
     except tools.ToolError as error:
         return Check(name=_NAME, status="fail", shows=str(error), command=_COMMAND)
-    return judge(devices, cores_needed)
+    return check_devices(devices, cores_needed)
 
 
-def judge(devices: list[Device], cores_needed: int) -> Check:
-    """See :func:`check`."""
+def check_devices(devices: list[Device], cores_needed: int) -> Check:
+    """Return the check of parsed devices; see :func:`check`."""
     cores = sum(device.cores for device in devices)
     busy = [f"{user} on device {device.index}" for device in devices for user in device.used_by]
     problem = ""
@@ -70,6 +70,6 @@ def judge(devices: list[Device], cores_needed: int) -> Check:
     elif busy:
         problem = f"in use by process {busy[0]}" + (f" and {len(busy) - 1} more" if len(busy) > 1 else "")
     values = {"devices": len(devices), "cores": cores, "memory_bytes": sum(device.memory_bytes for device in devices)}
-    return Check.judged(
+    return Check.of(
         _NAME, problem, f"{len(devices)} devices, {cores} NeuronCores, not in use", command=_COMMAND, values=values
     )

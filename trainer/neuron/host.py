@@ -1,4 +1,4 @@
-"""The host under the devices: kernel settings, limits, network adapters. Looked at, never changed."""
+"""Checks of the host: kernel settings, limits, network adapters. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _FORK_SAFE_KERNEL = (5, 15)
 
 
 def ports_in(text: str) -> set[int]:
-    """The ports of ``ip_local_reserved_ports``: numbers and ranges, ``41000,44000-44003``."""
-    found: set[int] = set()
+    """Parse ``ip_local_reserved_ports``: numbers and ranges, ``41000,44000-44003``."""
+    ports: set[int] = set()
     for part in filter(None, re.split(r"[,\s]+", text)):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        ports.update(range(int(first), int(last or first) + 1))
+    return ports
 
 
 def reserved_ports(needed: list[int], file: Path = _PORTS) -> Check:
-    """Nothing else can be given the ports that training listens on."""
+    """Check that the kernel gives the ports that training listens on to nothing else."""
     name, command = "reserved ports", "sysctl net.ipv4.ip_local_reserved_ports"
     try:
         missing = sorted(set(needed) - ports_in(file.read_text(encoding="utf-8")))
@@ -41,38 +41,38 @@ def reserved_ports(needed: list[int], file: Path = _PORTS) -> Check:
         if missing
         else ""
     )
-    return Check.judged(name, problem, wanted or "none asked for", command=command)
+    return Check.of(name, problem, wanted or "none required", command=command)
 
 
 def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
-    """Hundreds of processes connect to one store at once."""
+    """Check the length of the accept queue: hundreds of processes connect to one store at once."""
     name, command = "waiting connections", "sysctl net.core.somaxconn"
     try:
-        found = int(file.read_text(encoding="utf-8"))
+        length = int(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return Check(name=name, status="skip", shows=f"{file}: not readable", command=command)
-    problem = f"net.core.somaxconn={found}: below preflight.min_somaxconn={least}" if found < least else ""
-    return Check.judged(name, problem, str(found), command=command, values={"somaxconn": found})
+    problem = f"net.core.somaxconn={length}: below preflight.min_somaxconn={least}" if length < least else ""
+    return Check.of(name, problem, str(length), command=command, values={"somaxconn": length})
 
 
 def open_files(least: int) -> Check:
-    """Enough files and sockets for each process."""
-    found = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    problem = f"open files={found}: below preflight.min_open_files={least}" if found < least else ""
-    return Check.judged("open files", problem, str(found), command="ulimit -n", values={"open_files": found})
+    """Check the soft limit of open files and sockets per process."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    problem = f"open files={limit}: below preflight.min_open_files={least}" if limit < least else ""
+    return Check.of("open files", problem, str(limit), command="ulimit -n", values={"open_files": limit})
 
 
 def efa(least: int, folder: Path = _RDMA) -> Check:
-    """The adapters that carry collectives between nodes are there."""
+    """Check the number of adapters for collectives between nodes."""
     adapters = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [a.name for a in adapters if (a / "device" / "driver").resolve().name == _EFA_DRIVER]
-    problem = f"{len(found)} EFA adapters: below preflight.min_efa_devices={least}" if len(found) < least else ""
-    shows = f"{len(found)}: {', '.join(found)}" if found else "none, and none asked for"
-    return Check.judged("EFA adapters", problem, shows, command="fi_info -p efa", values={"efa_devices": len(found)})
+    names = [a.name for a in adapters if (a / "device" / "driver").resolve().name == _EFA_DRIVER]
+    problem = f"{len(names)} EFA adapters: below preflight.min_efa_devices={least}" if len(names) < least else ""
+    shows = f"{len(names)}: {', '.join(names)}" if names else "none, none required"
+    return Check.of("EFA adapters", problem, shows, command="fi_info -p efa", values={"efa_devices": len(names)})
 
 
 def fork_safety(variables: dict[str, str], release: str = platform.release()) -> Check:
-    """An old kernel needs EFA to be told that processes fork."""
+    """Check FI_EFA_FORK_SAFE, which EFA needs on old kernels."""
     version = tuple(int(number) for number in re.findall(r"\d+", release)[:2])
     needed = version < _FORK_SAFE_KERNEL and variables.get("FI_PROVIDER") == "efa"
     problem = (
@@ -80,4 +80,4 @@ def fork_safety(variables: dict[str, str], release: str = platform.release()) ->
         if needed and variables.get("FI_EFA_FORK_SAFE") != "1"
         else ""
     )
-    return Check.judged("kernel and EFA", problem, f"Linux {release}", command="uname -r")
+    return Check.of("kernel and EFA", problem, f"Linux {release}", command="uname -r")

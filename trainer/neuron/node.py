@@ -1,6 +1,6 @@
-"""All checks of a Trainium node in order, before its devices are taken by training; ``python -m trainer.neuron.node``.
+"""``python -m trainer.neuron.node``: all checks of a Trainium node in order, before training uses its devices.
 
-They change nothing and need no administrator: what is not as it should be is said, with who can mend it.
+They change nothing and need no administrator. Each failure names the problem and who can fix it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from trainer.neuron import collectives, devices, host, monitor, tools, versions
 
 
 def look(config: Config, *, across_nodes: bool = False, thorough: bool = False) -> Iterator[Check]:
-    """One check after the other.
+    """Yield one check after the other.
 
     Args:
-        across_nodes: also what one node does for all of them.
-        thorough: measure too what the configuration asks nothing of.
+        across_nodes: also run the check that one node runs for all nodes.
+        thorough: also measure what the configuration sets no limit for.
     """
     cores, preflight = config.cluster.processes_per_node, config.preflight
-    found = devices.check(cores)
-    yield found
+    usable = devices.check(cores)
+    yield usable
     yield versions.check(config, versions.installed())
     yield monitor.check()
     yield host.efa(preflight.min_efa_devices)
@@ -40,25 +40,25 @@ def look(config: Config, *, across_nodes: bool = False, thorough: bool = False) 
     yield _compiler(config)
     if preflight.min_nccom_gib_per_s is not None or thorough:
         least, key = preflight.min_nccom_gib_per_s or 0.0, "preflight.min_nccom_gib_per_s"
-        yield _unless(found, lambda: collectives.check(cores, 1, least, key=key), "nccom-test in the node")
+        yield _if_usable(usable, lambda: collectives.check(cores, 1, least, key=key), "nccom-test in the node")
     if across_nodes and config.cluster.nodes > 1 and preflight.min_nccom_nodes_gib_per_s is not None:
         least_far, key_far = preflight.min_nccom_nodes_gib_per_s, "preflight.min_nccom_nodes_gib_per_s"
-        yield _unless(
-            found,
+        yield _if_usable(
+            usable,
             lambda: collectives.check(cores, config.cluster.nodes, least_far, key=key_far),
             "nccom-test over nodes",
         )
 
 
-def _unless(found: Check, check: Callable[[], Check], name: str) -> Check:
-    """What needs the devices is not tried without them."""
-    if found.status == "pass":
+def _if_usable(usable: Check, check: Callable[[], Check], name: str) -> Check:
+    """Run a check that needs the devices only if these have passed theirs."""
+    if usable.status == "pass":
         return check()
-    return Check(name=name, status="skip", shows="the Neuron devices are not as they should be")
+    return Check(name=name, status="skip", shows="the check of the Neuron devices failed")
 
 
 def _compiler(config: Config) -> Check:
-    """Graphs can be compiled ahead."""
+    """Check that graphs can be compiled ahead of time."""
     name = "ahead-of-time compiler"
     if config.backend.name != "nxd":
         return Check(name=name, status="skip", shows="torch.compile compiles; nothing else is needed")
@@ -69,7 +69,7 @@ def _compiler(config: Config) -> Check:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the checks as JSON lines, those of one node."""
+    """Print the checks of this node as JSON lines."""
     parser = argparse.ArgumentParser(prog="trainer.neuron.node", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     for check in look(load(parser.parse_args(argv).config), thorough=True):

@@ -1,8 +1,8 @@
 """``python -m trainer.neuron.parallel_compile --to DIR -- COMMAND``: extract a node's graphs and compile them.
 
-Runs once on each node, around the node's torchrun. The node's cache is a folder of its own in DIR, because Neuron's
-cache locks files and a shared file system does not (Neuron "Troubleshooting for Training"); the head brings the nodes'
-caches together. ``neuron_parallel_compile`` ends with a report in its output, which is read and judged here.
+Runs once on each node, around the node's torchrun. Each node's cache is its own folder in DIR, because Neuron's cache
+locks files and a shared file system does not support that (Neuron "Troubleshooting for Training"). The driver merges
+the nodes' caches. ``neuron_parallel_compile`` ends with a report in its output, which is parsed and checked here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trainer.neuron import tools
 
 _TOOL = "neuron_parallel_compile"
 _MARK = "||NEURON_PARALLEL_COMPILE||: {"
-#: The logger of the tool may begin each line of the report.
+#: The tool's logger may add this prefix to each line of the report.
 _PREFIX = re.compile(r"^(?:INFO:\s?)")
 _LOG_TAIL_BYTES = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What became of the graphs: their paths (of the HLO, in the cache), and the slowest's time where it is told."""
+    """Compiled and failed graphs, by the paths of their HLO in the cache, and the longest time, if it is reported."""
 
     compiled: tuple[str, ...]
     failed: tuple[str, ...]
@@ -40,16 +40,16 @@ class Report:
 
 
 def parse(lines: Iterable[str]) -> Report | None:
-    """The report in the tool's output; all of them, if more than one was printed; None without one."""
+    """Return the merged reports of the tool's output; None if there is none."""
     graphs: dict[str, Any] = {}
-    found = False
+    reported = False
     for text in _objects(lines):
         try:
             graphs.update(json.loads(text)["compilation_report"])
         except (ValueError, KeyError, TypeError):
             continue  # another message of the tool that begins with a brace
-        found = True
-    if not found:
+        reported = True
+    if not reported:
         return None
     return Report(
         compiled=tuple(path for path, graph in graphs.items() if graph["status"] is True),
@@ -59,7 +59,7 @@ def parse(lines: Iterable[str]) -> Report | None:
 
 
 def _objects(lines: Iterable[str]) -> Iterator[str]:
-    """The texts from each mark to the brace that closes it, at the beginning of a line."""
+    """Yield the texts from each mark to the closing brace, which is at the beginning of a line."""
     collected: list[str] | None = None
     for line in lines:
         text = _PREFIX.sub("", line.rstrip("\n"))
@@ -73,11 +73,11 @@ def _objects(lines: Iterable[str]) -> Iterator[str]:
 
 
 def compile_node(folder: Path, command: list[str]) -> Report:
-    """Run the command under the tool, its output passed through.
+    """Run the command under the tool, and print its output.
 
     Raises:
         DependencyError: the tool is missing.
-        CompileError: a graph failed, none was found, or the tool broke off.
+        CompileError: a graph failed, none was extracted, or the tool failed.
     """
     cache = folder / f"node-{node_name()}"
     cache.mkdir(parents=True, exist_ok=True)
@@ -86,16 +86,16 @@ def compile_node(folder: Path, command: list[str]) -> Report:
     except tools.ToolError as error:
         raise DependencyError(str(error), hint="backend.name=nxd needs the Neuron SDK: docs/neuron.md") from None
     env = {**os.environ, "NEURON_COMPILE_CACHE_URL": os.fspath(cache), "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1"}
-    told = []
+    lines = []
     with subprocess.Popen(
         words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            told.append(line)
-    report = parse(told)
-    _judge(report, process.returncode)
+            lines.append(line)
+    report = parse(lines)
+    _check(report, process.returncode)
     assert report is not None
     files.write_json(
         cache / "report.json",
@@ -104,7 +104,7 @@ def compile_node(folder: Path, command: list[str]) -> Report:
     return report
 
 
-def _judge(report: Report | None, exit_code: int) -> None:
+def _check(report: Report | None, exit_code: int) -> None:
     here = f"{_TOOL} on {node_name()}"
     if report is not None and report.failed:
         first = Path(report.failed[0])
@@ -114,7 +114,7 @@ def _judge(report: Report | None, exit_code: int) -> None:
             hint="every failed graph and the compiler's messages are in the job's log",
         )
     if exit_code:
-        raise CompileError(f"{here}: ended with {exit_code}", hint="its messages are in the job's log")
+        raise CompileError(f"{here}: exit code {exit_code}", hint="its messages are in the job's log")
     if report is None:
         raise CompileError(f"{here}: printed no report", hint="its messages are in the job's log")
     if not report.compiled:
@@ -122,7 +122,7 @@ def _judge(report: Report | None, exit_code: int) -> None:
 
 
 def _reason(module: Path) -> str:
-    """The last line of what the compiler left beside a graph that failed."""
+    """Return the last line of the compiler's log of a failed graph."""
     try:
         text = (module / "model.log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
     except OSError:
@@ -132,7 +132,7 @@ def _reason(module: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compile; what the trainer itself left as an error is not told over."""
+    """Compile; an error that the trainer recorded takes precedence."""
     parser = argparse.ArgumentParser(prog="trainer.neuron.parallel_compile", description=__doc__)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("command", nargs="+")

@@ -1,8 +1,8 @@
-"""``python -m trainer.neuron.rounding_probe --config FILE``: how the device really rounds to BF16.
+"""``python -m trainer.neuron.rounding_probe --config FILE``: measure how the device rounds to BF16.
 
-One plus 2^-10 lies an eighth of the way from 1 to the next BF16 number. Rounded to the nearest, all copies become 1;
-rounded stochastically, one in eight goes up, and their mean is what was rounded. A run that believes in the one and
-gets the other drifts for weeks before its loss tells.
+1 + 2^-10 is an eighth of the way from 1 to the next BF16 number. Rounded to the nearest, all copies become 1. Rounded
+stochastically, one in eight is rounded up, so their mean is 1 + 2^-10. With the wrong rounding, a run's loss would show
+it only after weeks.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from hlatctl.run.errors import run_main
 _NAME = "rounding to BF16 on the device"
 _COPIES = 1 << 16
 _STEP, _EXCESS = 2.0**-7, 2.0**-10  # to the next BF16 number above 1; of what is rounded
-#: The mean of so many copies is this close to what was rounded with all but certainty (14 standard deviations).
+#: The mean of this many copies is within 14 standard deviations of the exact value.
 _TOLERANCE = 14 * _STEP * (1 / 8 * 7 / 8 / _COPIES) ** 0.5
 
 
-def judge(mean_excess: float, *, stochastic: bool) -> Check:
-    """Whether the mean of the rounded copies, less 1, is what the configuration's rounding gives."""
+def check_rounding(mean_excess: float, *, stochastic: bool) -> Check:
+    """Check that the mean of the rounded copies, minus 1, is what the configuration's rounding gives."""
     expected = _EXCESS if stochastic else 0.0
-    found = f"mean of 1 + 2^-10 in BF16 is 1 + {mean_excess:.6f}"
+    measured = f"mean of 1 + 2^-10 in BF16 is 1 + {mean_excess:.6f}"
     how = "stochastically" if stochastic else "to the nearest"
-    problem = f"{found}, not 1 + {expected:.6f}: not rounded {how}" if abs(mean_excess - expected) > _TOLERANCE else ""
-    return Check.judged(_NAME, problem, f"{how}: {found}", values={"mean_excess": mean_excess})
+    problem = (
+        f"{measured}, not 1 + {expected:.6f}: not rounded {how}" if abs(mean_excess - expected) > _TOLERANCE else ""
+    )
+    return Check.of(_NAME, problem, f"{how}: {measured}", values={"mean_excess": mean_excess})
 
 
 def measure(config: Config) -> float:
-    """The mean of the rounded copies, less 1, on the configured device."""
+    """Return the mean of the rounded copies, minus 1, on the configured device."""
     import torch
 
     if config.backend.name == "nxd":
@@ -56,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True)
     config = load(parser.parse_args(argv).config)
     os.environ.update(environment.variables(config))  # before the runtime reads them
-    check = judge(measure(config), stochastic=config.precision.name == "bf16_sr")
+    check = check_rounding(measure(config), stochastic=config.precision.name == "bf16_sr")
     print(json.dumps(dataclasses.asdict(check)))
     return 0
 

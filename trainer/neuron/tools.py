@@ -1,4 +1,4 @@
-"""Running one of Neuron's command-line tools."""
+"""Run Neuron's command-line tools."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Where the package aws-neuronx-tools puts them.
+#: Where the package aws-neuronx-tools installs them.
 _BIN = "/opt/aws/neuron/bin"
 
 
 class ToolError(Exception):
-    """A tool is missing, failed, took too long, or printed what can't be read; the message says which."""
+    """A tool is missing, failed, timed out, or printed an unknown format; the message says which."""
 
 
 def find(name: str) -> str:
-    """Path of a tool: on PATH, beside this interpreter, or where Neuron's packages put it.
+    """Return the path of a tool: on PATH, beside this interpreter, or in Neuron's folder.
 
     Raises:
-        ToolError: it is nowhere.
+        ToolError: it was not found.
     """
     places = [os.environ.get("PATH", ""), os.fspath(Path(sys.executable).parent), _BIN]
-    found = shutil.which(name, path=os.pathsep.join(filter(None, places)))
-    if found is None:
+    path = shutil.which(name, path=os.pathsep.join(filter(None, places)))
+    if path is None:
         package = "torch-neuronx" if name == "neuron_parallel_compile" else "aws-neuronx-tools"
-        raise ToolError(f"{name}: not found on PATH or in {_BIN}; the package {package} brings it")
-    return found
+        raise ToolError(f"{name}: not found on PATH or in {_BIN}; install the package {package}")
+    return path
 
 
 def output(*command: str, timeout_s: float, env: dict[str, str] | None = None) -> str:
-    """What a tool prints.
+    """Return what a tool prints.
 
     Args:
         command: its name and arguments.
-        timeout_s: for all of it.
-        env: variables besides those of this process.
+        timeout_s: of the whole command.
+        env: variables in addition to those of this process.
 
     Raises:
-        ToolError: it did not end well in time.
+        ToolError: it failed, or did not end in time.
     """
     try:
         result = subprocess.run(
@@ -52,20 +52,20 @@ def output(*command: str, timeout_s: float, env: dict[str, str] | None = None) -
             env={**os.environ, **(env or {})},
         )
     except subprocess.TimeoutExpired:
-        raise ToolError(f"{command[0]}: no end after {timeout_s:g} s") from None
+        raise ToolError(f"{command[0]}: not finished after {timeout_s:g} s") from None
     except OSError as error:
         raise ToolError(f"{command[0]}: can't be run ({error.strerror})") from None
     if result.returncode:
-        told = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1]
-        raise ToolError(f"{command[0]}: ended with {result.returncode} ({told})")
+        last = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1]
+        raise ToolError(f"{command[0]}: exit code {result.returncode} ({last})")
     return result.stdout
 
 
 def first_line(*command: str, timeout_s: float) -> str:
-    """The first line of a tool that goes on printing until it is ended.
+    """Return the first line of a tool that prints until it is ended.
 
     Raises:
-        ToolError: none came in time.
+        ToolError: it printed nothing in time.
     """
     try:
         result = subprocess.run([find(command[0]), *command[1:]], capture_output=True, timeout=timeout_s, check=False)

@@ -1,4 +1,4 @@
-"""The Neuron software of a node: driver, runtime, packages; and whether nodes agree on it."""
+"""The versions of a node's Neuron software: driver, runtime, packages; and whether all nodes have the same."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hlatctl.run.checks import Check
 from hlatctl.run.provenance import package_versions
 
 NAME = "Neuron software"
-#: What the loaded kernel module says of itself; ``modinfo`` tells of the file, which an update may have replaced.
+#: The version of the loaded kernel module. ``modinfo`` shows the file's, which an update may have replaced.
 _DRIVER = Path("/sys/module/neuron/version")
-#: Not Python's: the driver, its runtime, collectives and tools, by Debian's or Red Hat's package manager.
+#: System packages: the driver, its runtime, collectives and tools.
 _SYSTEM_PACKAGES = ("aws-neuronx-dkms", "aws-neuronx-runtime-lib", "aws-neuronx-collectives", "aws-neuronx-tools")
 _QUERIES = (
     ("dpkg-query", "--show", "--showformat", "${Package} ${Version}\n"),
@@ -23,11 +23,11 @@ _TIMEOUT_S = 30
 
 
 def installed(driver: Path = _DRIVER) -> dict[str, str]:
-    """Versions by name; what is absent is left out."""
-    found = {**package_versions(NEURON_PACKAGES), **_system_packages()}
+    """Return the installed versions by name."""
+    versions = {**package_versions(NEURON_PACKAGES), **_system_packages()}
     if driver.is_file():
-        found["driver"] = driver.read_text(encoding="utf-8").strip()
-    return found
+        versions["driver"] = driver.read_text(encoding="utf-8").strip()
+    return versions
 
 
 def _system_packages() -> dict[str, str]:
@@ -38,35 +38,37 @@ def _system_packages() -> dict[str, str]:
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        lines = (line.split() for line in result.stdout.splitlines())  # those that are not installed go to stderr
+        lines = (line.split() for line in result.stdout.splitlines())  # missing packages are reported on stderr
         return {words[0]: words[1] for words in lines if len(words) == 2 and words[0] in _SYSTEM_PACKAGES}
     return {}
 
 
 def check(config: Config, versions: dict[str, str]) -> Check:
-    """The driver is loaded, and the packages are those of one stack, which is the backend's."""
+    """Check that the driver is loaded and that the packages are those of the backend's stack."""
     problem = software_problem(config, versions)
     if not problem and "torch-neuronx" not in versions:
         problem = f"backend.name={config.backend.name}: the package torch-neuronx is not installed"
     if not problem and config.backend.name == "nxd" and "neuronx-distributed" not in versions:
         problem = "backend.name=nxd: the package neuronx-distributed is not installed"
     if not problem and "driver" not in versions:
-        problem = "the driver is not loaded (the package aws-neuronx-dkms brings it; lsmod | grep neuron)"
+        problem = "the driver is not loaded (install aws-neuronx-dkms; lsmod | grep neuron)"
     shows = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    return Check.judged(NAME, problem, shows, command="pip list | grep -i neuron", values=versions)
+    return Check.of(NAME, problem, shows, command="pip list | grep -i neuron", values=versions)
 
 
 def disagreement(by_host: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What is wrong with each host that has other versions than most; empty where all agree.
+    """Return the problem of each host whose versions differ from most hosts'; empty if all agree.
 
     Args:
         by_host: versions by name, by host.
     """
     problems: dict[str, str] = {}
     for name in sorted({name for versions in by_host.values() for name in versions}):
-        found = [versions.get(name, "none") for versions in by_host.values()]
-        usual = max(sorted(set(found)), key=found.count)
+        all_versions = [versions.get(name, "none") for versions in by_host.values()]
+        usual = max(sorted(set(all_versions)), key=all_versions.count)
         for host, versions in by_host.items():
             if (own := versions.get(name, "none")) != usual:
-                problems.setdefault(host, f"{name} {own}: {found.count(usual)} of {len(found)} nodes have {usual}")
+                problems.setdefault(
+                    host, f"{name} {own}: {all_versions.count(usual)} of {len(all_versions)} nodes have {usual}"
+                )
     return problems

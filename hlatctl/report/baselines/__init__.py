@@ -1,6 +1,6 @@
-"""Which scores make which row of HLAT's tables, and the figures that others published; data, read from the YAML here.
+"""Rows of HLAT's tables and published scores, read from the YAML files of this folder.
 
-A new set of published figures is a new YAML file; nothing here knows a run.
+Each YAML file besides ``rows.yaml`` is one set of published scores. Nothing here reads a run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import yaml
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import suggest
 
-#: Units of a row: its scores are fractions and shown times 100, or shown as they are.
+#: Units of a row: fractions shown in percent, or values shown unchanged.
 PERCENT, PLAIN = "percent", "plain"
-#: What is best in a row, besides a number that is ideal. Of an unknown metric nothing is.
+#: Which value is best in a row, unless the row names an ideal number. Unknown metrics have no best value.
 HIGHEST, LOWEST, UNKNOWN = "highest", "lowest", "unknown"
 _FOLDER = Path(__file__).parent
 _ROWS = "rows"
@@ -25,11 +25,11 @@ _ROWS = "rows"
 
 @dataclass(frozen=True, kw_only=True)
 class RowTitle:
-    """What a row is about.
+    """What a row shows.
 
     Args:
         part: empty for a row of the group itself.
-        shots: the paper's; None where there are none.
+        shots: in the paper; None if it has none.
         best: ``highest``, ``lowest``, ``unknown``, or the ideal value in the row's unit.
     """
 
@@ -45,18 +45,18 @@ class RowTitle:
 
 @dataclass(frozen=True, kw_only=True)
 class RowSpec(RowTitle):
-    """One row; ``of`` are the scores (metric by task) that it is the mean of: alternatives, best first."""
+    """One row: the mean over scores. ``of`` lists alternative sets of scores (metric by task), preferred first."""
 
     of: tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All rows, in order, and what to do with scores that belong to none.
+    """All rows in order, and how to show scores that belong to no row.
 
     Args:
-        others: title of the section for these.
-        fractions: metrics of these that are fractions, with what is best of them (as in a row, in percent).
+        others: title of the section for these scores.
+        fractions: their metrics that are fractions, with ``best`` as in a row (percent).
         left_out: patterns of score names that get no row.
     """
 
@@ -71,9 +71,9 @@ class Model:
     """A published model.
 
     Args:
-        tokens: that it was trained on.
-        figures: value and standard error, in percent, by row.
-        items: that a value was taken over, by row, as far as that is known.
+        tokens: training tokens.
+        figures: value and standard error in percent, by row.
+        items: number of items of a value, by row, where published.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """A set of published figures and where they are from."""
+    """A set of published scores and its source."""
 
     name: str
     source: str
@@ -94,7 +94,7 @@ class Baselines:
 
 @functools.cache
 def layout() -> Layout:
-    """The rows of the tables."""
+    """Return the rows of the tables."""
     data = _read(_ROWS)
     others = data["others"]
     return Layout(
@@ -121,18 +121,18 @@ def layout() -> Layout:
 
 
 def names() -> list[str]:
-    """The sets of published figures that there are."""
+    """Return the names of all sets of published scores."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml") if path.stem != _ROWS)
 
 
 def load(name: str) -> Baselines:
-    """A set of published figures.
+    """Return a set of published scores.
 
     Raises:
-        ConfigError: there is no such set.
+        ConfigError: no set has this name.
     """
     if name not in names():
-        raise ConfigError(f"--baselines={name}: no such set of published figures", hint=suggest(name, names()))
+        raise ConfigError(f"--baselines={name}: no set of published scores has this name", hint=suggest(name, names()))
     data = _read(name)
     return Baselines(
         name=name,

@@ -1,4 +1,4 @@
-"""Memory of a cell's processes as the kernel tells it, whatever the processes do to be told less of."""
+"""The memory of a cell's processes, however they try to hide it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _STATUS = "Name:\tpython3\nNSpid:\t{ids}\nVmPeak:\t 9999 kB\nVmRSS:\t    100 kB\
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the files of /proc hold; those that are not here are of processes that have ended."""
-    told: dict[str, str] = {}
-    monkeypatch.setattr(memory, "_read", lambda path: told.get(str(path), ""))
-    return told
+    """Return the texts of /proc by path; a missing path belongs to a process that has ended."""
+    texts: dict[str, str] = {}
+    monkeypatch.setattr(memory, "_read", lambda path: texts.get(str(path), ""))
+    return texts
 
 
 def test_what_was_swapped_out_is_still_held(kernel: dict[str, str]) -> None:
     kernel["/proc/7/status"] = _STATUS.format(ids="7\t1")
     kernel["/proc/7/smaps_rollup"] = "Rss:  100 kB\nPss:   50 kB\nPss_Anon:   40 kB\nSwap:  20 kB\nSwapPss:  10 kB\n"
-    assert memory._bytes_held("7") == 120 << 10
-    assert memory._bytes_of_its_own("7", 120 << 10) == 60 << 10
+    assert memory._resident_bytes("7") == 120 << 10
+    assert memory._proportional_bytes("7", 120 << 10) == 60 << 10
 
 
 def test_only_processes_of_the_cell_count(kernel: dict[str, str]) -> None:
     kernel["/proc/7/status"] = _STATUS.format(ids="7")
-    assert memory._bytes_held("7") == 0
-    assert memory._bytes_held("8") == 0
-    assert memory._bytes_of_its_own("8", 1) == 0
+    assert memory._resident_bytes("7") == 0
+    assert memory._resident_bytes("8") == 0
+    assert memory._proportional_bytes("8", 1) == 0
 
 
 def test_a_process_that_shows_no_details_counts_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,4 +38,4 @@ def test_a_process_that_shows_no_details_counts_as_a_whole(monkeypatch: pytest.M
         raise PermissionError(path)
 
     monkeypatch.setattr(memory, "_read", refuse)
-    assert memory._bytes_of_its_own("7", 120 << 10) == 120 << 10
+    assert memory._proportional_bytes("7", 120 << 10) == 120 << 10

@@ -1,4 +1,4 @@
-"""The filter's numbers are the kernel's, and its jumps lead where they should."""
+"""The filter has the kernel's numbers, and refuses what it should."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 
 
 def _decide(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
-    """What the kernel would do, run by the rules of classic BPF."""
+    """Return the action that the kernel would take, by running the classic BPF."""
     code: list[tuple[int, int, int, int]] = [struct.unpack("=HBBI", line) for line in _lines(seccomp.program(machine))]
     data = {0: number, 4: seccomp._ARCHITECTURES[machine] if architecture is None else architecture}
     data |= {16 + 8 * place: argument for place, argument in enumerate((*arguments, *[0] * 6)[:6])}
@@ -91,7 +91,7 @@ def test_calls_of_other_interfaces_have_other_numbers_and_are_refused() -> None:
 
 
 def test_a_processor_without_numbers_is_an_error() -> None:
-    with pytest.raises(OSError, match="no filter of system calls is known for riscv64"):
+    with pytest.raises(OSError, match="there is no filter of system calls for riscv64"):
         seccomp.program("riscv64")
 
 
@@ -113,6 +113,6 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
         "fcntl": seccomp.FCNTL,
     }
     ours = {name: numbers[column] for name, numbers in named.items()}
-    # Headers older than a call do not know it.
+    # Old headers lack new calls.
     assert {name: theirs.get(name, number) for name, number in ours.items()} == ours
     assert len(set(ours) & set(theirs)) > 40

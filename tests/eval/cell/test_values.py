@@ -1,4 +1,4 @@
-"""What a program answers arrives as an equal value of a built-in type, or as none; never as its own code."""
+"""An answer arrives as an equal value of a built-in type, or as an object that equals nothing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_iterators_and_other_collections_can_be_gone_through_and_equal_nothing()
     assert arrived != [1, 2]
 
 
-def test_a_class_of_the_programs_own_brings_none_of_its_methods() -> None:
+def test_methods_of_a_programs_class_do_not_arrive() -> None:
     class Yes:
         def __eq__(self, other: object) -> bool:
             return True

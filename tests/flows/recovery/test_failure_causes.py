@@ -91,7 +91,7 @@ def test_the_first_exception_gives_the_cause_whatever_other_processes_print(line
         (ConfigError("seed=x"), 7, "error"),
     ],
 )
-def test_an_error_of_ours_is_classified_by_type_and_code_whatever_its_words(
+def test_our_own_errors_are_classified_by_type_and_code_whatever_their_text(
     error: HlatctlError, last_step: int, cause: Cause
 ) -> None:
     end = ending(SIGKILL_LOG, error=error, of=attempt(last_step=last_step))

@@ -1,4 +1,4 @@
-"""A sweep on the mock cluster, from its making to its end: every trial once, whatever dies; pruning; more values."""
+"""A sweep on the mock cluster: every trial runs once even if drivers die; pruning; extending a sweep."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ RATES = "optimizer.lr=1e-3,3e-3,1e-2"
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is compared with whom does not depend on threads."""
-    monkeypatch.setattr("flows.sweep.driver._PLAYED_AT_ONCE", 1)
+    """Which trials are compared doesn't depend on threads."""
+    monkeypatch.setattr("flows.sweep.driver._SIMULATED_AT_ONCE", 1)
 
 
 def silent(text: str) -> None:
@@ -88,17 +88,17 @@ def test_every_arm_is_tried_with_every_seed_and_the_best_comes_first(tmp_path: P
     assert (created["sweep"], created["trial"], created["simulated"]) == ("s", 3, True)
 
 
-def test_a_head_that_is_killed_at_any_event_leaves_a_sweep_that_runs_every_trial_once(tmp_path: Path) -> None:
+def test_every_trial_runs_once_though_drivers_are_killed_at_any_event(tmp_path: Path) -> None:
     sweep = make(
         tmp_path,
         RATES,
         "sweep.seeds=2",
         "sweep.pruner=median",
         "sweep.startup_trials=1",
-        "recovery.max_restarts_without_progress=10",  # a played job dies with its head
+        "recovery.max_restarts_without_progress=10",  # a simulated job dies with its driver
     )
     died = subprocess.run(
-        [sys.executable, "-m", "tests.flows.sweep.killed_heads", os.fspath(sweep.root), "7", "10"],
+        [sys.executable, "-m", "tests.flows.sweep.killed_drivers", os.fspath(sweep.root), "7", "10"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
         capture_output=True,
@@ -118,8 +118,7 @@ def test_a_head_that_is_killed_at_any_event_leaves_a_sweep_that_runs_every_trial
     runs = sorted(path.name for path in tmp_path.iterdir() if (path / "config.yaml").exists())
     assert runs == [sweep.trial(number).run_id for number in range(6)]
     for number in range(6):
-        told = kinds(sweep.trial(number))
-        assert told["run_created"] == 1
+        assert kinds(sweep.trial(number))["run_created"] == 1
         steps = [e["step"] for e in read_events(sweep.trial(number)) if e["kind"] == "train_stopped"]
         finished = state.trials[number].status == "finished"
         assert steps.count(24) == finished, "no trial was trained to its end twice"
@@ -128,7 +127,7 @@ def test_a_head_that_is_killed_at_any_event_leaves_a_sweep_that_runs_every_trial
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-def test_a_trial_that_falls_behind_is_pruned_and_what_that_saves_is_told(tmp_path: Path) -> None:
+def test_a_trial_that_falls_behind_is_pruned_and_the_saved_hours_are_journalled(tmp_path: Path) -> None:
     sweep = make(
         tmp_path,
         "optimizer.lr=3e-3,4e-3,2e-3,1e-5,9e-1",
@@ -164,7 +163,7 @@ def test_checkpoints_of_pruned_trials_are_kept_on_request(tmp_path: Path) -> Non
     assert list(sweep.trial(2).checkpoints.glob("step-*"))
 
 
-def test_more_values_extend_the_same_sweep_and_anything_else_is_refused(tmp_path: Path) -> None:
+def test_more_values_extend_a_sweep_and_other_changes_are_refused(tmp_path: Path) -> None:
     sweep = make(tmp_path, "optimizer.lr=1e-3,3e-3")
     drive(sweep, silent)
     before = [sweep.trial(number).config.stat().st_mtime_ns for number in range(2)]
@@ -174,17 +173,17 @@ def test_more_values_extend_the_same_sweep_and_anything_else_is_refused(tmp_path
     assert [trial.point["optimizer.lr"] for trial in state.trials.values()] == ["0.001", "0.003", "0.005"]
     assert [sweep.trial(number).config.stat().st_mtime_ns for number in range(2)] == before
     for arguments, message in (
-        (["optimizer.lr=1e-3,5e-3"], "it has tried 0.003 too, which is left out"),
+        (["optimizer.lr=1e-3,5e-3"], "it has tried 0.003 too, which is missing here"),
         (["optimizer.beta2=0.9,0.99"], "its axes are optimizer.lr"),
         (["optimizer.lr=1e-3"], "it has tried 0.001, 0.003, 0.005"),
-        (["sweep.objective=loss@tokens=1000"], "it was made with None"),
+        (["sweep.objective=loss@tokens=1000"], "it was created with None"),
     ):
-        with pytest.raises(ConfigError, match=r"is another space than the sweep's") as caught:
+        with pytest.raises(ConfigError, match=r"changes the sweep's search space") as caught:
             create.prepare_more(sweep, arguments)
         assert message in caught.value.message
 
 
-def test_drawn_arms_are_the_same_whether_the_head_died_or_not(tmp_path: Path) -> None:
+def test_drawn_arms_are_the_same_whether_or_not_a_driver_died(tmp_path: Path) -> None:
     space = (
         "optimizer.lr=tag(log,interval(1e-4,1e-1))",
         "model.num_layers=int(interval(1,3))",
@@ -193,7 +192,7 @@ def test_drawn_arms_are_the_same_whether_the_head_died_or_not(tmp_path: Path) ->
     )
     whole = drive(make(tmp_path / "a", *space), silent)
     sweep = make(tmp_path / "b", *space)
-    for _ in range(3):  # a head that asks for one more trial and is gone
+    for _ in range(3):  # a driver that asks for one more trial and dies
         book = Book(sweep)
         book.ask()
         book.close()
@@ -209,7 +208,7 @@ def _fails(world: World, job: Job) -> Script:
     return 1
 
 
-def test_a_trial_that_fails_is_marked_and_the_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_fails_is_marked_and_the_sweep_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play = SCRIPTS["train"]
 
     def breaks(world: World, job: Job) -> Script:
@@ -220,11 +219,11 @@ def test_a_trial_that_fails_is_marked_and_the_sweep_goes_on(tmp_path: Path, monk
     assert [trial.status for trial in state.trials.values()] == ["finished", "failed", "finished"]
     assert "training stopped at step 0" in state.trials[1].why
     monkeypatch.setitem(SCRIPTS, "train", _fails)
-    with pytest.raises(TrainingError, match=r"every trial has failed, t-t0000 with: training stopped at step 0"):
+    with pytest.raises(TrainingError, match=r"every trial failed; t-t0000: training stopped at step 0"):
         drive(make(tmp_path, RATES, sweep_id="t"), silent)
 
 
-def test_a_sweep_that_is_asked_to_stop_stops_its_trials_and_goes_on_with_them(
+def test_a_stopped_sweep_pauses_its_trials_and_continues_them_when_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep, play = make(tmp_path, "optimizer.lr=1e-3,3e-3"), SCRIPTS["train"]
@@ -263,15 +262,13 @@ def test_a_trial_that_a_person_stops_counts_as_pruned(tmp_path: Path, monkeypatc
     assert state.trials[1].why == "stopped by hand"
 
 
-def test_a_trial_whose_process_is_gone_again_and_again_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_whose_driver_dies_three_times_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.sweep.driver._POLL_S", 0.01)
     monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
     monkeypatch.setattr("flows.runtime.detached.start_driver", lambda run, env: subprocess.Popen(["true"]))
     prepared = create.prepare([*SMALL, f"runs_dir={tmp_path}", RATES], folder=tmp_path, simulated=False)
     sweep = create.make(prepared, sweep_id="s", argv=[])
-    with pytest.raises(TrainingError, match=r"s-t0000 with: its process was gone 3 times, see its logs/head.log"):
+    with pytest.raises(TrainingError, match=r"s-t0000: its driver died 3 times, see its logs/head.log"):
         drive(sweep, silent)
     assert kinds(sweep)["trial_head_lost"] == 9
     assert state_of(sweep).status == "failed"
@@ -282,11 +279,11 @@ def test_an_arm_of_a_real_sweep_is_never_simulated(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("flows.sweep.create.refuse_simulation", lambda config, hint: None)  # as for arms that are drawn
     arguments = [*SMALL, f"runs_dir={tmp_path}", "cluster=mock", RATES]
     sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
-    with pytest.raises(TrainingError, match=r"with: cluster\.launcher=mock: simulates jobs and starts none"):
+    with pytest.raises(TrainingError, match=r"s-t0000: cluster\.launcher=mock: simulates jobs and starts none"):
         drive(sweep, silent)
 
 
-def test_what_one_trial_prepares_another_waits_for(tmp_path: Path) -> None:
+def test_a_trial_waits_while_another_prepares_the_same_corpus_or_graphs(tmp_path: Path) -> None:
     def trial(number: int, *overrides: str) -> Trial:
         config = compose([*SMALL, "cluster=mock", f"runs_dir={tmp_path}", *overrides])
         return Trial(RunPaths(tmp_path / f"t{number}"), config, TrialOf(sweep="s", trial=number), [], None)
@@ -308,7 +305,7 @@ def test_an_id_is_taken_once_and_a_sweep_is_found_by_the_beginning_of_its_name(t
     assert find_sweep(tmp_path, "rates-t0001") is None
 
 
-def test_unknown_kinds_of_events_are_no_hindrance() -> None:
+def test_unknown_kinds_of_events_are_ignored() -> None:
     state = SweepState()
     apply_to_sweep(state, {"kind": "of the future", "time_unix_s": 1.0})
     assert state == SweepState(last_event_unix_s=1.0)

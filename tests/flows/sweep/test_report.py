@@ -1,4 +1,4 @@
-"""A sweep's report, from trials that the mock cluster has played: what has won, what mattered, page and files."""
+"""A sweep's report, from simulated trials: the best arm, importances of axes, page and files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from conf import compose as composition
 from conf.compose import compose
 from flows.sweep.book import Book
-from flows.sweep.driver import _Driver as Head
-from flows.sweep.driver import drive
+from flows.sweep.driver import _Driver, drive
 from flows.sweep.report import build
 from hlatctl.run.errors import StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
@@ -24,7 +23,7 @@ from tests.flows.sweep.test_driver import make, silent, state_of
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> SweepPaths:
-    """Two axes, of which the made-up losses depend on the learning rate alone; two seeds."""
+    """Two axes and two seeds; the simulated losses depend on the learning rate only."""
     sweep = make(
         tmp_path_factory.mktemp("runs"),
         "experiment=ablation",
@@ -85,9 +84,9 @@ def test_the_same_journals_give_the_same_report(swept: SweepPaths) -> None:
     assert {path: path.read_bytes() for path in files} == before
 
 
-def test_a_sweep_has_a_report_before_anything_has_come_of_it(tmp_path: Path) -> None:
+def test_a_sweep_without_results_has_a_report(tmp_path: Path) -> None:
     sweep = make(tmp_path, "seed=1,2")
-    assert "No trial has been asked for yet." in build(sweep).read_text(encoding="utf-8")
+    assert "No trials yet." in build(sweep).read_text(encoding="utf-8")
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         journal.append("trial_asked", trial=0, run_id="s-t0000", arm=0, point={"seed": "1"}, overrides=[], seed=None)
         journal.append("trial_rung", trial=0, tokens=10, value=float("nan"))
@@ -109,13 +108,13 @@ def test_a_sweep_has_a_report_before_anything_has_come_of_it(tmp_path: Path) -> 
     assert (record["command"], record["trials"]["0"]["rungs"]) == (None, {"10": None})
 
 
-def test_a_report_that_can_not_be_written_is_told_of_and_fails_no_sweep(tmp_path: Path) -> None:
+def test_a_report_that_can_not_be_written_is_reported_and_fails_no_sweep(tmp_path: Path) -> None:
     sweep = make(tmp_path, "seed=1,2")
     sweep.report.write_text("in the way", encoding="utf-8")
     with pytest.raises(StorageError, match="report: can't be written"):
         build(sweep)
-    told: list[str] = []
+    said: list[str] = []
     book = Book(sweep)
-    Head(book, told.append, None)._report()
+    _Driver(book, said.append, None)._report()
     book.close()
-    assert told == [f"no report: {sweep.report}: can't be written (File exists); `hlatctl sweep-report s` tries again"]
+    assert said == [f"no report: {sweep.report}: can't be written (File exists); `hlatctl sweep-report s` tries again"]

@@ -1,4 +1,4 @@
-"""The journal reaches MLflow once, whatever dies in between. MLflow is the real one, on SQLite and over HTTP."""
+"""The journal is copied to MLflow once, even if processes die. MLflow is real, on SQLite and over HTTP."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pytest
 
 from conf import load
 from conf.schema import Config, TrackingConfig
+from flows.tracking import mlflow_client, mlflow_sweep, mlflow_sync
 from flows.tracking import mlflow_run as copied
-from flows.tracking import mlflow_sweep, mlflow_sync
 from hlatctl.run import files, runs
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
@@ -35,9 +35,9 @@ Rows = list[tuple[str, int, float]]
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's tables, made once: they take longer than all the rest of a test."""
+    """MLflow's tables, created once: this takes longer than the rest of a test."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    code = "import sys; from flows.tracking.mlflow_sync import connect; connect(sys.argv[1]).search_experiments()"
+    code = "import sys; from flows.tracking.mlflow_client import connect; connect(sys.argv[1]).search_experiments()"
     subprocess.run([sys.executable, "-c", code, f"sqlite:///{path}"], check=True, capture_output=True)
     return path
 
@@ -74,22 +74,22 @@ def finish(run: RunPaths, outcome: str = "finished") -> None:
 
 
 def rows(runs_dir: Path, key: str = "train/loss") -> Rows:
-    """What MLflow's database holds of a metric, in order of steps."""
+    """Return a metric's rows in MLflow's database, in order of steps."""
     with sqlite3.connect(runs_dir / "mlflow.db") as database:
-        found: Rows = database.execute(
+        values: Rows = database.execute(
             "SELECT run_uuid, step, value FROM metrics WHERE key = ? ORDER BY step", (key,)
         ).fetchall()
     database.close()
-    return found
+    return values
 
 
 def mlflow_run(runs_dir: Path, run: RunPaths) -> Any:
-    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    client = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir))
     return client.get_run(files.read_json(run.mirror)["mlflow_run_id"])
 
 
-def steps(found: Rows) -> list[int]:
-    return [step for _, step, _ in found]
+def steps(values: Rows) -> list[int]:
+    return [step for _, step, _ in values]
 
 
 def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_artifacts(runs_dir: Path) -> None:
@@ -107,18 +107,18 @@ def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_ar
 
     assert mlflow_sync.sync(run) == 8
 
-    found = mlflow_run(runs_dir, run)
-    assert (found.info.run_name, found.info.status) == ("one", "FINISHED")
-    assert found.data.params["optimizer.lr"] == "0.0003"
-    assert found.data.params["train.seq_len"] == "512"
-    assert found.data.tags["mlflow.source.git.commit"] == "c0ffee"
-    assert found.data.tags["hlatctl.python"] == "3.11.7"
-    assert found.data.tags["hlatctl.outcome"] == "finished"
+    copy = mlflow_run(runs_dir, run)
+    assert (copy.info.run_name, copy.info.status) == ("one", "FINISHED")
+    assert copy.data.params["optimizer.lr"] == "0.0003"
+    assert copy.data.params["train.seq_len"] == "512"
+    assert copy.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert copy.data.tags["hlatctl.python"] == "3.11.7"
+    assert copy.data.tags["hlatctl.outcome"] == "finished"
     assert steps(rows(runs_dir)) == [1, 2, 3]
     assert steps(rows(runs_dir, "by_tokens/train_loss")) == [100, 200, 300]
     assert [value for *_, value in rows(runs_dir, "eval/mmlu")] == [0.25]
     assert steps(rows(runs_dir, "by_tokens/eval_odd_name_")) == [300]
-    stored = runs_dir / "mlartifacts" / found.info.run_id / "artifacts"
+    stored = runs_dir / "mlartifacts" / copy.info.run_id / "artifacts"
     assert sorted(p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()) == [
         "config.yaml",
         "evals/tokens-300/results.json",
@@ -127,7 +127,7 @@ def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_ar
     ]
 
 
-def test_what_is_copied_is_not_copied_again_and_what_is_new_is(runs_dir: Path) -> None:
+def test_only_new_events_are_copied(runs_dir: Path) -> None:
     run = make_run(runs_dir)
     train(run, 1, 5)
     assert mlflow_sync.sync(run) == 8
@@ -137,7 +137,7 @@ def test_what_is_copied_is_not_copied_again_and_what_is_new_is(runs_dir: Path) -
     assert steps(rows(runs_dir)) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_lost_cursor_costs_no_duplicates_and_finds_the_same_mlflow_run(runs_dir: Path) -> None:
+def test_without_its_cursor_a_copy_finds_the_same_mlflow_run_and_makes_no_duplicates(runs_dir: Path) -> None:
     run = make_run(runs_dir)
     train(run, 1, 5)
     mlflow_sync.sync(run)
@@ -151,7 +151,7 @@ def test_a_lost_cursor_costs_no_duplicates_and_finds_the_same_mlflow_run(runs_di
 
 
 @pytest.mark.parametrize("between", [True, False], ids=["in two copies", "in one copy"])
-def test_steps_done_again_have_the_value_that_counts(runs_dir: Path, between: bool) -> None:
+def test_repeated_steps_have_the_value_that_counts(runs_dir: Path, between: bool) -> None:
     run = make_run(runs_dir)
     train(run, 1, 6)
     if between:
@@ -159,24 +159,24 @@ def test_steps_done_again_have_the_value_that_counts(runs_dir: Path, between: bo
     train(run, 4, 5, attempt=2, add=100.0)
     mlflow_sync.sync(run)
     for key, unit in (("train/loss", 1), ("by_tokens/train_loss", 100)):
-        found = rows(runs_dir, key)
-        assert steps(found) == [unit * step for step in (1, 2, 3, 4, 5)]
-        assert [value > 100 for *_, value in found] == [False] * 3 + [True] * 2
+        values = rows(runs_dir, key)
+        assert steps(values) == [unit * step for step in (1, 2, 3, 4, 5)]
+        assert [value > 100 for *_, value in values] == [False] * 3 + [True] * 2
     assert mlflow_run(runs_dir, run).data.metrics["train/loss"] == pytest.approx(102.0), "the newest step that counts"
     run.mirror.unlink()
     mlflow_sync.sync(run)
     assert [value > 100 for *_, value in rows(runs_dir)] == [False] * 3 + [True] * 2
 
 
-def test_a_run_that_goes_back_before_it_goes_on_shows_only_what_counts(runs_dir: Path) -> None:
+def test_superseded_steps_are_removed_before_new_ones_follow(runs_dir: Path) -> None:
     run = make_run(runs_dir)
     train(run, 1, 6)
     mlflow_sync.sync(run)
-    train(run, 4, 3, attempt=2)  # it has started, and has made no step yet
+    train(run, 4, 3, attempt=2)  # it has started, without a step so far
     mlflow_sync.sync(run)
     assert steps(rows(runs_dir)) == [1, 2, 3]
     assert mlflow_run(runs_dir, run).data.metrics["train/loss"] == pytest.approx(10 / 3)
-    with JournalWriter(run, "train-rank00001", 1) as journal:  # a late line of the attempt before
+    with JournalWriter(run, "train-rank00001", 1) as journal:  # a late line of the previous attempt
         journal.append("step", step=7, tokens=700, loss=1.0)
     train(run, 4, 4, attempt=3)
     mlflow_sync.sync(run)
@@ -186,14 +186,14 @@ def test_a_run_that_goes_back_before_it_goes_on_shows_only_what_counts(runs_dir:
 def test_on_a_server_the_later_value_of_a_step_is_added_and_is_the_latest(
     runs_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copied, "remove", lambda database, run_id, to: None)  # as without a database of ours
+    monkeypatch.setattr(copied, "remove", lambda database, run_id, to: None)  # as on a server
     run = make_run(runs_dir)
     train(run, 1, 6)
     mlflow_sync.sync(run)
     train(run, 4, 8, attempt=2, add=100.0)
     mlflow_sync.sync(run)
-    found = rows(runs_dir)
-    assert steps(found) == [1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 8]
+    values = rows(runs_dir)
+    assert steps(values) == [1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 8]
     assert mlflow_run(runs_dir, run).data.metrics["train/loss"] > 100
 
 
@@ -216,23 +216,23 @@ def test_a_copier_that_dies_after_mlflow_committed_leaves_no_duplicates(
         mlflow_sync.sync(run)
     monkeypatch.undo()
     assert 0 < len(rows(runs_dir)) < 1000
-    assert all(size <= 1000 for size in batches)
+    assert all(size < 1000 for size in batches), "MLflow takes 1,000 metrics and tags a request"
     mlflow_sync.sync(run)
     assert steps(rows(runs_dir)) == list(range(1, 1001))
 
 
-def test_a_batch_that_was_committed_before_the_last_step_was_noted_is_not_doubled(runs_dir: Path) -> None:
+def test_a_batch_that_was_committed_before_its_tag_is_not_doubled(runs_dir: Path) -> None:
     run = make_run(runs_dir)
     train(run, 1, 20)
     mlflow_sync.sync(run)
-    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
+    client = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir))
     client.set_tag(files.read_json(run.mirror)["mlflow_run_id"], copied.LAST_STEP_TAG, "0")
     run.mirror.unlink()
     assert mlflow_sync.sync(run) == 23
     assert steps(rows(runs_dir)) == list(range(1, 21))
 
 
-def test_losses_that_are_no_numbers_arrive(runs_dir: Path) -> None:
+def test_losses_that_are_not_finite_are_copied(runs_dir: Path) -> None:
     run = make_run(runs_dir)
     with JournalWriter(run, train_writer(0), 1) as journal:
         journal.append("step", step=1, tokens=100, loss=float("nan"), grad_norm=float("inf"), lr=1e-3)
@@ -240,7 +240,7 @@ def test_losses_that_are_no_numbers_arrive(runs_dir: Path) -> None:
     assert str(mlflow_run(runs_dir, run).data.metrics["train/loss"]) == "nan"
 
 
-def test_a_resumed_run_is_running_again_and_ends_as_it_ends(runs_dir: Path) -> None:
+def test_a_resumed_run_is_running_again_and_gets_its_new_outcome(runs_dir: Path) -> None:
     run = make_run(runs_dir)
     finish(run, "stopped")
     mlflow_sync.sync(run)
@@ -259,7 +259,7 @@ def test_a_run_that_someone_deleted_in_mlflow_is_copied_again(runs_dir: Path) ->
     train(run, 1, 3)
     mlflow_sync.sync(run)
     deleted = files.read_json(run.mirror)["mlflow_run_id"]
-    mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir)).delete_run(deleted)
+    mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir)).delete_run(deleted)
     mlflow_sync.sync(run)
     assert [run_uuid == deleted for run_uuid, *_ in rows(runs_dir)].count(False) == 3
 
@@ -267,13 +267,13 @@ def test_a_run_that_someone_deleted_in_mlflow_is_copied_again(runs_dir: Path) ->
 def test_the_name_of_a_simulated_run_says_so(runs_dir: Path) -> None:
     run = make_run(runs_dir, simulated=True)
     mlflow_sync.sync(run)
-    found = mlflow_run(runs_dir, run)
-    assert (found.info.run_name, found.data.tags["hlatctl.simulated"]) == ("one (SIMULATED)", "true")
+    copy = mlflow_run(runs_dir, run)
+    assert (copy.info.run_name, copy.data.tags["hlatctl.simulated"]) == ("one (SIMULATED)", "true")
 
 
 def test_two_runs_of_the_same_name_in_two_folders_stay_apart(runs_dir: Path, tmp_path: Path) -> None:
     first = make_run(runs_dir)
-    other = make_run(tmp_path / "other", mlflow_uri=mlflow_sync.default_tracking_uri(runs_dir))
+    other = make_run(tmp_path / "other", mlflow_uri=mlflow_client.default_tracking_uri(runs_dir))
     for run in (first, other):
         train(run, 1, 2)
         mlflow_sync.sync(run)
@@ -284,7 +284,7 @@ def test_two_runs_of_the_same_name_in_two_folders_stay_apart(runs_dir: Path, tmp
 
 def test_only_one_process_copies_a_run(runs_dir: Path) -> None:
     run = make_run(runs_dir)
-    with mlflow_sync._only_copier(run), pytest.raises(RunBusyError, match="another process is copying it to MLflow"):
+    with mlflow_sync._only_copier(run), pytest.raises(RunBusyError, match="is copying it to MLflow"):
         mlflow_sync.sync(run)
 
 
@@ -304,7 +304,7 @@ def test_passwords_in_addresses_reach_neither_messages_nor_mlflow(runs_dir: Path
     assert "hlatctl sync" in caught.value.hint
 
 
-def test_trials_are_children_of_their_sweeps_run_which_tells_how_it_ended(runs_dir: Path) -> None:
+def test_trials_are_children_of_their_sweeps_run_which_has_its_outcome(runs_dir: Path) -> None:
     sweep = runs.create_sweep(runs_dir, "rates", "overrides: []\n")
     trials = [make_run(runs_dir, sweep.trial(n).run_id, {"sweep": "rates", "trial": n}) for n in range(2)]
     with JournalWriter(sweep, FLOW_WRITER) as journal:
@@ -348,7 +348,7 @@ def test_trials_are_children_of_their_sweeps_run_which_tells_how_it_ended(runs_d
         mlflow_sweep.conclude(sweep, TrackingConfig())
     parents = {mlflow_run(runs_dir, run).data.tags["mlflow.parentRunId"] for run in trials}
     assert len(parents) == 1
-    parent = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir)).get_run(parents.pop())
+    parent = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir)).get_run(parents.pop())
     assert (parent.info.run_name, parent.info.status) == ("rates", "FINISHED")
     assert parent.data.metrics["best_objective"] == 2.0
     assert parent.data.metrics["process_hours"] == 3.0
@@ -382,7 +382,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-#: MLflow's half of `hlatctl ui`, with its password.
+#: The MLflow server of `hlatctl ui`, with its password.
 SERVE = """
 import subprocess, sys, time
 from pathlib import Path
@@ -403,7 +403,7 @@ with ui._bound("mlflow", int(sys.argv[2])) as listener, ui_record.only_ui(runs_d
 def wait_for(what: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not what():
-        assert time.monotonic() < deadline_s, "waited in vain"
+        assert time.monotonic() < deadline_s, "waited too long"
         time.sleep(0.02)
 
 
@@ -422,7 +422,7 @@ def test_a_follower_killed_between_batches_leaves_no_duplicates(
     assert steps(rows(runs_dir)) == list(range(1, 4001))
 
 
-def test_a_follower_goes_with_a_run_to_its_end(runs_dir: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_follower_copies_until_the_run_ends(runs_dir: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
     run = make_run(runs_dir)
     with hold_driver(run):
         train(run, 1, 3)
@@ -436,7 +436,7 @@ def test_a_follower_goes_with_a_run_to_its_end(runs_dir: Path, start: Callable[.
     assert mlflow_run(runs_dir, run).info.status == "FINISHED"
 
 
-def test_a_follower_whose_head_died_brings_the_rest_and_ends(
+def test_a_follower_without_a_driver_copies_the_rest_and_ends(
     runs_dir: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     run = make_run(runs_dir)
@@ -445,17 +445,17 @@ def test_a_follower_whose_head_died_brings_the_rest_and_ends(
     assert steps(rows(runs_dir)) == [1, 2, 3]
 
 
-def test_a_follower_whose_head_died_does_not_wait_for_mlflow_for_ever(
+def test_a_follower_without_a_driver_does_not_wait_for_mlflow(
     runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
     follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
     _, error = follower.communicate(timeout=60)
     assert follower.returncode == StorageError.exit_code
-    assert error.splitlines()[-1] == "hint: the run goes on without MLflow; `hlatctl sync` copies the rest later"
+    assert error.splitlines()[-1] == "hint: the run continues without MLflow; `hlatctl sync` copies the rest later"
 
 
-def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
+def test_what_a_server_missed_is_copied_when_it_answers_again(
     runs_dir: Path, free_port: int, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
@@ -469,10 +469,10 @@ def test_what_a_server_missed_while_it_was_down_arrives_when_it_is_up(
         finish(run)
         assert follower.wait(90) == 0
     assert steps(rows(runs_dir)) == list(range(1, 61))
-    assert follower.stderr.read().splitlines()[-1] == "MLflow has got everything up to now"
+    assert follower.stderr.read().splitlines()[-1] == "MLflow is up to date again"
 
 
-def test_scores_under_another_contract_are_metrics_of_their_own() -> None:
+def test_scores_under_another_contract_are_separate_metrics() -> None:
     event = {
         "kind": "eval_finished",
         "time_unix_s": 1.0,
@@ -504,10 +504,10 @@ def test_a_simulated_run_is_dated_when_it_was_simulated_and_says_how_long_it_wou
         journal.append("run_finished", outcome="finished", step=1, tokens=100, message="")
     os.utime(journal.path, (began_s + 9, began_s + 9))
     mlflow_sync.sync(run)
-    found = mlflow_run(runs_dir, run)
-    assert (found.info.start_time, found.info.end_time) == (began_s * 1000, (began_s + 9) * 1000)
-    assert found.data.tags["hlatctl.simulated"] == "true"
-    assert found.data.tags["hlatctl.simulated_duration"] == "3 d 0 h"
-    client = mlflow_sync.connect(mlflow_sync.default_tracking_uri(runs_dir))
-    (metric,) = client.get_metric_history(found.info.run_id, "train/loss")
+    copy = mlflow_run(runs_dir, run)
+    assert (copy.info.start_time, copy.info.end_time) == (began_s * 1000, (began_s + 9) * 1000)
+    assert copy.data.tags["hlatctl.simulated"] == "true"
+    assert copy.data.tags["hlatctl.simulated_duration"] == "3 d 0 h"
+    client = mlflow_client.connect(mlflow_client.default_tracking_uri(runs_dir))
+    (metric,) = client.get_metric_history(copy.info.run_id, "train/loss")
     assert metric.timestamp == (began_s + day_s) * 1000

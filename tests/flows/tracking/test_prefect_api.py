@@ -1,4 +1,4 @@
-"""A flow always finds an API that answers, needs no network, and leaves no server behind. Prefect is the real one."""
+"""A flow finds an API that answers, needs no network, and leaves no server behind. Prefect is real."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_flow(
     runs_dir: Path, name: str, *, before: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    # A proxy that nothing answers at: loopback has to be reached without it.
+    # A proxy that doesn't answer: loopback must be reached without it.
     environment |= {"http_proxy": "http://127.0.0.1:9", "PYTHONPATH": os.getcwd(), **(env or {})}
     return subprocess.run(
         [*before, sys.executable, "-c", FLOW, str(runs_dir), name],
@@ -97,7 +97,7 @@ def ends_soon(pid: int, timeout_s: float = 20.0) -> bool:
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by the flows here: making Prefect's database takes longer than running one."""
+    """Shared by the flows here: creating Prefect's database takes longer than running a flow."""
     return tmp_path_factory.mktemp("runs")
 
 
@@ -121,10 +121,10 @@ def test_the_api_of_a_killed_flow_ends_by_itself(runs_dir: Path) -> None:
     assert ends_soon(json.loads(done.stdout)["server"])
 
 
-def test_the_body_of_a_flow_does_not_notice_that_its_api_is_gone(runs_dir: Path) -> None:
+def test_the_body_of_a_flow_continues_without_its_api(runs_dir: Path) -> None:
     done = run_flow(runs_dir, "lonely", env={"PREFECT_CLIENT_MAX_RETRIES": "0"})
     assert done.stdout.splitlines()[-1] == "body ended"
-    # What is raised at the end is Prefect's own trouble, which flows.tracking.prefect_flow tells from a stage's.
+    # Prefect raises its own error at the end; flows.tracking.prefect_flow distinguishes it from a stage's error.
     assert "httpx.ConnectError" in done.stderr
 
 
@@ -156,7 +156,7 @@ def nobody() -> str:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """The process's environment, as if Prefect was not configured, put back afterwards."""
+    """The process's environment without Prefect's variables; restored afterwards."""
     before = dict(os.environ)
     for name in before:
         if name.startswith("PREFECT_") or name == "DO_NOT_TRACK":
@@ -172,7 +172,7 @@ AUTH = "hlatctl:its-password"
 
 @pytest.fixture
 def open_ui(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Lets a `hlatctl ui` be open whose Prefect is at an address."""
+    """Returns a function that pretends that a `hlatctl ui` with Prefect at an address is running."""
     with ExitStack() as stack:
         stack.enter_context(ui_record.only_ui(tmp_path))
         yield lambda url: stack.enter_context(ui_record.announced(tmp_path, UiRecord(auth=AUTH, prefect=url)))
@@ -197,6 +197,21 @@ def test_an_open_ui_shows_the_flow_which_knows_its_password(
     assert environment["PREFECT_API_AUTH_STRING"] == AUTH
 
 
+def test_without_starting_one_only_an_api_that_is_running_is_used(
+    tmp_path: Path, environment: dict[str, str], someones_api: str, nobody: str, open_ui: Callable[[str], None]
+) -> None:
+    said: list[str] = []
+    assert not prefect_api.configure(tmp_path, said.append, start=False)
+    environment["PREFECT_API_URL"] = f"{nobody}/api"
+    assert not prefect_api.begin(tmp_path, said.append, start=False)
+    assert not prefect_api.begin(tmp_path, said.append, start=False)
+    assert said == [f"PREFECT_API_URL={nobody}/api does not answer; continuing without Prefect"]
+    assert not prefect_api.home(tmp_path).exists()
+    open_ui(someones_api)
+    assert prefect_api.begin(tmp_path, start=False)
+    assert environment["PREFECT_API_URL"] == f"{someones_api}/api"
+
+
 def test_an_open_ui_is_known_to_its_own_user_only(tmp_path: Path, open_ui: Callable[[str], None]) -> None:
     open_ui("http://127.0.0.1:4200")
     assert ui_record.read(tmp_path) == UiRecord(auth=AUTH, prefect="http://127.0.0.1:4200")
@@ -204,7 +219,7 @@ def test_an_open_ui_is_known_to_its_own_user_only(tmp_path: Path, open_ui: Calla
 
 
 @pytest.mark.parametrize("spoiled", ["others can read it", "somebody else's", "a link", "torn", "not an object", "old"])
-def test_a_record_that_may_be_somebody_elses_is_not_believed(
+def test_a_record_that_another_user_may_have_written_is_ignored(
     tmp_path: Path, open_ui: Callable[[str], None], spoiled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_ui("http://127.0.0.1:4200")
@@ -235,7 +250,7 @@ def test_a_users_api_that_does_not_answer_is_named_without_its_password(
     address = nobody.removeprefix("http://")
     environment["PREFECT_API_URL"] = f"http://ann:secret@{address}/api"
     prefect_api.begin(tmp_path, said.append)
-    assert said == [f"PREFECT_API_URL=http://***@{address}/api does not answer; Prefect runs beside this flow instead"]
+    assert said == [f"PREFECT_API_URL=http://***@{address}/api does not answer; starting one beside this flow"]
     assert environment["PREFECT_API_URL"] != f"{nobody}/api"
 
 
@@ -250,16 +265,16 @@ def test_the_api_beside_a_flow_answers_nobody_without_its_password(tmp_path: Pat
     assert auth.partition(":")[2] not in argv
 
 
-def test_the_users_settings_stay_and_nothing_is_sent_home(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_users_settings_are_kept_and_telemetry_is_off(tmp_path: Path, environment: dict[str, str]) -> None:
     environment["PREFECT_CLIENT_MAX_RETRIES"] = "7"
     environment["PREFECT_HOME"] = "/elsewhere"
-    found = prefect_api.settings(tmp_path)
-    assert (found["PREFECT_CLIENT_MAX_RETRIES"], found["PREFECT_HOME"]) == ("7", "/elsewhere")
-    assert (found["DO_NOT_TRACK"], found["PREFECT_SERVER_ANALYTICS_ENABLED"]) == ("true", "false")
-    assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
+    values = prefect_api.settings(tmp_path)
+    assert (values["PREFECT_CLIENT_MAX_RETRIES"], values["PREFECT_HOME"]) == ("7", "/elsewhere")
+    assert (values["DO_NOT_TRACK"], values["PREFECT_SERVER_ANALYTICS_ENABLED"]) == ("true", "false")
+    assert values["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
-def test_every_setting_is_one_that_prefect_takes_up(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_prefect_knows_every_setting(tmp_path: Path, environment: dict[str, str]) -> None:
     code = "import json, prefect.settings as s; print(json.dumps(s.get_current_settings().to_environment_variables()))"
     asked = prefect_api.settings(tmp_path)
     done = subprocess.run(

@@ -1,16 +1,19 @@
-"""The pipeline under a real Prefect: tasks and states are recorded, and a Prefect that goes away costs only the view.
+"""The pipeline under a real Prefect: tasks and states are recorded, and a run continues if Prefect disappears.
 
-Prefect keeps settings and an engine for the whole process, so each test drives its run in a process of its own.
+Prefect keeps settings and an engine for the whole process, so each test drives its run in a separate process.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from conf.schema import Config
 from flows import pretrain
@@ -23,11 +26,12 @@ DRIVE = """
 import os, signal, sys
 from pathlib import Path
 from flows import pretrain
-from flows.tracking import prefect_api
+from flows.tracking import follower, prefect_api
 from hlatctl.run.errors import StoppedError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 
+follower.start = lambda ctx: None  # no MLflow
 RUN, WHAT = RunPaths(Path(sys.argv[1])), sys.argv[2:]
 
 def request_stop():
@@ -54,6 +58,11 @@ except StoppedError:
 """
 
 
+@pytest.fixture
+def config(mock_config: Config) -> Config:
+    return dataclasses.replace(mock_config, tracking=dataclasses.replace(mock_config.tracking, enabled=True))
+
+
 def drive(run: RunPaths, *arguments: str, code: int = 0) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     result = subprocess.run(
@@ -68,10 +77,10 @@ def drive(run: RunPaths, *arguments: str, code: int = 0) -> str:
     return result.stdout
 
 
-def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(mock_config: Config) -> None:
-    run = pretrain.create(mock_config, argv=[], run_id="seen")
+def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(config: Config) -> None:
+    run = pretrain.create(config, argv=[], run_id="seen")
     drive(run)
-    with sqlite3.connect(prefect_api.home(Path(mock_config.runs_dir)) / "prefect.db") as database:
+    with sqlite3.connect(prefect_api.home(Path(config.runs_dir)) / "prefect.db") as database:
         (flow,) = database.execute("select name, state_name from flow_run").fetchall()
         tasks = database.execute("select name, state_name from task_run").fetchall()
         artifacts = {key for (key,) in database.execute("select key from artifact")}
@@ -95,8 +104,8 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(mock_config: 
     assert {"summary", "training"} <= artifacts
 
 
-def test_a_prefect_that_goes_away_in_the_middle_costs_only_the_view(mock_config: Config) -> None:
-    run = pretrain.create(mock_config, argv=[], run_id="alone")
+def test_a_run_continues_when_prefect_disappears(config: Config) -> None:
+    run = pretrain.create(config, argv=[], run_id="alone")
     output = drive(run, "lost")
     kinds = [event["kind"] for event in read_events(run)]
     assert kinds.count("eval_finished") == 3
@@ -110,19 +119,26 @@ def states(runs_dir: Path, table: str = "flow_run") -> dict[str, str]:
         return dict(database.execute(f"select name, state_name from {table}").fetchall())
 
 
-def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(mock_config: Config) -> None:
-    runs_dir = Path(mock_config.runs_dir)
-    dead = pretrain.create(mock_config, argv=[], run_id="dead")
+def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(config: Config) -> None:
+    runs_dir = Path(config.runs_dir)
+    dead = pretrain.create(config, argv=[], run_id="dead")
     drive(dead, "killed", code=-signal.SIGKILL)
     assert states(runs_dir) == {"dead (SIMULATED)": "Running"}
-    stopped = pretrain.create(mock_config, argv=[], run_id="stopped")
-    with hold_driver(dead):  # as long as somebody drives it, it is alive
+    stopped = pretrain.create(config, argv=[], run_id="stopped")
+    with hold_driver(dead):  # as long as it has a driver, it is alive
         assert drive(stopped, "stopped").endswith("stopped\n")
     assert states(runs_dir) == {"dead (SIMULATED)": "Running", "stopped (SIMULATED)": "Cancelled"}
     assert "Failed" not in states(runs_dir, "task_run").values()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     argv = [sys.executable, "-m", "flows.tracking.prefect_stale", os.fspath(runs_dir)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=True)
-    assert "dead (SIMULATED): its process is gone; Prefect shows it as Crashed now" in done.stderr
+    assert "dead (SIMULATED): its process has died; it is marked as Crashed in Prefect" in done.stderr
     assert states(runs_dir) == {"dead (SIMULATED)": "Crashed", "stopped (SIMULATED)": "Cancelled"}
     assert "Running" not in states(runs_dir, "task_run").values()
+
+
+def test_without_tracking_no_prefect_is_started(mock_config: Config) -> None:
+    run = pretrain.create(mock_config, argv=[], run_id="quiet")
+    assert "Prefect" not in drive(run)
+    assert read_events(run)[-1]["outcome"] == "finished"
+    assert not prefect_api.home(Path(mock_config.runs_dir)).exists()

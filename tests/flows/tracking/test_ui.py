@@ -1,4 +1,4 @@
-"""`hlatctl ui`'s servers come up together, go down together, and say which port is taken. They are the real ones."""
+"""The servers of `hlatctl ui` start together, end together, and report a taken port. They are real."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flows.tracking.ui import serve
 from hlatctl.run.errors import run_main
 
 def main():
-    show = lambda found, auth: print(sorted(found.items()), auth, sep="\\n", flush=True)
+    show = lambda urls, auth: print(sorted(urls.items()), auth, sep="\\n", flush=True)
     serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), show, lambda text: None)
     return 0
 
@@ -40,7 +40,7 @@ def never(_addresses: dict[str, str], _auth: str) -> None:
 
 
 def ignore(_text: str) -> None:
-    """Nobody looks."""
+    """Ignore the message."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def start(tmp_path: Path, ports: tuple[int, int]) -> Iterator[Callable[[], subpr
     started: list[subprocess.Popen[str]] = []
 
     def run_it() -> subprocess.Popen[str]:
-        # Whatever the umask is, and whatever proxy, which can't reach our loopback.
+        # Must work with any umask, and with a proxy, which can't reach our loopback.
         argv = [
             "env",
             "http_proxy=http://127.0.0.1:9",
@@ -79,7 +79,7 @@ def children(pid: int) -> list[int]:
 
 
 def groups_alive(leaders: list[int]) -> list[int]:
-    """Process groups that still have a member; what is left as a zombie of init counts as gone."""
+    """Return the process groups that still have a member; zombies of init don't count."""
     alive = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -96,7 +96,7 @@ def fetch(url: str, auth: str = "") -> str:
 
 
 def answer(url: str, auth: str = "", method: str = "GET", **headers: str) -> int:
-    """The status of an answer."""
+    """Return the status of an answer."""
     if auth:
         headers["Authorization"] = local_server.basic(auth)
     data = b"{}" if method == "POST" else None
@@ -160,7 +160,7 @@ def test_both_pages_are_served_until_one_server_ends(
     assert ui_record.read(runs_dir) == ui_record.UiRecord(auth=auth, prefect=prefect, mlflow=mlflow)
     assert_only_its_user_is_answered(prefect, mlflow, auth)
     assert_nothing_is_for_others(runs_dir)
-    with pytest.raises(RunBusyError, match="serves it already"):
+    with pytest.raises(RunBusyError, match="is serving it"):
         serve(runs_dir, 0, 0, never, ignore)
     pids = children(ui.pid)
     assert all(auth.partition(":")[2] not in Path(f"/proc/{pid}/cmdline").read_text() for pid in (ui.pid, *pids))
@@ -168,10 +168,10 @@ def test_both_pages_are_served_until_one_server_ends(
     _, error = ui.communicate(timeout=60)
     assert ui.returncode == 19
     log = runs_dir / ".ui" / "mlflow.log"
-    assert error == f"error: mlflow's server has ended by itself (exit code -9)\nhint: see {log}\n"
+    assert error == f"error: mlflow's server has ended unexpectedly (exit code -9)\nhint: see {log}\n"
     deadline = time.monotonic() + 10.0
-    while groups_alive(pids):  # the kernel takes its time with what has been killed
-        assert time.monotonic() < deadline, "something of them still runs"
+    while groups_alive(pids):  # the kernel needs a moment to end killed processes
+        assert time.monotonic() < deadline, "a process still runs"
         time.sleep(0.05)
     assert not ui_record.ui_file(runs_dir).exists()
 
@@ -211,17 +211,15 @@ def late(tmp_path: Path) -> Iterator[list[ui._Started]]:
         one.started.server.listener.close()
 
 
-def test_a_server_that_is_late_is_reported_and_then_left_out(
-    late: list[ui._Started], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_server_is_reported_and_then_omitted(late: list[ui._Started], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ui, "_START_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(ui, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(local_server, "_SAY_EVERY_S", 0.0)
     monkeypatch.setattr(ui, "_is_up", lambda server: server.name == "mlflow")
     said: list[str] = []
     assert ui._wait_until_up(late, threading.Event(), said.append) == [late[1]]
     assert said[0].startswith("waiting for prefect")
     assert said[-1].startswith("prefect does not answer after 0 s, see ")
-    assert said[-1].endswith("; going on without it")
+    assert said[-1].endswith("; continuing without it")
     assert late[0].process.poll() is not None
 
 

@@ -36,7 +36,7 @@ def hlatctl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Hlatctl:
     return run
 
 
-def test_ls_tells_caches_and_modules(source: Path, make_module: MakeModule, hlatctl: Hlatctl) -> None:
+def test_ls_lists_caches_and_modules(source: Path, make_module: MakeModule, hlatctl: Hlatctl) -> None:
     assert hlatctl("ls") == (0, "", f"{source.parent} contains no compiled graphs\n")
     make_module(1)
     make_module(2, done=False)
@@ -54,7 +54,7 @@ def test_ls_tells_caches_and_modules(source: Path, make_module: MakeModule, hlat
     rows = hlatctl("ls", source.name)[1].splitlines()
     assert rows[0].split() == ["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"]
     assert rows[1].endswith("ok")
-    assert rows[2].endswith("has no model.done: its compilation never ended")
+    assert rows[2].endswith("has no model.done: its compilation did not finish")
 
 
 def test_verify_names_what_is_broken_and_moves_it_aside_when_asked(
@@ -77,7 +77,7 @@ def test_verify_names_what_is_broken_and_moves_it_aside_when_asked(
     assert hlatctl("warm", source.name, "--to", source.parent.parent / "local")[0] == 0
 
 
-def test_archive_brings_the_same_graphs_to_another_machine(
+def test_archive_moves_the_same_graphs_to_another_machine(
     source: Path, tmp_path: Path, make_module: MakeModule, hlatctl: Hlatctl
 ) -> None:
     for number in range(2):
@@ -103,7 +103,7 @@ def test_archive_brings_the_same_graphs_to_another_machine(
     assert "checksum differs" in err
 
 
-def test_archive_never_writes_outside_of_its_folder(tmp_path: Path, hlatctl: Hlatctl) -> None:
+def test_archive_never_writes_outside_its_folder(tmp_path: Path, hlatctl: Hlatctl) -> None:
     archive, target = tmp_path / "bad.tar", tmp_path / "target"
     with tarfile.open(archive, "w") as tar:
         # The first looks like a hidden file, and counts for nothing at all.
@@ -116,14 +116,14 @@ def test_archive_never_writes_outside_of_its_folder(tmp_path: Path, hlatctl: Hla
         tar.addfile(link)
     code, _, err = hlatctl("import", archive, "--to", target)
     assert code == 14
-    assert "holds no complete module (2 incomplete" in err
+    assert "contains no complete module (2 incomplete" in err
     assert not target.exists()
     (tmp_path / "text.tar").write_text("no archive")
     code, _, err = hlatctl("import", tmp_path / "text.tar")
     assert (code, "can't be read as an archive" in err) == (14, True)
 
 
-def test_gc_deletes_what_is_out_of_use_and_keeps_the_rest(
+def test_gc_deletes_unused_caches_and_keeps_the_rest(
     source: Path, tmp_path: Path, make_module: MakeModule, hlatctl: Hlatctl
 ) -> None:
     long_ago = time.time() - 40 * 86400
@@ -166,7 +166,7 @@ def test_gc_deletes_what_is_out_of_use_and_keeps_the_rest(
         (["gc", "/nowhere"], "/nowhere: no such folder"),
     ],
 )
-def test_what_is_not_there_is_told_of(argv: list[str], error: str, hlatctl: Hlatctl) -> None:
+def test_missing_caches_are_named(argv: list[str], error: str, hlatctl: Hlatctl) -> None:
     if "://" in argv[1]:
         pytest.importorskip("fsspec", reason="the extra s3 is not installed")
     code, out, err = hlatctl(*argv)

@@ -37,7 +37,7 @@ def test_a_folder_that_others_may_write_is_refused_and_its_hint_works(
 
 
 @needs_root
-def test_what_belongs_to_another_user_is_refused(source: Path, tmp_path: Path, make_module: MakeModule) -> None:
+def test_files_of_another_user_are_refused(source: Path, tmp_path: Path, make_module: MakeModule) -> None:
     module = make_module(1)
     write_manifest(source)
     archive.export(source, tmp_path / "graphs.tar")

@@ -24,7 +24,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "worker" / "cache"
 
 
-def test_complete_modules_arrive_and_a_second_call_brings_nothing(
+def test_complete_modules_are_copied_and_a_second_call_copies_nothing(
     source: Path, target: Path, make_module: MakeModule
 ) -> None:
     for number in range(3):
@@ -33,14 +33,14 @@ def test_complete_modules_arrive_and_a_second_call_brings_nothing(
     (unfinished / "model.hlo_module.pb.gz.lock").touch()
     done = warm.warm(Folder(source), target)
     assert (done.modules, done.copied) == (3, 3)
-    assert done.skipped == [f"{VERSION}/{unfinished.name}: has no model.done: its compilation never ended"]
+    assert done.skipped == [f"{VERSION}/{unfinished.name}: has no model.done: its compilation did not finish"]
     assert tree(target) == {path: content for path, content in tree(source).items() if unfinished.name not in path}
     assert {path.name for path in target.iterdir()} == {VERSION, MANIFEST, ".warm.lock"}
     again = warm.warm(Folder(source), target)
     assert (again.modules, again.copied, again.copied_bytes) == (3, 0, 0)
 
 
-def test_second_call_reads_no_file_until_the_machine_starts_anew(
+def test_second_call_reads_no_file_until_the_machine_is_rebooted(
     source: Path, target: Path, make_module: MakeModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_module(1)
@@ -59,7 +59,7 @@ def test_second_call_reads_no_file_until_the_machine_starts_anew(
     assert len(read) == 4
 
 
-def test_what_differs_on_the_worker_is_moved_aside_and_brought_again(
+def test_modules_that_differ_on_the_worker_are_moved_aside_and_copied_again(
     source: Path, target: Path, make_module: MakeModule
 ) -> None:
     module = make_module(1)
@@ -69,7 +69,7 @@ def test_what_differs_on_the_worker_is_moved_aside_and_brought_again(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     done = warm.warm(Folder(source), target)
     name = f"{VERSION}/{module.name}"
-    assert done.quarantined == [f"{name}: {name}/model.neff was not as it should be"]
+    assert done.quarantined == [f"{name}: {name}/model.neff was damaged or changed"]
     assert done.copied == 1
     assert tree(target) == tree(source)
     (aside,) = (target / ".quarantine").iterdir()
@@ -81,7 +81,7 @@ def test_what_differs_on_the_worker_is_moved_aside_and_brought_again(
     ("content", "reason"),
     [(None, "model.neff: missing"), (neff(b"programZ"), "checksum differs"), (neff(b"p"), "bytes, expected")],
 )
-def test_module_that_differs_from_the_manifest_never_arrives_and_all_others_do(
+def test_module_that_differs_from_the_manifest_is_not_copied_and_all_others_are(
     source: Path, target: Path, make_module: MakeModule, content: bytes | None, reason: str
 ) -> None:
     make_module(1)
@@ -98,7 +98,9 @@ def test_module_that_differs_from_the_manifest_never_arrives_and_all_others_do(
     assert not (target / VERSION / broken.name).exists()
 
 
-def test_cut_off_program_never_arrives_without_a_manifest(source: Path, target: Path, make_module: MakeModule) -> None:
+def test_truncated_program_is_not_copied_without_a_manifest(
+    source: Path, target: Path, make_module: MakeModule
+) -> None:
     make_module(1)
     broken = make_module(2) / "model.neff"
     broken.write_bytes(broken.read_bytes()[:-2])
@@ -106,7 +108,9 @@ def test_cut_off_program_never_arrives_without_a_manifest(source: Path, target: 
         warm.warm(Folder(source), target)
 
 
-def test_warm_up_that_was_killed_goes_on_where_it_was(source: Path, target: Path, make_module: MakeModule) -> None:
+def test_warm_up_that_was_killed_continues_where_it_stopped(
+    source: Path, target: Path, make_module: MakeModule
+) -> None:
     for number in range(150):
         make_module(number, content=b"program" * 2000)
     manifest.write_manifest(source)
@@ -125,7 +129,7 @@ def test_warm_up_that_was_killed_goes_on_where_it_was(source: Path, target: Path
     assert all((target / VERSION / name / "model.done").stat().st_mtime_ns == mtime for name, mtime in there.items())
 
 
-def test_of_two_at_once_the_second_finds_everything_there(source: Path, target: Path, make_module: MakeModule) -> None:
+def test_of_two_at_once_the_second_copies_nothing(source: Path, target: Path, make_module: MakeModule) -> None:
     for number in range(50):
         make_module(number)
     argv = [sys.executable, "-m", "trainer.cache", "--from", os.fspath(source), "--to", os.fspath(target)]
@@ -136,9 +140,7 @@ def test_of_two_at_once_the_second_finds_everything_there(source: Path, target: 
     assert sorted(int(output.split('"copied": ')[1].split(",")[0]) for output in outputs) == [0, 50]
 
 
-def test_only_locks_that_are_old_and_that_nobody_holds_are_removed(
-    source: Path, target: Path, make_module: MakeModule
-) -> None:
+def test_only_old_locks_that_no_process_holds_are_removed(source: Path, target: Path, make_module: MakeModule) -> None:
     make_module(1)
     old, held, young = (target / VERSION / "MODULE_9" / f"{name}.lock" for name in ("old", "held", "young"))
     old.parent.mkdir(parents=True)
@@ -153,7 +155,7 @@ def test_only_locks_that_are_old_and_that_nobody_holds_are_removed(
     assert (old.exists(), held.exists(), young.exists()) == (False, True, True)
 
 
-def test_nothing_is_followed_out_of_the_cache(source: Path, target: Path, make_module: MakeModule) -> None:
+def test_links_out_of_the_cache_are_not_followed(source: Path, target: Path, make_module: MakeModule) -> None:
     make_module(1)
     linked = make_module(2)
     secret = source.parent / "secret"
@@ -173,33 +175,35 @@ def test_nothing_is_followed_out_of_the_cache(source: Path, target: Path, make_m
 def test_manifest_that_leads_out_of_its_folder_is_refused(source: Path, target: Path, path: str) -> None:
     source.mkdir()
     manifest.write(source, [{"path": path, "bytes": 0, "sha256": ""}])
-    with pytest.raises(StorageError, match="names a file outside of its folder"):
+    with pytest.raises(StorageError, match="names a file outside its folder"):
         warm.warm(Folder(source), target)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"files": [{"path": "a/b"}]}', '{"files": 3}'])
-def test_manifest_that_can_t_be_read_is_told_of(source: Path, target: Path, text: str) -> None:
+def test_unreadable_manifest_is_an_error(source: Path, target: Path, text: str) -> None:
     source.mkdir()
     (source / MANIFEST).write_text(text)
     with pytest.raises(StorageError, match=r"cache_manifest\.json: no readable manifest"):
         warm.warm(Folder(source), target)
 
 
-def test_stores_that_have_nothing_to_give_say_so(source: Path, target: Path, make_module: MakeModule) -> None:
+def test_stores_without_complete_modules_are_refused(source: Path, target: Path, make_module: MakeModule) -> None:
     with pytest.raises(StorageError, match="no such folder or archive"):
         open_store(os.fspath(source))
     (source / "ab").mkdir(parents=True)
-    with pytest.raises(StorageError, match="holds no complete module"):
+    with pytest.raises(StorageError, match="contains no complete module"):
         warm.warm(Folder(source), target)
     (source / "ab" / "kernel.so").write_bytes(b"\x7fELF")
-    with pytest.raises(StorageError, match=r"has no cache_manifest\.json, so the cache was never completed"):
+    with pytest.raises(StorageError, match=r"has no cache_manifest\.json, so the cache is incomplete"):
         warm.warm(Folder(source), target)
     make_module(1, done=False)
-    with pytest.raises(StorageError, match=r"holds no complete module \(1 incomplete; the first: .*has no model\.done"):
+    with pytest.raises(
+        StorageError, match=r"contains no complete module \(1 incomplete; the first: .*has no model\.done"
+    ):
         warm.warm(Folder(source), target)
 
 
-def test_target_that_can_t_be_written_is_told_of(source: Path, make_module: MakeModule) -> None:
+def test_target_that_can_t_be_written_is_an_error(source: Path, make_module: MakeModule) -> None:
     make_module(1)
     occupied = source.parent / "file"
     occupied.touch()
@@ -207,7 +211,7 @@ def test_target_that_can_t_be_written_is_told_of(source: Path, make_module: Make
         warm.warm(Folder(source), occupied / "cache")
 
 
-def test_full_disk_is_told_of_and_what_is_in_place_is_kept(
+def test_full_disk_is_an_error_and_files_in_place_are_kept(
     source: Path, tmp_path: Path, make_module: MakeModule
 ) -> None:
     disk = tmp_path / "disk"
@@ -241,7 +245,7 @@ def test_url_is_read_through_fsspec(source: Path, target: Path, make_module: Mak
     assert done.copied == 3
     assert tree(target) == tree(source)
     assert warm.warm(open_store("memory://bucket/graphs/"), target).copied == 0
-    with pytest.raises(StorageError, match=r"memory://bucket/none: no such folder, or nothing is in it"):
+    with pytest.raises(StorageError, match=r"memory://bucket/none: no such folder, or it is empty"):
         warm.warm(open_store("memory://bucket/none"), target)
     with pytest.raises(StorageError, match="Protocol not known: bogus"):
         open_store("bogus://x")

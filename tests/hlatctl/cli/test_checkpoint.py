@@ -45,7 +45,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
 
 
-def test_ls_tells_what_each_checkpoint_is_and_why_it_is_kept(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_lists_each_checkpoint_and_why_it_is_kept(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     damage(run)
     assert main(["checkpoint", "ls", "latest"]) == 0
     header, *listed = rows(capsys.readouterr().out)
@@ -82,7 +82,7 @@ def test_ls_as_json_holds_the_numbers(run: RunPaths, capsys: pytest.CaptureFixtu
     assert [record["step"] for record in records if record["newest"]] == [250, 300, 306]
 
 
-def test_a_run_without_checkpoints_is_told_and_is_no_error_to_list(
+def test_listing_a_run_without_checkpoints_is_not_an_error(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run("empty", until="created")
@@ -162,7 +162,7 @@ def test_import_prints_the_command_that_trains_from_it(
     assert (composed.model.hidden_size, composed.model.tie_embeddings) == (64, True)
 
 
-def test_export_asks_for_what_was_asked_for(
+def test_export_passes_its_options_on(
     run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = {"step": 200, "to": "/x/hf", "parameters": 3_000_000, "dtype": "bfloat16", "bytes": 6_000_000}
@@ -176,7 +176,7 @@ def test_export_asks_for_what_was_asked_for(
     assert not list(run.root.glob("launch")), "nothing of it is a job of the run"
 
 
-def test_a_side_process_brings_its_output_or_its_error(tmp_path: Path) -> None:
+def test_a_helper_process_returns_its_output_or_its_error(tmp_path: Path) -> None:
     assert "usage: trainer.convert.export" in asking.ask("trainer.convert.export", "--help")
     with pytest.raises(CheckpointError, match=r"nowhere: no such folder") as caught:
         asking.ask("trainer.convert.import_model", "--from", "/nowhere", "--to", os.fspath(tmp_path / "x"))

@@ -1,4 +1,4 @@
-"""What `compare` prints, in all its formats, and what it refuses."""
+"""What `hlatctl compare` prints in each format, and its errors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_json_has_a_stable_form(compare: Compare) -> None:
 
 
 @pytest.mark.parametrize("output", ["text", "markdown", "latex"])
-def test_every_format_shows_how_a_run_was_measured_and_marks_what_was_published_otherwise(
+def test_every_format_shows_how_a_run_was_measured_and_marks_different_published_scores(
     runs_dir: Path, compare: Compare, output: str
 ) -> None:
     changed = {**FIELDS["tasks"], "gsm8k": {**FIELDS["tasks"]["gsm8k"], "shots": 1}}
@@ -118,10 +118,10 @@ def test_every_format_shows_how_a_run_was_measured_and_marks_what_was_published_
     assert re.search(rf"{row}.*20\.00 .* 6\.00.* 9\.40 .*\(shots 8, n 1319\).* {mark} \(shots 8, n 1319\)", text)
     assert "40 items" in text
     name = "base_1" if output == "text" else r"base\_1"
-    assert f"{name} is under another contract: limit is null, elsewhere 40" in text
+    assert f"{name} has another contract: limit is null, elsewhere 40" in text
 
 
-def test_a_damaged_record_of_contracts_leaves_unknown_what_it_said(
+def test_with_a_damaged_record_of_contracts_their_fields_are_unknown(
     runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (runs_dir / "base_1" / "evals" / "contract.json").write_text("{", encoding="utf-8")
@@ -155,15 +155,15 @@ def test_a_run_of_the_smoke_suite_is_shown_too(
     assert main(["compare", "latest", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^smoke_mmlu +\? +40 +acc +32\.50 ± 6\.84", text, re.MULTILINE)
-    assert "nobody knows under which contract it was measured" in text
+    assert "its contract is unknown" in text
 
 
 def test_the_contract_is_the_journal_s_before_that_of_the_results_file(runs_dir: Path, compare: Compare) -> None:
-    run = scored_run(runs_dir, "told-5", {})
+    run = scored_run(runs_dir, "named-5", {})
     scores = {"boolq": score("acc", 0.7, 0.008, 3_270), "sciq": score("acc", 0.9, 0.009, 10, contract=CONTRACT)}
     with JournalWriter(run, "eval-400000000000") as journal:
         journal.append("eval_finished", milestone_tokens=400_000_000_000, step=95_368, scores=scores, contract=OTHER)
-    (column,) = json.loads(compare("told-5", "--format", "json"))["columns"]
+    (column,) = json.loads(compare("named-5", "--format", "json"))["columns"]
     assert column["contracts"] == sorted([CONTRACT, OTHER])
 
 
@@ -195,12 +195,12 @@ def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, mo
         (
             ["base_1", "--baselines", "hlta"],
             10,
-            "error: --baselines=hlta: no such set of published figures\nhint: did you mean hlat? known: hlat\n",
+            "error: --baselines=hlta: no set of published scores has this name\nhint: did you mean hlat? known: hlat\n",
         ),
         (
             ["base_1", "--baselines", "rows"],
             10,
-            "error: --baselines=rows: no such set of published figures\nhint: known: hlat\n",
+            "error: --baselines=rows: no set of published scores has this name\nhint: known: hlat\n",
         ),
         (
             ["base_1", "--at", "300B"],
@@ -217,13 +217,13 @@ def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, mo
         (
             ["base_1", "--at", "soon"],
             10,
-            "error: --at='soon': is no token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n",
+            "error: --at='soon': is not a token count\nhint: write a whole number, or 500K, 2.5M, 200B, 1.8T\n",
         ),
         ([], 2, "Usage: hlatctl compare"),
         (["base_1", "--format", "html"], 2, "Usage: hlatctl compare"),
     ],
 )
-def test_bad_input_is_told_in_words(
+def test_bad_input_gives_an_error(
     runs_dir: Path, argv: list[str], code: int, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *argv, "--runs-dir", os.fspath(runs_dir)]) == code
@@ -232,7 +232,7 @@ def test_bad_input_is_told_in_words(
     assert captured.out == ""
 
 
-def test_a_run_without_an_evaluated_milestone_is_told_of(
+def test_a_run_without_an_evaluated_milestone_is_an_error(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(until="stages")

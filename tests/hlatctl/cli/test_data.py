@@ -16,7 +16,7 @@ from flows.runtime.ask import ask_about
 from flows.runtime.context import cache_root
 from hlatctl.cli.main import main
 from hlatctl.run import files
-from hlatctl.run.journal import read_events
+from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 
@@ -69,12 +69,12 @@ def test_inspect_prepares_and_shows_a_corpus(run: RunPaths, corpus: Path, capsys
     overrides = [f"data.path={corpus}", "data.on_corrupt=skip", *_KEYS]
     assert main(["data", "inspect", *overrides, "--json"]) == 0
     captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert (found["corrupt_count"], found["sources"][0]["rows"]) == (1, 120)
-    assert found["documents"] + found["validation_documents"] == 120
+    survey = json.loads(captured.out)
+    assert (survey["corrupt_count"], survey["sources"][0]["rows"]) == (1, 120)
+    assert survey["documents"] + survey["validation_documents"] == 120
     assert main(["data", "inspect", *overrides, "--documents", "10"]) == 0
     text = capsys.readouterr().out
-    assert f"{found['documents']:,} documents for training" in text
+    assert f"{survey['documents']:,} documents for training" in text
     assert "(estimated from 10 documents)" in text
     assert "1 damaged rows or stretches" in text
     assert f"{corpus}:61: not a JSON value" in text
@@ -131,6 +131,10 @@ def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(
     assert _amendments(run) == []
     assert main(["data", "skip", "the-run", "--steps", "21"]) == 0
     assert _amendments(run)[0]["value"] == [26], "25 batches were drawn for 20 steps"
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        journal.append("step", step=20, tokens=1, batch=27)
+    assert main(["data", "skip", "the-run", "--steps", "21"]) == 0
+    assert _amendments(run)[1]["value"] == [28], "the journal counts where it has the number"
 
 
 def test_accept_names_the_corpus_as_it_is_now(
@@ -184,9 +188,7 @@ def test_a_corpus_is_inspected_for_a_cluster_that_can_only_be_simulated(
     assert not pretended.exists()
 
 
-def test_a_checkpoint_that_does_not_say_what_it_drew_is_named(
-    run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_without_loader_state_is_named(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run.checkpoint(20)
     folder.mkdir(parents=True)
     (folder / "rank-00000.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""`hlatctl doctor`: what it looks at, what a failure is, and that nothing is tried on a node that is not fit."""
+"""`hlatctl doctor`: its checks and exit codes, and that nothing runs on a node that fails a check."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", f"cluster.worker_cache_dir={tmp_path / 'cache'}", "--json"])
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    assert [check["name"] for check in found] == [
+    checks: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in checks] == [
         "python",
         "packages (head)",
         "packages (train)",
@@ -35,14 +35,14 @@ def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path: Path, capsys: py
         "worker cache",
         "loopback",
     ]
-    by_name = {check["name"]: check for check in found}
+    by_name = {check["name"]: check for check in checks}
     assert by_name["python"]["status"] == "pass"
     assert by_name["runs folder"]["values"]["free_bytes"] > 0
-    assert code == (15 if any(check["status"] == "fail" for check in found) else 0)
+    assert code == (15 if any(check["status"] == "fail" for check in checks) else 0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_fails_decides_the_exit_code_and_is_named(
+def test_a_failed_check_sets_the_exit_code_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = [
@@ -59,7 +59,7 @@ def test_what_fails_decides_the_exit_code_and_is_named(
     )
 
 
-def test_missing_tools_folders_and_packages_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_folders_and_packages_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(machine_checks, "_ROLES", {"train": ("json", "no_such_package"), "eval": ("no_such_package",)})
@@ -71,13 +71,13 @@ def test_missing_tools_folders_and_packages_are_told(tmp_path: Path, monkeypatch
             "preflight.min_open_files=1000000000",
         ]
     )
-    found = {check.name: (check.status, check.shows) for check in machine_checks.look(config)}
-    assert found["packages (train)"] == ("fail", "no_such_package: not installed")
-    assert found["packages (eval)"] == ("skip", "none of them, so not this machine's role")
-    assert found["C++ compiler"][1].endswith(": not found; training would run uncompiled, which is slower")
-    assert found["bubblewrap"] == ("fail", "bwrap: not found; code tasks would be skipped")
-    assert found["open files"][1].endswith("below preflight.min_open_files=1000000000")
-    assert found["worker cache"] == ("fail", f"{tmp_path / 'file' / 'cache'}: can't be written (Not a directory)")
+    checks = {check.name: (check.status, check.shows) for check in machine_checks.look(config)}
+    assert checks["packages (train)"] == ("fail", "no_such_package: not installed")
+    assert checks["packages (eval)"] == ("skip", "not installed: this machine doesn't have this role")
+    assert checks["C++ compiler"][1].endswith(": not found; training would run uncompiled, which is slower")
+    assert checks["bubblewrap"] == ("fail", "bwrap: not found; code tasks would be skipped")
+    assert checks["open files"][1].endswith("below preflight.min_open_files=1000000000")
+    assert checks["worker cache"] == ("fail", f"{tmp_path / 'file' / 'cache'}: can't be written (Not a directory)")
 
 
 @pytest.mark.skipif(Path("/opt/aws/neuron/bin").exists(), reason="this machine has the Neuron tools")

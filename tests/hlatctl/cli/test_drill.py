@@ -18,11 +18,15 @@ from hlatctl.run.paths import RunPaths
     ("argv", "message"),
     [
         (["--fault", "kill_hed"], "--fault=kill_hed: no such fault\nhint: did you mean kill_head? known: kill_process"),
-        (["cluster=mock"], "cluster.launcher=mock: a drill breaks real processes of this machine"),
+        (["cluster=mock"], "cluster.launcher=mock: a drill disturbs real processes of this machine"),
+        (
+            ["--fault", "trackers_down", "--fault", "slow_process", "tracking=none", "cluster.processes_per_node=1"],
+            "--fault=trackers_down: can't be injected, tracking.enabled=false\nhint: choose other faults with --fault",
+        ),
         (["train.tokenz=3"], "train.tokenz: unknown key"),
     ],
 )
-def test_what_can_not_be_drilled_is_refused_before_anything_is_made(
+def test_a_drill_that_can_not_run_is_refused_before_anything_is_created(
     argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["drill", f"runs_dir={tmp_path / 'runs'}", *argv]) == 10

@@ -1,4 +1,4 @@
-"""`hlatctl eval`: its targets and progress; what `hlatctl eval data` prints, and what it asks the evaluator's room."""
+"""`hlatctl eval`: its targets and progress; what `hlatctl eval data` prints, and what it asks the evaluator."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_mirror_is_asked_for_the_suite_that_is_named(
     assert asked == [("eval.data", "hlat_core", "None", "mirror", "--to", os.fspath(tmp_path / "here"))]
 
 
-def test_an_error_of_the_process_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_process_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     """The real process, whose stderr is ours."""
     assert main(["eval", "data", "status", "eval=smoke", "eval.tasks=[smoke_mmul]"]) == 10
     assert capfd.readouterr() == (
@@ -111,11 +111,11 @@ def test_the_built_in_suite_needs_nothing(capfd: pytest.CaptureFixture[str]) -> 
     [
         (["nothing"], 13, "nothing: there is no run in "),
         (["./nothing"], 13, "TARGET=./nothing: no such folder\nhint: TARGET is a run, a checkpoint's folder"),
-        (["--at", "200X", "."], 10, "--at='200X': is no token count"),
+        (["--at", "200X", "."], 10, "--at='200X': is not a token count"),
         (["."], 21, "TARGET=.: is neither a run (it has no config.yaml), nor a checkpoint"),
     ],
 )
-def test_what_is_no_target_is_refused_before_anything_is_made(
+def test_an_invalid_target_is_refused_before_anything_is_created(
     argv: list[str],
     code: int,
     words: str,
@@ -137,8 +137,8 @@ def test_a_model_is_not_evaluated_by_a_simulation(tmp_path: Path, capsys: pytest
         (tmp_path / "model" / name).write_text("{}")
     argv = ["eval", str(tmp_path / "model"), "experiment=hlat_7b", "--runs-dir", str(tmp_path / "runs")]
     assert main(argv) == 10
-    told = capsys.readouterr().err
-    assert told.startswith(
+    message = capsys.readouterr().err
+    assert message.startswith(
         "error: cluster.launcher=mock: simulates jobs and starts none, so nothing would be evaluated"
     )
     assert not (tmp_path / "runs").exists()

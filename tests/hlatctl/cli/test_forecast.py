@@ -18,7 +18,7 @@ def test_a_forecast_is_a_table_of_variants_and_leaves_only_its_figure(
 ) -> None:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    figure = tmp_path / "courses.svg"
+    figure = tmp_path / "simulations.svg"
     assert main(["forecast", *SMALL, "--seeds", "1", "--json", "--figure", os.fspath(figure)]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["simulated"] is True

@@ -12,20 +12,20 @@ from hlatctl.cli.main import main
 from tests.hlatctl.conftest import MakeRun
 
 
-def test_goodput_tells_where_the_time_went(
+def test_goodput_shows_how_the_time_was_spent(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run()
     assert main(["goodput", "latest", "--runs-dir", os.fspath(tmp_path / "runs")]) == 0
     above, below = capsys.readouterr().out.split("\n\n")
-    told = {name: text.strip() for name, text in (line.split("  ", 1) for line in above.splitlines())}
-    assert told["run"] == "example"
-    assert told["goodput (ETTR)"].startswith("81.1 % (productive steps, of 3 min 6 s")
-    assert told["failures"] == "1 killed, in 2 min 50 s of training: one in 2 min 50 s"
-    assert told["checkpoints now"] == "every 50 steps, 25 s"
-    assert told["checkpoints by Daly"] == "every 9.0 s, 18 steps"
+    facts = {name: text.strip() for name, text in (line.split("  ", 1) for line in above.splitlines())}
+    assert facts["run"] == "example"
+    assert facts["goodput (ETTR)"].startswith("81.1 % (productive steps, of 3 min 6 s")
+    assert facts["failures"] == "1 killed, in 2 min 50 s of training: one in 2 min 50 s"
+    assert facts["checkpoint interval"] == "every 50 steps, 25 s"
+    assert facts["best interval (Daly)"] == "every 9.0 s, 18 steps"
     lines = [line.split() for line in below.splitlines()]
-    assert lines[0] == ["WHERE", "IT", "WENT", "TIME", "SHARE"]
+    assert lines[0] == ["CATEGORY", "TIME", "SHARE"]
     assert ["restart:", "killed", "13", "s", "5.1", "%"] in lines
     assert lines[-1] == ["wall", "time", "4", "min", "16", "s", "100.0", "%"]
 
@@ -47,7 +47,7 @@ def test_a_run_under_way_has_a_ledger(
     assert ("goodput (ETTR)" in capsys.readouterr().out) == (until == "killed")
 
 
-def test_a_run_whose_configuration_is_damaged_is_told_of(
+def test_a_damaged_configuration_is_an_error(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()

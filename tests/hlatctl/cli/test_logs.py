@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import typer
 
 from hlatctl.cli import logs as logs_command
-from hlatctl.cli.journal_lines import JournalLines
+from hlatctl.cli.journal_lines import TEXTS, WITHOUT_LINE, JournalLines
 from hlatctl.cli.main import main
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import hold_driver
@@ -49,7 +50,7 @@ def test_the_newest_attempts_log_is_printed(run: RunPaths, capsys: pytest.Captur
     assert captured.err == "==> journal <==\n==> attempt-0002/train.log <==\n"
 
 
-def test_a_healthy_run_whose_processes_print_nothing_tells_of_stages_steps_and_evaluations(
+def test_a_run_whose_processes_print_nothing_shows_stages_steps_and_evaluations(
     run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(run, 1, "train.log", "")
@@ -69,7 +70,7 @@ def test_a_healthy_run_whose_processes_print_nothing_tells_of_stages_steps_and_e
     assert steps[1] == "step 10: loss 7.7885, gradient norm 0.999, lr 7.50e-04, 16.4K tokens/s, 0.5 s a step"
 
 
-def test_a_rank_is_asked_what_it_has_journalled(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_events_of_one_rank_are_shown(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "example", "--rank", "0"]) == 0
     kinds = {line.split("UTC  ")[1].split()[0] for line in capsys.readouterr().out.splitlines()}
     assert kinds == {"attempt", "step", "checkpoint"}
@@ -88,7 +89,7 @@ def test_of_a_long_journal_the_newest_part_is_read(
     assert lines == ["step 121", "step 130", "checkpoint of step 100"]
 
 
-def test_an_evaluation_tells_each_tenth_of_a_task_once(tmp_path: Path) -> None:
+def test_each_tenth_of_an_evaluation_s_task_is_printed_once(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")
     about: dict[str, Any] = {"milestone_tokens": 1000, "contract": "c"}
     with JournalWriter(run, eval_writer(1000)) as journal:
@@ -102,6 +103,19 @@ def test_an_evaluation_tells_each_tenth_of_a_task_once(tmp_path: Path) -> None:
         "evaluation at 1K tokens: gsm8k, 10 of 100 requests",
     ]
     assert len(lines) == 12
+
+
+def test_every_kind_of_event_is_documented_and_has_a_line() -> None:
+    root = Path(__file__).parents[3]
+    table = (root / "docs/architecture.md").read_text(encoding="utf-8").partition("\n## Events\n")[2]
+    of_runs, _, of_sweeps = table.partition("A sweep's journal has the following events")
+    documented = set(re.findall(r"^\| `(\w+)`", of_runs, re.MULTILINE))
+    assert set(TEXTS) | set(WITHOUT_LINE) == documented
+    written = re.compile(r'(?:journal\.append|\.event|note)\(\s*"([a-z_]+)"')
+    sources = [path for room in ("flows", "hlatctl", "trainer", "eval") for path in (root / room).rglob("*.py")]
+    kinds = {kind for path in sources for kind in written.findall(path.read_text(encoding="utf-8"))}
+    assert "eval_stopped" in kinds
+    assert kinds - documented <= set(re.findall(r"^\| `(\w+)`", of_sweeps, re.MULTILINE))
 
 
 def test_a_simulated_run_says_so_first(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +141,7 @@ def test_one_rank_is_found_by_folder_and_by_name(run: RunPaths, capsys: pytest.C
     assert "no log of rank 7 yet" in capsys.readouterr().err
 
 
-def test_following_goes_on_over_a_restart_and_ends_with_the_run(
+def test_following_continues_over_a_restart_and_ends_with_the_run(
     run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(run, 1, "train.log", "first\n")
@@ -155,7 +169,7 @@ def test_following_goes_on_over_a_restart_and_ends_with_the_run(
     assert out.endswith("third\n")
 
 
-def test_a_character_that_is_written_in_two_parts_is_shown_whole(tmp_path: Path) -> None:
+def test_a_character_that_is_written_in_two_parts_is_printed_correctly(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes("one\ntwo ü".encode()[:-1])
     printer = logs_command._Printer(RunPaths(tmp_path), None)

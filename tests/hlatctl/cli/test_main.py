@@ -102,7 +102,7 @@ def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]
         (["train", "data.path=/does/not/exist", "tokenizer.path=/neither"], 11, "error: "),
     ],
 )
-def test_bad_input_is_told_in_words_and_makes_nothing(
+def test_bad_input_gives_an_error_and_creates_nothing(
     argv: list[str],
     code: int,
     error: str,
@@ -119,9 +119,7 @@ def test_bad_input_is_told_in_words_and_makes_nothing(
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show", "compare", "goodput", "sync"])
-def test_a_run_that_is_not_there_is_told_of(
-    command: str, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_run_is_an_error(command: str, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run("quickstart-1")
     assert main([command, "quikstart-1", "--runs-dir", os.fspath(run.root.parent)]) == 13
     assert capsys.readouterr().err == (

@@ -24,7 +24,7 @@ def lines_of(text: str) -> dict[str, list[str]]:
     return {name.strip(): rest.split(maxsplit=1) for name, rest in rows}
 
 
-def test_a_plan_of_hlat_7b_says_what_it_takes_and_how_each_figure_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_hlat_7b_shows_its_needs_and_the_source_of_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "experiment=hlat_7b"]) == 0
     lines = lines_of(capsys.readouterr().out)
     assert lines["parameters"] == ["derived", "6,738,415,616"]
@@ -39,7 +39,7 @@ def test_a_plan_of_hlat_7b_says_what_it_takes_and_how_each_figure_is_known(capsy
     assert lines["70B fits 4 nodes at TP 32 x PP 4"] == ["calibrated", "no, as published"]
 
 
-def test_a_plan_of_what_does_not_fit_says_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_does_not_fit_suggests_changes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *_70B_ON_4_NODES, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["plan"]["memory of a process"]
     assert [(f["name"], f["value"], f["text"]) for f in figures if f["name"] == "verdict"] == [
@@ -61,9 +61,9 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(
 
 def test_a_search_ranks_layouts_by_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "experiment=hlat_7b", "--search", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found[0]["tensor_parallel_size"], found[0]["pipeline_parallel_size"]) == (8, 1)
-    assert [one["usd"] for one in found] == sorted(one["usd"] for one in found)
+    layouts = json.loads(capsys.readouterr().out)
+    assert (layouts[0]["tensor_parallel_size"], layouts[0]["pipeline_parallel_size"]) == (8, 1)
+    assert [one["usd"] for one in layouts] == sorted(one["usd"] for one in layouts)
     assert main(["plan", "experiment=hlat_7b", "--search"]) == 0
     text = capsys.readouterr().out.splitlines()
     assert (text[0].split()[:3], len(text)) == (["TP", "PP", "DP"], 11)

@@ -122,7 +122,7 @@ def test_a_state_without_numbers_has_a_line_too() -> None:
     assert describe(fold([step]), config) == "step 1/306 · 8.19K tokens · loss nan · milestone at 833.3K"
 
 
-def test_a_reader_that_has_gone_does_not_end_the_run(run: RunPaths, config: Config) -> None:
+def test_the_run_continues_if_the_reader_of_its_output_ends(run: RunPaths, config: Config) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w", encoding="utf-8") as stream:

@@ -38,8 +38,8 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert main(["status", "rates"]) == 0
     assert "optimizer.lr=0.003" in capsys.readouterr().out
     assert main(["status", "rates", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["status"], len(told["trials"]), told["direction"]) == ("finished", 2, "min")
+    state = json.loads(capsys.readouterr().out)
+    assert (state["status"], len(state["trials"]), state["direction"]) == ("finished", 2, "min")
     assert main(["status", "rates-t0001"]) == 0
     assert "SIMULATED" in capsys.readouterr().out, "a trial is a run"
     assert main(["resume", "rat"]) == 0
@@ -47,7 +47,7 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert main(["sweep", "--extend", "rates", "optimizer.lr=1e-3,3e-3,1e-2"]) == 0
     assert "rates-t0002: finished" in capsys.readouterr().err
     assert main(["sweep", "--extend", "rates", "seed=1,2"]) == 10
-    assert "seed=1,2: is another space than the sweep's: its axes are optimizer.lr" in capsys.readouterr().err
+    assert "seed=1,2: changes the sweep's search space: its axes are optimizer.lr" in capsys.readouterr().err
     assert main(["sweep", "--extend", "rates-t0000", "seed=1,2"]) == 10
     assert "--extend=rates-t0000: rates-t0000 is a run, not a sweep" in capsys.readouterr().err
     assert main(["sweep-report", "rates"]) == 0
@@ -71,9 +71,9 @@ def test_unknown_or_great_cost_needs_a_yes(
         "hint: --yes starts it without asking",
     ]
     assert main([*priced, *HARDWARE, "cluster.price_usd_per_node_hour=1e9"]) == 10
-    told = capsys.readouterr().err
-    assert re.search(r"2 trials .*; at most .* of training, .* process-hours, as predicted, [\d,.]+ USD\n", told)
-    assert re.search(r"error: sweep.confirm_above_usd=100: a sweep that costs [\d,.]+ USD must be confirmed", told)
+    message = capsys.readouterr().err
+    assert re.search(r"2 trials .*; at most .* of training, .* process-hours, predicted, [\d,.]+ USD\n", message)
+    assert re.search(r"error: sweep.confirm_above_usd=100: a sweep that costs [\d,.]+ USD must be confirmed", message)
     assert not (tmp_path / "runs").exists(), "nothing has been made"
 
 
@@ -82,7 +82,7 @@ def test_unknown_or_great_cost_needs_a_yes(
     [
         (["seed=1"], "nothing is swept"),
         (["cluster=local,mock"], "cluster.launcher=mock: simulates jobs and starts none, so nothing would be trained"),
-        (["seed=1,2", "sweep.objective=validation_loss"], "no trial reports it, for eval.enabled=false"),
+        (["seed=1,2", "sweep.objective=validation_loss"], "no trial reports it, because eval.enabled=false"),
         (["optimizer.lr=1e-3,-1"], "optimizer.lr=-1.0: must be greater than 0 (in the arm optimizer.lr=-1)"),
         (["seed=1,2", "sweep.parallel=5000"], "sweep.parallel=5000: with 1 processes or threads each"),
     ],

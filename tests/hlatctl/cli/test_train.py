@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hlatctl.cli.common import look
 from hlatctl.cli.main import main
+from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
 from hlatctl.run.journal import JournalWriter, read_events
 from hlatctl.run.lease import hold_driver
@@ -21,10 +21,11 @@ from tests.hlatctl.conftest import MakeRun
 
 OVERRIDES = ["tracking=none", "recovery.backoff_s=0", "train.global_batch_size=16", "checkpoint.every_steps=50"]
 #: `python -m hlatctl` in another process, without Prefect there too.
-HEAD = """
+DRIVER = """
 import sys
 import flows.tracking.prefect_flow
 from hlatctl.cli.main import main
+from hlatctl.report.run_view import view_run
 flows.tracking.prefect_flow.run_under_prefect = lambda *_: False
 sys.exit(main())
 """
@@ -45,7 +46,7 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
     assert "SIMULATED · step 306/306" in captured.err
     assert "rehearsal: finished  SIMULATED: nothing was trained" in captured.err
     assert os.fspath(runs_dir / "rehearsal" / "report" / "index.html") in captured.err
-    view = look(RunPaths(runs_dir / "rehearsal"))
+    view = view_run(RunPaths(runs_dir / "rehearsal"))
     assert (view.status, view.state.step, view.state.simulated) == ("finished", 306, True)
     # An id is given once, and the run that has it is not touched.
     assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 12
@@ -53,7 +54,7 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
 
 
 @pytest.mark.parametrize("asked", [["experiment=hlat_7b"], ["cluster=mock"], ["cluster.launcher=mock", "--detach"]])
-def test_nothing_is_simulated_that_was_not_asked_to_be(
+def test_only_an_explicit_dry_run_simulates(
     asked: list[str], runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *asked]) == 10
@@ -65,15 +66,15 @@ def test_nothing_is_simulated_that_was_not_asked_to_be(
     assert not runs_dir.exists()
 
 
-def test_whatever_goes_on_with_a_simulated_run_says_so_first(
+def test_commands_that_continue_a_simulated_run_announce_it_first(
     make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--dry-run", "--run-id", "played", *OVERRIDES]) == 0
     capsys.readouterr()
     for argv in (["resume"], ["eval"], ["checkpoint", "ls"], ["checkpoint", "verify"], ["show"]):
         assert main([*argv, "played"]) == 0
-        told = capsys.readouterr().err.splitlines()
-        assert told[0] == "SIMULATED: nothing is trained, and every number is made up", argv
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == "SIMULATED: nothing is trained, and every number is made up", argv
     for argv in (["runs"], ["status", "played"], ["goodput", "played"]):
         assert main(argv) == 0
         assert "SIMULATED" in capsys.readouterr().out, argv
@@ -82,7 +83,7 @@ def test_whatever_goes_on_with_a_simulated_run_says_so_first(
     assert "SIMULATED" not in capsys.readouterr().err
 
 
-def test_resuming_a_finished_run_tells_its_summary(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_finished_run_prints_its_summary(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "--run-id", "done", *OVERRIDES]) == 0
     capsys.readouterr()
     assert main(["resume", "latest"]) == 0
@@ -99,13 +100,16 @@ def test_a_run_that_another_process_drives_is_left_alone(
     run = make_run(until="killed")
     with hold_driver(run):
         assert main(["resume", "example"]) == RunBusyError.exit_code
-    assert f"process {os.getpid()} drives it already\nhint: hlatctl status example\n" in capsys.readouterr().err
+    assert (
+        f"process {os.getpid()} is already driving it\nhint: `hlatctl status example` shows the run's state\n"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "word"), [(StoppedError("run x: stopped"), "stopped"), (TrainingError("gave up"), "error")]
 )
-def test_a_run_that_ends_early_says_how_to_go_on(
+def test_a_run_that_ends_early_prints_how_to_continue(
     error: StoppedError | TrainingError,
     word: str,
     make_run: MakeRun,
@@ -125,7 +129,7 @@ def test_a_run_that_ends_early_says_how_to_go_on(
     )
 
 
-def test_plan_tells_everything_and_makes_nothing(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_everything_and_creates_nothing(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "cluster.processes_per_node=2"]) == 0
     text = capsys.readouterr().out
     titles = [line for line in text.splitlines() if line.startswith("# ")]
@@ -150,19 +154,21 @@ def test_plan_tells_everything_and_makes_nothing(runs_dir: Path, capsys: pytest.
     assert not runs_dir.exists()
 
 
-def test_plan_says_first_what_can_only_be_simulated(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_marks_configurations_that_can_only_be_simulated_first(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "experiment=hlat_7b"]) == 0
     assert capsys.readouterr().out.startswith("# simulation only\nSIMULATED: cluster.launcher=mock starts no jobs.")
 
 
-def test_a_detached_run_goes_on_after_its_command_has_returned(
+def test_a_detached_run_continues_after_its_command_has_returned(
     runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     popen, started = subprocess.Popen, []
 
     def without_prefect(argv: list[str], **how: Any) -> subprocess.Popen[bytes]:
         assert argv[:4] == [sys.executable, "-P", "-m", "hlatctl"]
-        started.append(popen([*argv[:2], "-c", HEAD, *argv[4:]], **how))
+        started.append(popen([*argv[:2], "-c", DRIVER, *argv[4:]], **how))
         return started[0]
 
     monkeypatch.setattr("subprocess.Popen", without_prefect)
@@ -172,16 +178,16 @@ def test_a_detached_run_goes_on_after_its_command_has_returned(
     assert f"the run's driver is process {started[0].pid};" in captured.err
     assert started[0].wait(60) == 0
     run = RunPaths(runs_dir / "away")
-    assert look(run).status == "finished"
+    assert view_run(run).status == "finished"
     assert "away: finished" in (run.root / "logs" / "head.log").read_text(encoding="utf-8")
 
 
-def test_stopping_a_run_whose_job_may_live_without_a_head_asks_the_job(
+def test_stopping_a_run_whose_job_may_run_without_a_driver_asks_the_job(
     make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(until="killed")
     with JournalWriter(run, "flow", attempt=1) as journal:
-        journal.append("run_finished", outcome="stopped", message="its head was terminated")
+        journal.append("run_finished", outcome="stopped", message="its driver was terminated")
     assert main(["stop", "example", "--wait", "1"]) == 0
     assert [event["kind"] for event in read_events(run) if event["writer"] == "operator"] == ["stop_requested"]
     assert "example: stopped at step 130; newest checkpoint: step 100" in capsys.readouterr().err

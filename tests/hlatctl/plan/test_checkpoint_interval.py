@@ -16,20 +16,20 @@ SECONDS = st.floats(1e-3, 1e8)
 @pytest.mark.parametrize(("between_min", "optimum_min"), [(24 * 60, 117), (6 * 60, 57), (15, 9.1)])
 def test_dalys_interval_is_that_of_his_figures(between_min: float, optimum_min: float) -> None:
     # Daly 2006, figures 3 to 5: a save of 5 min.
-    found_min = daly_s(5 * 60, between_min * 60) / 60
-    assert round(found_min, 1 if optimum_min < 10 else 0) == optimum_min
+    optimal_min = daly_s(5 * 60, between_min * 60) / 60
+    assert round(optimal_min, 1 if optimum_min < 10 else 0) == optimum_min
 
 
 def test_youngs_interval_is_the_root_of_twice_cost_and_time_between_failures() -> None:
     assert young_s(2.0, 3600.0) == 120.0
 
 
-def test_where_saves_take_as_long_as_failures_need_the_interval_is_the_time_between_failures() -> None:
+def test_if_saves_are_as_long_as_the_time_between_failures_so_is_the_interval() -> None:
     assert daly_s(20.0, 10.0) == daly_s(500.0, 10.0) == 10.0
 
 
 @given(save_s=SECONDS, between_s=SECONDS)
-def test_the_two_agree_where_saves_are_short(save_s: float, between_s: float) -> None:
+def test_the_two_agree_if_saves_are_short(save_s: float, between_s: float) -> None:
     daly = daly_s(save_s, between_s)
     assert daly > 0
     if save_s < 1e-4 * between_s:

@@ -13,14 +13,14 @@ MIXTURE = ["data.sources=[{path:/a,weight:3},{path:/b,weight:1}]", "train.tokens
 
 def test_each_source_is_counted_by_its_share_of_the_tokens() -> None:
     dataset = {"sources": [{"path": "/a", "estimated_tokens": 3_072_000}, {"path": "/b", "estimated_tokens": 100_000}]}
-    found = epochs(compose(MIXTURE), dataset)
-    assert [source.count for source in found] == pytest.approx([1.0, 10.24])
-    assert found[0].warning == ""
-    assert found[1].warning == (
+    sources = epochs(compose(MIXTURE), dataset)
+    assert [source.count for source in sources] == pytest.approx([1.0, 10.24])
+    assert sources[0].warning == ""
+    assert sources[1].warning == (
         "data: the run trains on /b about 10 times: 1,024,000 tokens from a corpus of about 100,000; repeats beyond 4 "
         "add little (arXiv 2305.16264)"
     )
-    assert [figure.text for figure in corpus_section(found).figures] == [
+    assert [figure.text for figure in corpus_section(sources).figures] == [
         "3,072,000 (from a sample)",
         "1",
         "100,000 (from a sample)",
@@ -29,5 +29,5 @@ def test_each_source_is_counted_by_its_share_of_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("dataset", [{}, {"sources": [{"path": "/a"}, {"path": "/b"}]}, {"sources": []}])
-def test_nothing_is_said_of_a_corpus_whose_tokens_nobody_counted(dataset: dict[str, object]) -> None:
+def test_a_corpus_without_counted_tokens_has_no_epochs(dataset: dict[str, object]) -> None:
     assert epochs(compose(MIXTURE), dataset) == []

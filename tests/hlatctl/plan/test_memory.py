@@ -1,4 +1,4 @@
-"""Memory by part, against figures worked out by hand and what HLAT found to fit.
+"""Memory by part, against figures worked out by hand and what fits according to HLAT.
 
 ``tests/trainer/test_planned_memory.py`` compares it with what training really takes.
 """
@@ -15,26 +15,26 @@ from hlatctl.plan.memory import Memory, check_memory, memory
 from hlatctl.plan.remedies import remedies
 from hlatctl.plan.search import changed
 from hlatctl.run.errors import ConfigError
+from tests.conf.test_sizes import LLAMA_7B
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
-from tests.hlatctl.plan.test_arithmetic import LLAMA_7B
 
 _PARAMETERS_7B = 6_738_415_616
 
 
-def parts(found: Memory) -> dict[str, int]:
-    return {part.name: part.value_bytes for part in found.parts}
+def parts(need: Memory) -> dict[str, int]:
+    return {part.name: part.value_bytes for part in need.parts}
 
 
-def test_7b_at_tp_8_fits_and_its_state_is_what_each_parameter_has(hlat_7b: Config) -> None:
-    found = memory(hlat_7b)
-    assert found.fits
+def test_7b_at_tp_8_fits_and_has_the_bytes_of_each_parameter(hlat_7b: Config) -> None:
+    need = memory(hlat_7b)
+    assert need.fits
     # An eighth of the products, and all of the 65 norms.
     held = (_PARAMETERS_7B - 65 * 4096) // 8 + 65 * 4096
-    assert parts(found)["weights"] == parts(found)["gradients"] == 2 * held
-    assert parts(found)["moments"] == 4 * held // 256, "ZeRO-1 over 256 replicas"
+    assert parts(need)["weights"] == parts(need)["gradients"] == 2 * held
+    assert parts(need)["moments"] == 4 * held // 256, "ZeRO-1 over 256 replicas"
     # 16 h of norms in FP32, and in BF16 2 h of inputs, 3 h of the group, h of output, 4 f: cut by eight, 32 layers.
     per_token = 16 * 4096 + 2 * (2 * 4096 + 3 * 4096 + 4096 + 4 * 11008)
-    assert parts(found)["activations"] == 32 * 4096 * per_token // 8
+    assert parts(need)["activations"] == 32 * 4096 * per_token // 8
 
 
 def test_70b_does_not_fit_four_nodes_and_fits_eight_and_more(hlat_70b: Config) -> None:
@@ -45,7 +45,7 @@ def test_70b_does_not_fit_four_nodes_and_fits_eight_and_more(hlat_70b: Config) -
     assert all(memory(on_nodes(hlat_70b, nodes)).fits for nodes in (8, 16, 32, 64, 128, 256))
 
 
-def test_the_workspace_lies_in_the_middle_of_what_hlat_s_layouts_allow(hlat_7b: Config, hlat_70b: Config) -> None:
+def test_the_workspace_is_in_the_middle_of_hlat_s_bounds(hlat_7b: Config, hlat_70b: Config) -> None:
     def rest(config: Config) -> int:
         return (config.cluster.hardware.memory_bytes or 0) - memory(with_hardware(config, workspace_bytes=0)).need_bytes
 
@@ -70,7 +70,7 @@ def test_every_experiment_fits(experiment: str) -> None:
     check_memory(compose([f"experiment={experiment}"]))
 
 
-def test_nothing_is_refused_where_the_device_s_memory_is_not_known(hlat_70b: Config) -> None:
+def test_no_run_is_refused_if_the_device_s_memory_is_unknown(hlat_70b: Config) -> None:
     unknown = with_hardware(changed(on_nodes(hlat_70b, 4), pipeline_parallel_size=4), memory_bytes=None)
     assert memory(unknown).fits is None
     check_memory(unknown)
@@ -78,11 +78,11 @@ def test_nothing_is_refused_where_the_device_s_memory_is_not_known(hlat_70b: Con
 
 def test_remedies_are_valid_and_fit(hlat_70b: Config) -> None:
     four = changed(on_nodes(hlat_70b, 4), pipeline_parallel_size=4)
-    found = remedies(four)
-    texts = [text for text, _ in found]
+    fixes = remedies(four)
+    texts = [text for text, _ in fixes]
     assert "parallel.activation_checkpointing=full" in texts
     assert "cluster.nodes=8 parallel.pipeline_parallel_size=8" in texts, "what HLAT did"
-    assert all(need.fits for _, need in found)
+    assert all(need.fits for _, need in fixes)
     assert texts == sorted(texts, key=lambda text: len(text.split()))
 
 
@@ -101,7 +101,7 @@ def test_fsdp_shards_state_and_zero1_moments_only() -> None:
     assert shards["gathered weights"] == 4 * (ends + 2 * (_PARAMETERS_7B - ends) // 32)
 
 
-def test_what_is_recomputed_is_not_kept(hlat_7b: Config) -> None:
+def test_recomputed_activations_are_not_kept(hlat_7b: Config) -> None:
     kept = [
         parts(memory(changed(hlat_7b, activation_checkpointing=level)))["activations"]
         for level in ("none", "selective", "full")

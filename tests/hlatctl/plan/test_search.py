@@ -1,4 +1,4 @@
-"""Search: what fits, cheapest first, and what HLAT's authors found."""
+"""Search: what fits, cheapest first, and the layout that HLAT's authors chose."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tests.hlatctl.plan.conftest import on_nodes, with_hardware
 
 
 def test_hlat_s_layout_of_7b_comes_first(hlat_7b: Config) -> None:
-    found = search(hlat_7b)
-    layouts = [(c.config.parallel.tensor_parallel_size, c.config.parallel.pipeline_parallel_size) for c in found]
+    candidates = search(hlat_7b)
+    layouts = [(c.config.parallel.tensor_parallel_size, c.config.parallel.pipeline_parallel_size) for c in candidates]
     assert layouts[0] == (8, 1)
-    assert len(found) == 10
+    assert len(candidates) == 10
 
 
 def test_candidates_fit_are_ranked_by_time_and_keep_the_batch(hlat_70b: Config) -> None:
-    found = search(on_nodes(hlat_70b, 16), count=30)
-    assert found
-    assert all(candidate.memory.fits for candidate in found)
-    times = [candidate.time.total_s for candidate in found]
+    candidates = search(on_nodes(hlat_70b, 16), count=30)
+    assert candidates
+    assert all(candidate.memory.fits for candidate in candidates)
+    times = [candidate.time.total_s for candidate in candidates]
     assert times == sorted(times)
-    for candidate in found:
+    for candidate in candidates:
         config = candidate.config
         assert config.micro_batch_size * config.grad_accum_steps * config.data_parallel_size == 1024
-    kinds = {(c.config.precision.name, c.config.parallel.activation_checkpointing) for c in found}
+    kinds = {(c.config.precision.name, c.config.parallel.activation_checkpointing) for c in candidates}
     assert len(kinds) > 1, "precision and recomputation vary"
 
 
-def test_nothing_is_found_where_nothing_fits(hlat_70b: Config) -> None:
+def test_there_is_no_candidate_if_nothing_fits(hlat_70b: Config) -> None:
     assert search(on_nodes(hlat_70b, 1)) == []
 
 

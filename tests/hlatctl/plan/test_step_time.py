@@ -42,14 +42,14 @@ _MFU_FLOPS = _FLOPS + 6 * 9 * 60
 
 
 def test_one_process_only_computes() -> None:
-    found = step_time(small())
-    assert found is not None
-    assert found.compute_s == pytest.approx(800 * _FLOPS / 0.5e12)
-    assert found.total_s == found.compute_s, "the memory's bandwidth is not known: no time is made up for it"
-    assert found.mfu_fraction == pytest.approx(0.5 * _MFU_FLOPS / _FLOPS)
+    time = step_time(small())
+    assert time is not None
+    assert time.compute_s == pytest.approx(800 * _FLOPS / 0.5e12)
+    assert time.total_s == time.compute_s, "the memory's bandwidth is not known: no time is made up for it"
+    assert time.mfu_fraction == pytest.approx(0.5 * _MFU_FLOPS / _FLOPS)
 
 
-def test_what_is_computed_again_takes_time_and_makes_no_mfu() -> None:
+def test_recomputation_takes_time_and_does_not_count_in_mfu() -> None:
     full = step_time(small(activation_checkpointing="full"))
     selective = step_time(small(activation_checkpointing="selective"))
     assert full is not None
@@ -72,19 +72,19 @@ def test_replicas_sum_their_gradients_by_a_ring_over_the_slowest_link() -> None:
 
 
 def test_tensor_parallel_processes_exchange_four_all_reduces_a_layer() -> None:
-    found = step_time(small(processes=2, tensor_parallel_size=2))
-    assert found is not None
-    assert found.tensor_parallel_s == pytest.approx(8 * 4 * 4 * 2 * (1 / 2) * 100 * 60 * 4 * 2 / 2 / 0.25e9)
-    assert found.compute_s == pytest.approx(800 * _FLOPS / 2 / 0.5e12)
+    time = step_time(small(processes=2, tensor_parallel_size=2))
+    assert time is not None
+    assert time.tensor_parallel_s == pytest.approx(8 * 4 * 4 * 2 * (1 / 2) * 100 * 60 * 4 * 2 / 2 / 0.25e9)
+    assert time.compute_s == pytest.approx(800 * _FLOPS / 2 / 0.5e12)
 
 
 def test_a_pipeline_waits_for_its_first_and_last_micro_batches() -> None:
-    found = step_time(small(processes=2, pipeline_parallel_size=2))
-    assert found is not None
+    time = step_time(small(processes=2, pipeline_parallel_size=2))
+    assert time is not None
     last = 100 * (6 * (2 * 12 * 3600 + 6000) + 12 * 2 * 60 * 100) / 0.5e12
     send = 2 * 100 * 60 * 4 / 0.25e9
-    assert found.compute_s == pytest.approx(8 * last), "the last stage has the head too"
-    assert found.pipeline_s == pytest.approx((last + send) + 8 * send)
+    assert time.compute_s == pytest.approx(8 * last), "the last stage has the head too"
+    assert time.pipeline_s == pytest.approx((last + send) + 8 * send)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batches() -> None:
         ("network_bytes_per_s", small(processes=2, nodes=2)),
     ],
 )
-def test_hardware_that_is_not_known_has_no_step_time(lacks: str, config: Config) -> None:
+def test_unknown_hardware_has_no_step_time(lacks: str, config: Config) -> None:
     unknown = with_hardware(config, **{lacks: None})
     assert step_time(unknown) is None
     assert step_time_s(unknown) is None
@@ -104,31 +104,31 @@ def test_hardware_that_is_not_known_has_no_step_time(lacks: str, config: Config)
 
 @given(nodes=st.sampled_from([1, 2, 4]), tensor=st.sampled_from([1, 2, 4]), stages=st.sampled_from([1, 2, 4]))
 def test_mfu_stays_below_the_share_that_products_reach(nodes: int, tensor: int, stages: int) -> None:
-    found = step_time(
+    time = step_time(
         small(processes=16, nodes=nodes, batch=256, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     )
-    assert found is not None
-    assert 0 < found.mfu_fraction <= 0.5 * _MFU_FLOPS / _FLOPS + 1e-9
-    times = (getattr(found, field.name) for field in dataclasses.fields(found))
+    assert time is not None
+    assert 0 < time.mfu_fraction <= 0.5 * _MFU_FLOPS / _FLOPS + 1e-9
+    times = (getattr(time, field.name) for field in dataclasses.fields(time))
     assert all(time_s >= 0 for time_s in times)
 
 
-def test_points_on_hardware_that_somebody_has_made_unknown_are_left_out() -> None:
+def test_there_are_no_points_without_the_hardware_s_figures() -> None:
     def without_link(overrides: Sequence[str]) -> Config:
         return with_hardware(compose(overrides), link_bytes_per_s=None)
 
     assert points(without_link) == []
 
 
-def test_the_model_is_fitted_to_two_points_and_is_off_by_so_much_elsewhere(hlat_7b: Config) -> None:
-    found = {point.name: point for point in points(compose)}
-    for name, point in found.items():
+def test_the_model_is_fitted_to_two_points_and_has_the_documented_errors_elsewhere(hlat_7b: Config) -> None:
+    by_name = {point.name: point for point in points(compose)}
+    for name, point in by_name.items():
         error = point.error_fraction
         if error is None:
             assert point.predicted == point.published, name
         elif point.calibrates:
             assert abs(error) < 0.001, name
-    errors = {name: point.error_fraction for name, point in found.items() if not point.calibrates}
+    errors = {name: point.error_fraction for name, point in by_name.items() if not point.calibrates}
     assert errors == {
         "7B on 32 nodes, of the speed of 4": pytest.approx(-0.052, abs=0.002),
         "7B on 64 nodes, of the speed of 4": pytest.approx(-0.046, abs=0.002),

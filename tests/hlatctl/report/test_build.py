@@ -1,19 +1,21 @@
-"""The report of a run with a known past: golden numbers, summary and page; figures that repeat bit for bit."""
+"""The report of a made-up run: golden numbers, summary and page; reproducible figures."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import conf.load
-from hlatctl.report import build, summary_markdown
 from hlatctl.report import page as report_page
+from hlatctl.report.build import build
 from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Numbers, numbers
+from hlatctl.report.summary import summary_markdown
 from hlatctl.run import files
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, read_events
@@ -21,7 +23,7 @@ from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "report"
-#: Set to write the golden files anew; look at the difference before it is committed.
+#: Set to rewrite the golden files; check the difference before you commit it.
 UPDATE_ENV = "HLATCTL_UPDATE_GOLDEN"
 
 
@@ -31,7 +33,7 @@ def compare(name: str, text: str) -> None:
     assert text == (GOLDEN / name).read_text(encoding="utf-8")
 
 
-def found_in(run: RunPaths) -> Numbers:
+def numbers_of(run: RunPaths) -> Numbers:
     return numbers(fold(read_events(run)), conf.load.load(run.config))
 
 
@@ -39,19 +41,19 @@ def time_of(run: RunPaths) -> Goodput:
     return measure_goodput(read_events(run), conf.load.load(run.config))
 
 
-def test_numbers_and_summary_are_the_golden_ones(make_run: MakeRun) -> None:
+def test_numbers_and_summary_equal_the_golden_files(make_run: MakeRun) -> None:
     run = make_run()
     build(run)
     compare("numbers.json", (run.report / "numbers.json").read_text(encoding="utf-8"))
     compare("summary.md", (run.report / "summary.md").read_text(encoding="utf-8"))
 
 
-def test_page_is_the_golden_one(make_run: MakeRun) -> None:
-    # The figures are left out: their text depends on matplotlib's version.
+def test_page_equals_the_golden_file(make_run: MakeRun) -> None:
+    # Without figures, because their text depends on matplotlib's version.
     run = make_run()
     text = run.config.read_text(encoding="utf-8")
     compare(
-        "index.html", report_page.render(found_in(run), time_of(run), None, {}, text, files.read_json(run.provenance))
+        "index.html", report_page.render(numbers_of(run), time_of(run), None, {}, text, files.read_json(run.provenance))
     )
 
 
@@ -61,33 +63,25 @@ def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:
     figures = {path.name: path.read_bytes() for path in (run.report / "figures").iterdir()}
     assert build(run).read_bytes() == first
     assert {path.name: path.read_bytes() for path in (run.report / "figures").iterdir()} == figures
-    names = {
-        "loss.svg",
-        "gradient_norm.svg",
-        "parameter_norm.svg",
-        "learning_rate.svg",
-        "throughput.svg",
-        "time.svg",
-        "scores.svg",
-    }
-    assert set(figures) == names
+    names = "loss gradient_norm parameter_norm learning_rate throughput time scores"
+    assert set(figures) == {f"{name}.svg" for name in names.split()}
 
 
-def test_steps_done_again_are_counted_once(make_run: MakeRun) -> None:
-    found = found_in(make_run())
-    assert found.step == 306
-    assert [(a.from_step, a.last_step, a.lost_steps) for a in found.attempts] == [(0, 130, 30), (100, 306, 0)]
+def test_redone_steps_are_counted_once(make_run: MakeRun) -> None:
+    run = numbers_of(make_run())
+    assert run.step == 306
+    assert [(a.from_step, a.last_step, a.lost_steps) for a in run.attempts] == [(0, 130, 30), (100, 306, 0)]
 
 
 @pytest.mark.parametrize("until", ["created", "stages", "killed"])
-def test_a_run_that_is_not_finished_has_a_report(make_run: MakeRun, until: str) -> None:
+def test_an_unfinished_run_has_a_report(make_run: MakeRun, until: str) -> None:
     run = make_run(until=until)
     html = build(run).read_text(encoding="utf-8")
-    assert ("No step has been made yet." in html) == (until != "killed")
+    assert ("No steps yet." in html) == (until != "killed")
     assert ("data:image/svg+xml" in html) == (until == "killed")
 
 
-def test_simulated_runs_say_so_everywhere(make_run: MakeRun) -> None:
+def test_simulated_runs_are_marked_in_page_and_summary(make_run: MakeRun) -> None:
     run = make_run(simulated=True)
     html = build(run).read_text(encoding="utf-8")
     assert '<p class="banner"><strong>SIMULATED</strong>' in html
@@ -95,18 +89,24 @@ def test_simulated_runs_say_so_everywhere(make_run: MakeRun) -> None:
     assert "SIMULATED" not in build(make_run("real")).read_text(encoding="utf-8")
 
 
-def test_text_of_the_run_is_never_markup(make_run: MakeRun) -> None:
-    run = make_run(until="killed")
+def test_text_of_a_run_is_neither_markup_nor_template(make_run: MakeRun) -> None:
+    run = make_run("<script>{{7*7}}", until="killed")
     with JournalWriter(run, "flow") as journal:
-        journal.append("warning", message="<script>alert(1)</script>")
+        journal.append("warning", message="<script>alert({{7*7}})</script>")
         journal.append("run_finished", outcome="failed", message="a <b> & c | d")
+    provenance = json.loads(run.provenance.read_text(encoding="utf-8"))
+    provenance["argv"] = ["hlatctl", "train", "experiment_name=<script>{{7*7}}</script>"]
+    run.provenance.write_text(json.dumps(provenance), encoding="utf-8")
     html = build(run).read_text(encoding="utf-8")
     assert "<script>" not in html
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "49" not in re.sub('base64,[^"]*', "", html)
+    assert "<h1>&lt;script&gt;{{7*7}}</h1>" in html
+    assert "&lt;script&gt;alert({{7*7}})&lt;/script&gt;" in html
+    assert "experiment_name=&lt;script&gt;{{7*7}}&lt;/script&gt;" in html
     assert "a <b> & c \\| d" in (run.report / "summary.md").read_text(encoding="utf-8")
 
 
-def test_a_loss_that_is_no_number_is_left_out_and_never_fails(make_run: MakeRun) -> None:
+def test_a_loss_that_is_not_finite_is_left_out(make_run: MakeRun) -> None:
     run = make_run("diverged", until="killed")
     step: dict[str, Any] = {"step": 131, "tokens": 131 * 8192, "lr": 1e-3, "step_s": 0.5, "data_wait_s": 0.0}
     with JournalWriter(run, "train-rank00000", attempt=1) as journal:
@@ -118,7 +118,9 @@ def test_a_loss_that_is_no_number_is_left_out_and_never_fails(make_run: MakeRun)
     assert record["last_loss"] == pytest.approx(3.75, abs=0.2)
 
 
-def test_scores_under_another_contract_have_a_column_and_a_mark_and_no_point_in_the_figure(make_run: MakeRun) -> None:
+def test_scores_under_another_contract_have_their_own_column_a_mark_and_no_point_in_the_figure(
+    make_run: MakeRun,
+) -> None:
     run = make_run()
     with JournalWriter(run, "eval-900000") as journal:
         for contract, value in (("a" * 64, 4.0), ("b" * 64, 3.0)):
@@ -131,16 +133,16 @@ def test_scores_under_another_contract_have_a_column_and_a_mark_and_no_point_in_
                 skipped={},
                 scores={"validation_loss": score},
             )
-    found = found_in(run)
-    own = [milestone for milestone in found.milestones if milestone.tokens == 900_000]
+    record = numbers_of(run)
+    own = [milestone for milestone in record.milestones if milestone.tokens == 900_000]
     assert [(m.contract[:1], m.is_own) for m in own] == [("a", True), ("b", False)]
     summary = summary_markdown(read_events(run), conf.load.load(run.config))
     row = next(line for line in summary.splitlines() if line.startswith("| validation_loss"))
     header = next(line for line in summary.splitlines() if line.startswith("| task"))
     assert "| 900K tokens | 900K tokens, contract bbbbbbbb |" in header
     assert "3.000 ± 0.100 † |" in row
-    assert "†: measured under another contract than the first score of its row; not comparable." in summary
+    assert "†: its contract differs from that of the first score of its row; not comparable." in summary
     page = build(run).read_text(encoding="utf-8")
-    assert "measured under another contract" in page
+    assert "its contract differs from that of the first score" in page
     drawn = (run.report / "figures" / "loss.svg").read_text(encoding="utf-8")
     assert ">3.000<" not in drawn

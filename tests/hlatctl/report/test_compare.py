@@ -1,4 +1,4 @@
-"""Which score is best, which ties with it, and what is kept out of the comparison."""
+"""Which scores are best, tied or not ranked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, RECORDED, Scores,
 def run(
     name: str, scores: Scores, contract: str | None = CONTRACT, simulated: bool = False, **changes: Any
 ) -> RunScores:
-    """A run; changes are of its contract."""
+    """Return a run's scores; ``changes`` are fields of its contract."""
     recorded = [{**FIELDS, **changes}] if changes else list(RECORDED.values())
     milestone = MilestoneState(200_000_000_000, 47_684, "evaluated", scores)
     own = contracts.of_tasks(recorded[0]) if changes else contract
@@ -32,29 +32,28 @@ def mmlu(value: Any, stderr: float | None = 0.004, **more: Any) -> Scores:
     return {"mmlu": score("acc", value, stderr, 14_042, **more)}
 
 
-def row(found: Comparison, row_id: str) -> list[tuple[float, str, str] | None]:
-    (cells,) = (row.cells for row in found.rows if row.id == row_id)
+def row(table: Comparison, row_id: str) -> list[tuple[float, str, str] | None]:
+    (cells,) = (row.cells for row in table.rows if row.id == row_id)
     return [(round(cell.value, 3), cell.standing, cell.remark) if cell else None for cell in cells]
 
 
-def test_the_best_is_marked_if_it_is_beyond_the_error_of_every_other() -> None:
-    # 1.96 * sqrt(0.4^2 + 0.4^2) = 1.109 percent points
-    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4112)), run("c", mmlu(0.3997))])
-    assert row(found, "mmlu") == [(40.0, "", ""), (41.12, "best", ""), (39.97, "", "")]
-
-
-def test_a_value_within_the_error_of_another_is_not_best() -> None:
-    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4109)), run("c", mmlu(0.3997))])
-    assert row(found, "mmlu") == [(40.0, "tie", ""), (41.09, "tie", ""), (39.97, "", "")]
-
-
-def test_equal_values_are_tied() -> None:
-    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.4, None)), run("c", mmlu(0.3, None))])
-    assert row(found, "mmlu") == [(40.0, "tie", ""), (40.0, "tie", ""), (30.0, "", "")]
+@pytest.mark.parametrize(
+    ("values", "standings"),
+    [
+        # 1.96 * sqrt(0.4^2 + 0.4^2) = 1.109 percent points
+        ((0.4, 0.4112, 0.3997), ["", "best", ""]),
+        ((0.4, 0.4109, 0.3997), ["tie", "tie", ""]),
+        ((0.4, 0.4, 0.3), ["tie", "tie", ""]),
+        ((0.4,), [""]),
+    ],
+)
+def test_the_best_is_marked_if_no_other_is_within_its_error(values: tuple[float, ...], standings: list[str]) -> None:
+    table = compare([run(str(value), mmlu(value)) for value in values])
+    assert [cell and cell[1] for cell in row(table, "mmlu")] == standings
 
 
 @pytest.mark.parametrize("errors", [(0.004, None), (None, 0.004)])
-def test_a_standard_error_that_is_not_known_counts_as_none(errors: tuple[float | None, float | None]) -> None:
+def test_an_unknown_standard_error_counts_as_zero(errors: tuple[float | None, float | None]) -> None:
     # 1.96 * 0.4 = 0.784 percent points
     close = compare([run("a", mmlu(0.4, errors[0])), run("b", mmlu(0.4078, errors[1]))])
     assert row(close, "mmlu") == [(40.0, "tie", ""), (40.78, "tie", "")]
@@ -62,16 +61,12 @@ def test_a_standard_error_that_is_not_known_counts_as_none(errors: tuple[float |
     assert row(apart, "mmlu") == [(40.0, "", ""), (40.79, "best", "")]
 
 
-def test_where_neither_standard_error_is_known_none_is_best() -> None:
-    found = compare([run("a", mmlu(0.4, None)), run("b", mmlu(0.9, None)), run("c", mmlu(0.3))])
-    assert row(found, "mmlu") == [(40.0, "", ""), (90.0, "", ""), (30.0, "", "")]
+def test_without_any_standard_error_neither_is_best() -> None:
+    table = compare([run("a", mmlu(0.4, None)), run("b", mmlu(0.9, None)), run("c", mmlu(0.3))])
+    assert row(table, "mmlu") == [(40.0, "", ""), (90.0, "", ""), (30.0, "", "")]
 
 
-def test_a_value_alone_in_its_row_is_not_best() -> None:
-    assert row(compare([run("a", mmlu(0.4)), run("b", {})]), "mmlu") == [(40.0, "", ""), None]
-
-
-def test_another_contract_an_unknown_one_and_a_simulation_are_shown_and_not_compared() -> None:
+def test_other_and_unknown_contracts_and_simulations_are_shown_but_not_ranked() -> None:
     runs = [
         run("a", mmlu(0.4)),
         run("b", mmlu(0.3)),
@@ -88,32 +83,32 @@ def test_another_contract_an_unknown_one_and_a_simulation_are_shown_and_not_comp
     ]
 
 
-def test_the_leftmost_run_that_has_the_row_sets_its_contract() -> None:
+def test_the_leftmost_run_with_a_value_sets_the_contract_of_a_row() -> None:
     runs = [run("a", {}), run("b", mmlu(0.4), OTHER), run("c", mmlu(0.5), OTHER), run("d", mmlu(0.6))]
     assert row(compare(runs), "mmlu")[1:] == [(40.0, "", ""), (50.0, "best", ""), (60.0, "", "another_contract")]
 
 
-def test_runs_without_a_known_contract_are_never_compared() -> None:
-    found = compare([run("a", mmlu(0.4), None), run("b", mmlu(0.5), None)])
-    assert row(found, "mmlu") == [(40.0, "", "contract_unknown"), (50.0, "", "contract_unknown")]
+def test_runs_with_unknown_contracts_are_never_ranked() -> None:
+    table = compare([run("a", mmlu(0.4), None), run("b", mmlu(0.5), None)])
+    assert row(table, "mmlu") == [(40.0, "", "contract_unknown"), (50.0, "", "contract_unknown")]
 
 
-def test_a_score_s_own_contract_goes_before_its_milestone_s() -> None:
-    found = compare([run("a", mmlu(0.4)), run("b", mmlu(0.5, contract=CONTRACT), OTHER), run("c", mmlu(0.6), OTHER)])
-    assert row(found, "mmlu") == [(40.0, "", ""), (50.0, "best", ""), (60.0, "", "another_contract")]
+def test_a_score_s_own_contract_has_priority_over_its_milestone_s() -> None:
+    table = compare([run("a", mmlu(0.4)), run("b", mmlu(0.5, contract=CONTRACT), OTHER), run("c", mmlu(0.6), OTHER)])
+    assert row(table, "mmlu") == [(40.0, "", ""), (50.0, "best", ""), (60.0, "", "another_contract")]
 
 
-def test_a_mean_over_tasks_with_one_of_another_contract_is_of_another_contract() -> None:
+def test_a_mean_with_one_score_of_another_contract_is_not_ranked() -> None:
     mixed = hlat_scores()
     mixed["triviaqa"] = {**mixed["triviaqa"], "contract": OTHER}
-    found = compare([run("a", hlat_scores()), run("b", mixed)])
-    assert [cell and cell[2] for cell in row(found, "world_knowledge")] == ["", "another_contract"]
-    assert [cell and cell[2] for cell in row(found, "nq_open")] == ["", ""]
+    table = compare([run("a", hlat_scores()), run("b", mixed)])
+    assert [cell and cell[2] for cell in row(table, "world_knowledge")] == ["", "another_contract"]
+    assert [cell and cell[2] for cell in row(table, "nq_open")] == ["", ""]
 
 
-def test_published_figures_take_part_and_are_marked() -> None:
-    found = compare([run("a", mmlu(0.47))], baselines.load("hlat"))
-    assert row(found, "mmlu") == [
+def test_published_scores_are_ranked_and_marked() -> None:
+    table = compare([run("a", mmlu(0.47))], baselines.load("hlat"))
+    assert row(table, "mmlu") == [
         (47.0, "tie", ""),
         (41.318, "tie", "published"),
         (35.1, "", "published"),
@@ -121,11 +116,11 @@ def test_published_figures_take_part_and_are_marked() -> None:
         (30.552, "", "published"),
         (41.075, "tie", "published"),
     ]
-    assert [column.source for column in found.columns] == [None, *["HLAT, arXiv 2404.10630v1, Tables 3 and 4"] * 5]
+    assert [column.source for column in table.columns] == [None, *["HLAT, arXiv 2404.10630v1, Tables 3 and 4"] * 5]
 
 
 def _tasks(**changes: Any) -> dict[str, Any]:
-    """The tasks of a contract in which GSM8K was asked otherwise."""
+    """Return the tasks of a contract with a changed GSM8K."""
     return {**FIELDS["tasks"], "gsm8k": {**FIELDS["tasks"]["gsm8k"], **changes}}
 
 
@@ -140,25 +135,25 @@ def _tasks(**changes: Any) -> dict[str, Any]:
         ({"tasks": {}}, 1_319, False),
     ],
 )
-def test_published_figures_are_compared_only_with_what_was_measured_as_they_were(
+def test_published_scores_are_ranked_only_if_they_were_measured_equally(
     changes: dict[str, Any], n: int, alike: bool
 ) -> None:
-    found = compare([run("a", {"gsm8k": score("exact_match", 0.9, 0.01, n)}, **changes)], baselines.load("hlat"))
-    mine, *theirs = row(found, "gsm8k")
+    table = compare([run("a", {"gsm8k": score("exact_match", 0.9, 0.01, n)}, **changes)], baselines.load("hlat"))
+    mine, *theirs = row(table, "gsm8k")
     assert mine == (90.0, "best" if alike else "", "")
     assert {cell and cell[2] for cell in theirs} == {"published" if alike else "published_otherwise"}
 
 
-def test_scores_of_which_no_contract_is_recorded_are_not_compared_with_published_ones() -> None:
-    found = compare([run("a", mmlu(0.9), "f" * 64), run("b", mmlu(0.1), "f" * 64)], baselines.load("hlat"))
-    mine, other, *theirs = row(found, "mmlu")
+def test_scores_without_a_recorded_contract_are_not_ranked_with_published_ones() -> None:
+    table = compare([run("a", mmlu(0.9), "f" * 64), run("b", mmlu(0.1), "f" * 64)], baselines.load("hlat"))
+    mine, other, *theirs = row(table, "mmlu")
     assert (mine, other) == ((90.0, "best", ""), (10.0, "", ""))
     assert {cell and cell[2] for cell in theirs} == {"published_otherwise"}
 
 
 def test_a_cell_says_how_it_was_measured() -> None:
-    found = compare([run("a", {"gsm8k": score("exact_match", 0.9, 0.01, 40)}, limit=40)], baselines.load("hlat"))
-    (cells,) = (row.cells for row in found.rows if row.id == "gsm8k")
+    table = compare([run("a", {"gsm8k": score("exact_match", 0.9, 0.01, 40)}, limit=40)], baselines.load("hlat"))
+    (cells,) = (row.cells for row in table.rows if row.id == "gsm8k")
     mine, hlat, llama = cells[:3]
     assert mine is not None
     assert hlat is not None
@@ -169,20 +164,20 @@ def test_a_cell_says_how_it_was_measured() -> None:
         (1_319, 8, None),
         (None, 8, None),
     ]
-    assert (found.columns[0].limits, len(found.columns[0].data)) == ([40], 1)
-    assert (found.columns[1].limits, found.columns[1].data) == ([], [])
+    assert (table.columns[0].limits, len(table.columns[0].data)) == ([40], 1)
+    assert (table.columns[1].limits, table.columns[1].data) == ([], [])
 
 
-def test_runs_with_tokenizers_of_their_own_are_compared_and_on_other_code_they_are_not() -> None:
+def test_runs_with_different_tokenizers_are_ranked_and_with_different_code_not() -> None:
     models = [{"tokenizer": {"tokenizer.json": digit * 64}} for digit in "ab"]
     runs = [run(str(number), mmlu(0.4 + 0.1 * number), model=model) for number, model in enumerate(models)]
     runs.append(run("fork", mmlu(0.9), model=models[0], source={"lm_eval": "c" * 64}))
-    found = compare(runs)
-    assert row(found, "mmlu") == [(40.0, "", ""), (50.0, "best", ""), (90.0, "", "another_contract")]
-    assert found.notes == ["fork is under another contract: source.lm_eval is cccccccccccccccc, elsewhere not recorded"]
+    table = compare(runs)
+    assert row(table, "mmlu") == [(40.0, "", ""), (50.0, "best", ""), (90.0, "", "another_contract")]
+    assert table.notes == ["fork has another contract: source.lm_eval is cccccccccccccccc, elsewhere not recorded"]
 
 
-def test_the_error_of_a_mean_over_tasks_is_that_of_independent_ones() -> None:
+def test_the_error_of_a_mean_assumes_independent_tasks() -> None:
     (row_,) = (row for row in compare([run("a", hlat_scores())]).rows if row.id == "world_knowledge")
     (cell,) = row_.cells
     assert cell is not None
@@ -194,56 +189,56 @@ def test_the_error_of_a_mean_over_tasks_is_that_of_independent_ones() -> None:
 def test_a_mean_needs_all_of_its_tasks() -> None:
     scores = hlat_scores()
     del scores["winogrande"]
-    found = compare([run("a", scores)])
-    assert row(found, "commonsense") == [None]
-    assert row(found, "commonsense_norm") == [(59.8, "", "")]
+    table = compare([run("a", scores)])
+    assert row(table, "commonsense") == [None]
+    assert row(table, "commonsense_norm") == [(59.8, "", "")]
 
 
-def test_a_group_s_figure_that_was_recorded_goes_before_the_mean_of_its_tasks() -> None:
+def test_a_group_s_recorded_score_has_priority_over_the_mean_of_its_tasks() -> None:
     scores = hlat_scores()
     scores["commonsense"] = score("acc", 0.5, 0.003, 6_000)
     scores["commonsense_acc_norm"] = score("acc_norm", 0.6, 0.002, 5_000)
     del scores["piqa"]
-    found = compare([run("a", scores)])
-    assert row(found, "commonsense") == [(50.0, "", "")]
-    assert row(found, "commonsense_norm") == [(60.0, "", "")]
-    assert "commonsense" not in [row.id for row in found.rows if row.section == "Other tasks"]
+    table = compare([run("a", scores)])
+    assert row(table, "commonsense") == [(50.0, "", "")]
+    assert row(table, "commonsense_norm") == [(60.0, "", "")]
+    assert "commonsense" not in [row.id for row in table.rows if row.section == "Other tasks"]
 
 
 def test_a_score_of_another_metric_is_another_score() -> None:
-    found = compare([run("a", {"gsm8k": score("acc", 0.1, 0.01, 1_319)})])
-    assert [(row.section, row.id, row.metric) for row in found.rows] == [("Other tasks", "gsm8k", "acc")]
+    table = compare([run("a", {"gsm8k": score("acc", 0.1, 0.01, 1_319)})])
+    assert [(row.section, row.id, row.metric) for row in table.rows] == [("Other tasks", "gsm8k", "acc")]
 
 
 @pytest.mark.parametrize(("values", "best"), [((0.47, 0.62), 0), ((0.38, 0.52), 1), ((0.5, 0.3), 0)])
-def test_of_stereotypes_half_is_ideal(values: tuple[float, float], best: int) -> None:
+def test_the_ideal_share_of_stereotypes_is_half(values: tuple[float, float], best: int) -> None:
     scores = [{"crows_pairs_english": score("pct_stereotype", value, 0.01, 1_508)} for value in values]
     cells = row(compare([run("a", scores[0]), run("b", scores[1])]), "crows_pairs")
     assert [cell and cell[1] for cell in cells] == (["best", ""] if best == 0 else ["", "best"])
 
 
-def test_of_losses_the_lowest_is_best_and_of_unknown_metrics_none() -> None:
-    found = compare([run("a", hlat_scores()), run("b", hlat_scores(0.05))])
-    assert [cell and cell[1] for cell in row(found, "validation_loss")] == ["", "best"]
-    assert [cell and cell[1] for cell in row(found, "word_error")] == ["", ""]
+def test_the_lowest_loss_is_best_and_unknown_metrics_have_no_best_value() -> None:
+    table = compare([run("a", hlat_scores()), run("b", hlat_scores(0.05))])
+    assert [cell and cell[1] for cell in row(table, "validation_loss")] == ["", "best"]
+    assert [cell and cell[1] for cell in row(table, "word_error")] == ["", ""]
 
 
-def test_what_is_damaged_or_no_number_is_left_out() -> None:
+def test_damaged_scores_are_left_out() -> None:
     scores: dict[str, Any] = {"mmlu": 3, "boolq": {"metric": "acc", "value": "nan"}, "sciq": {"value": 0.5}}
-    found = compare([run("a", {**scores, **{"gsm8k": score("exact_match", 0.1, math.nan, 5)}})])
-    assert [(row.id, row.metric) for row in found.rows] == [("gsm8k", "accuracy"), ("sciq", "")]
-    assert found.rows[0].cells[0] is not None
-    assert found.rows[0].cells[0].stderr is None
+    table = compare([run("a", {**scores, **{"gsm8k": score("exact_match", 0.1, math.nan, 5)}})])
+    assert [(row.id, row.metric) for row in table.rows] == [("gsm8k", "accuracy"), ("sciq", "")]
+    assert table.rows[0].cells[0] is not None
+    assert table.rows[0].cells[0].stderr is None
 
 
 def test_text_of_a_run_is_never_markup() -> None:
-    found = compare([run("a", {"x|*y*_$\\%": score("50%_{m}", 0.5, None, 1)})])
-    assert "| x\\|\\*y\\*\\_$\\\\% |  | 1 | 50%\\_{m} |" in compare_tables.markdown(found)
-    assert r"x|*y*\_\$\textbackslash{}\% &  & 1 & 50\%\_\{m\} & " in compare_tables.latex(found)
+    table = compare([run("a", {"x|*y*_$\\%": score("50%_{m}", 0.5, None, 1)})])
+    assert "| x\\|\\*y\\*\\_$\\\\% |  | 1 | 50%\\_{m} |" in compare_tables.markdown(table)
+    assert r"x|*y*\_\$\textbackslash{}\% &  & 1 & 50\%\_\{m\} & " in compare_tables.latex(table)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.none() | st.floats(0, 0.1)), min_size=2, max_size=5), st.floats(0, 1))
-def test_the_best_is_never_below_another_and_outsiders_change_nothing(
+def test_the_best_is_the_highest_and_runs_under_other_contracts_change_nothing(
     values: list[tuple[float, float | None]], outsider: float
 ) -> None:
     runs = [run(str(index), mmlu(*pair)) for index, pair in enumerate(values)]
@@ -257,7 +252,7 @@ def test_the_best_is_never_below_another_and_outsiders_change_nothing(
     assert row(compare([*runs, run("other", mmlu(outsider), OTHER)]), "mmlu")[:-1] == cells
 
 
-def test_every_published_figure_belongs_to_a_row_and_every_row_is_one() -> None:
+def test_every_published_score_has_a_row_and_rows_are_unique() -> None:
     rows = {spec.id: spec for spec in baselines.layout().rows}
     assert Counter(spec.id for spec in baselines.layout().rows).most_common(1)[0][1] == 1
     for name in baselines.names():
@@ -268,7 +263,7 @@ def test_every_published_figure_belongs_to_a_row_and_every_row_is_one() -> None:
             assert all(stderr is None or 0 < stderr < 10 for _, stderr in model.figures.values())
 
 
-def test_the_paper_s_figures_are_all_there() -> None:
+def test_all_published_scores_of_the_paper_are_present() -> None:
     figures = {model.name: model.figures for model in baselines.load("hlat").models}
     assert {name: len(known) for name, known in figures.items()} == {
         "HLAT-7B": 21,
@@ -281,6 +276,6 @@ def test_the_paper_s_figures_are_all_there() -> None:
     assert figures["LLaMA-2-7B"]["pass_at_100"] == (45.6, None)
 
 
-def test_unknown_published_figures_are_told_of() -> None:
-    with pytest.raises(ConfigError, match=r"--baselines=../hlat: no such set of published figures\nhint: did you mean"):
+def test_unknown_published_scores_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--baselines=../hlat: no set .* has this name\nhint: did you mean"):
         baselines.load("../hlat")

@@ -1,4 +1,4 @@
-"""How a score was measured, as its contract says, and what is unknown where that does not say."""
+"""How a score was measured, from its contract; missing fields are unknown."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _FIELDS: dict[str, Any] = {
     ("name", "shots", "whole"),
     [("piqa", 0, True), ("piqa_acc_norm", 0, True), ("mmlu_a", 5, False), ("mmlu", 5, False), ("all", None, True)],
 )
-def test_a_score_is_measured_as_its_task_or_the_tasks_of_its_group(name: str, shots: int | None, whole: bool) -> None:
-    found = of_score(_FIELDS, name)
-    assert (found.shots, found.limit, found.whole, found.data is not None) == (shots, 40, whole, True)
+def test_a_score_has_the_conditions_of_its_tasks(name: str, shots: int | None, whole: bool) -> None:
+    how = of_score(_FIELDS, name)
+    assert (how.shots, how.limit, how.whole, how.data is not None) == (shots, 40, whole, True)
 
 
-def test_without_a_limit_all_items_were_asked_for() -> None:
+def test_without_a_limit_all_items_are_used() -> None:
     assert of_score({**_FIELDS, "limit": None}, "mmlu").whole is True
 
 
 @pytest.mark.parametrize("fields", [None, {}, {"tasks": {"mmlu_a": _task(5, 100)}}])
-def test_what_a_contract_does_not_say_is_unknown(fields: dict[str, Any] | None) -> None:
+def test_missing_fields_of_a_contract_are_unknown(fields: dict[str, Any] | None) -> None:
     """Contracts of older releases name no groups."""
     assert of_score(fields, "mmlu") == Conditions()
 
 
-def test_data_that_were_no_files_are_unknown() -> None:
+def test_datasets_without_files_are_unknown() -> None:
     assert of_score({"tasks": {"piqa": _task(0, 30, datasets={})}}, "piqa").data is None
 
 
-def test_held_out_text_has_a_hash_of_its_own_and_no_shots() -> None:
+def test_held_out_text_has_its_own_hash_and_no_shots() -> None:
     assert of_score(_FIELDS, "validation_loss") == Conditions(whole=True, data="cd" * 32)
 
 
-def test_a_mean_is_known_as_far_as_its_parts_are() -> None:
+def test_a_mean_has_only_the_conditions_that_its_parts_share() -> None:
     known = Conditions(shots=5, whole=True, data="a")
     assert of_mean([known]) == known
     both = of_mean([known, Conditions(shots=0, whole=False, data="b")])

@@ -1,4 +1,4 @@
-"""Where the time of made-up journals went: every second once, under its right name."""
+"""Goodput, cost and checkpoint intervals of made-up journals."""
 
 from __future__ import annotations
 
@@ -8,244 +8,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema import BackendConfig, CheckpointConfig, ClusterConfig, Config
+from conf.schema import Config
 from hlatctl.plan.checkpoint_interval import least_time_between_failures_s
 from hlatctl.report.goodput import Goodput, facts, label, measure_goodput, time_table
-from hlatctl.run.journal import Event
-
-CONFIG = Config(
-    cluster=ClusterConfig(nodes=2, processes_per_node=4, price_usd_per_node_hour=36.0),
-    checkpoint=CheckpointConfig(every_steps=2),
-    backend=BackendConfig(device="cuda"),
-)
-
-
-class Journal:
-    """Events at times that the test names."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def add(self, time_s: float, kind: str, *, writer: str = "flow", attempt: int = 0, **fields: Any) -> None:
-        head = {"v": 1, "seq": len(self.events) + 1, "time_unix_s": 1e9 + time_s, "attempt": attempt, "kind": kind}
-        self.events.append({**head, "writer": writer, **fields})
-
-    def train(self, time_s: float, kind: str, attempt: int = 1, **fields: Any) -> None:
-        self.add(time_s, kind, writer="train-rank00000", attempt=attempt, **fields)
-
-    def step(self, time_s: float, step: int, attempt: int = 1, step_s: float = 10.0, data_wait_s: float = 0.0) -> None:
-        self.train(time_s, "step", attempt, step=step, tokens=step, step_s=step_s, data_wait_s=data_wait_s)
-
-    def start(self, time_s: float, attempt: int = 1, resumed_from_step: int = 0) -> None:
-        self.add(time_s, "attempt_started", attempt=attempt, handle={})
-        self.train(time_s + 5, "train_started", attempt, resumed_from_step=resumed_from_step)
-
-    def end(self, time_s: float, cause: str, decision: str = "", attempt: int = 1) -> None:
-        self.add(time_s, "attempt_ended", attempt=attempt, cause=cause, decision=decision)
-
-    def saved(self, time_s: float, step: int, attempt: int = 1, **fields: float) -> None:
-        self.train(time_s, "checkpoint_written", attempt, step=step, **fields)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        return measure_goodput(self.events, CONFIG).seconds
-
-
-@pytest.fixture
-def journal() -> Journal:
-    """A run that its head has begun to drive, at 0."""
-    made = Journal()
-    made.add(0, "run_created", run_id="made-up")
-    made.add(0, "head_started", pid=1)
-    return made
-
-
-def test_an_undisturbed_run_is_split_into_what_it_did(journal: Journal) -> None:
-    journal.add(1, "stage_started", stage="compile")
-    journal.add(41, "stage_finished", stage="compile", wall_s=40)
-    journal.add(41, "stage_started", stage="warm_cache")
-    journal.add(43, "stage_finished", stage="warm_cache", wall_s=2)
-    journal.start(44)
-    journal.step(60, 1)
-    journal.step(70, 2, data_wait_s=3.0)
-    journal.saved(74, 2, wall_s=4.0)
-    journal.step(84, 3)
-    journal.train(85, "train_stopped", step=3, reason="finished")
-    journal.add(85.5, "milestone", milestone_tokens=3, step=3)
-    journal.end(86, "finished")
-    journal.add(87, "eval_started", writer="eval-3", milestone_tokens=3, step=3)
-    journal.add(97, "eval_finished", writer="eval-3", milestone_tokens=3, step=3)
-    journal.add(98, "run_finished", outcome="finished")
-    assert journal.seconds == {
-        "productive": 27.0,
-        "data_wait": 3.0,
-        "checkpoint_stall": 4.0,
-        "between_steps": 1.0,
-        "compile": 40.0,
-        "warm_cache": 2.0,
-        "start": 6.0,
-        "end": 0.5,
-        "evaluation_wait": 11.5,
-        "head": 3.0,
-    }
-
-
-def interrupted(journal: Journal, cause: str = "killed", decision: str = "restart") -> None:
-    """Steps 1 to 4 in attempt 1, a checkpoint after 2; attempt 2 goes on from there to step 5."""
-    journal.start(10)
-    for step in (1, 2):
-        journal.step(10 + 10 * step, step, step_s=5.0)
-    journal.saved(31, 2, wall_s=1.0)
-    for step in (3, 4):
-        journal.step(11 + 10 * step, step)
-    journal.end(53, cause, decision)
-    journal.start(60, attempt=2, resumed_from_step=2)
-    for step in (3, 4, 5):
-        journal.step(50 + 10 * step, step, attempt=2)
-
-
-@pytest.mark.parametrize("cause", ["killed", "hang", "a cause that comes next year"])
-def test_what_a_restart_costs_is_booked_under_its_cause(journal: Journal, cause: str) -> None:
-    interrupted(journal, cause)
-    assert journal.seconds == {
-        "productive": 40.0,
-        "checkpoint_stall": 1.0,
-        "between_steps": 5.0,
-        "lost": 20.0,
-        "start": 5.0,
-        f"restart:{cause}": 19.0,
-        "head": 10.0,
-    }
-
-
-def test_steps_are_lost_only_once_they_are_redone(journal: Journal) -> None:
-    interrupted(journal)
-    before = journal.events[: [event["kind"] for event in journal.events].index("attempt_ended")]
-    assert "lost" not in measure_goodput(before, CONFIG).seconds
-
-
-def test_an_attempt_that_makes_no_step_adds_its_own_cause(journal: Journal) -> None:
-    interrupted(journal)
-    journal.end(103, "crashed", "restart", attempt=2)
-    journal.start(110, attempt=3, resumed_from_step=2)
-    journal.end(120, "out_of_memory", "restart", attempt=3)
-    journal.start(130, attempt=4, resumed_from_step=2)
-    journal.step(150, 3, attempt=4)
-    seconds = journal.seconds
-    assert seconds["restart:crashed"] == 15.0
-    assert seconds["restart:out_of_memory"] == 25.0
-
-
-def test_time_without_a_head_is_idle_unless_training_goes_on(journal: Journal) -> None:
-    journal.start(10)
-    journal.step(30, 1)
-    journal.step(40, 2)
-    # The head is killed at some time and comes back at 55, while steps go on; then all of it dies, until 500.
-    journal.step(50, 3)
-    journal.add(55, "head_started", pid=2)
-    journal.step(60, 4)
-    journal.add(500, "head_started", pid=3)
-    journal.end(502, "lost", "restart")
-    journal.start(503, attempt=2, resumed_from_step=0)
-    journal.step(518, 1, attempt=2)
-    seconds = journal.seconds
-    assert seconds["idle"] == 440.0
-    assert seconds["lost"] == 40.0
-    assert seconds["restart:lost"] == 8.0
-    assert "between_steps" not in seconds
-
-
-def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
-    journal.start(10)
-    journal.step(30, 1)
-    journal.add(31, "stop_requested", writer="operator")
-    journal.saved(33, 1, wall_s=2.0)
-    journal.train(33, "train_stopped", step=1, reason="stop")
-    journal.end(34, "stopped", "stop")
-    journal.add(35, "run_finished", outcome="stopped")
-    journal.add(35, "stage_started", stage="report")
-    journal.add(36, "stage_finished", stage="report")
-    journal.add(36036, "head_started", pid=2)
-    journal.add(36037, "stage_started", stage="preflight")
-    journal.add(36040, "stage_finished", stage="preflight")
-    journal.start(36040, attempt=2, resumed_from_step=1)
-    journal.step(36055, 2, attempt=2)
-    assert journal.seconds == {
-        "productive": 20.0,
-        "checkpoint_stall": 2.0,
-        "between_steps": 1.0,
-        "start": 10.0,
-        "restart:stopped": 6.0,
-        "report": 1.0,
-        "preflight": 3.0,
-        "head": 12.0,
-        "idle": 36000.0,
-    }
-    found = measure_goodput(journal.events, CONFIG)
-    assert found.checkpointing.failures == {}
-    assert found.ettr_fraction == pytest.approx(20 / 36045)
-
-
-def test_who_evaluates_a_finished_run_once_more_adds_nothing_to_it(journal: Journal) -> None:
-    journal.start(10)
-    journal.step(30, 1)
-    journal.end(34, "finished", "done")
-    journal.add(35, "run_finished", outcome="finished")
-    before = measure_goodput(journal.events, CONFIG)
-    journal.add(90_000, "eval_started", writer="eval-10")
-    assert measure_goodput(journal.events, CONFIG) == before
-    journal.add(90_035, "head_started", pid=2)
-    assert measure_goodput(journal.events, CONFIG).wall_s == 90_035.0, "driven again it is"
-
-
-def test_an_asynchronous_save_stalls_where_it_began_and_only_so_long(journal: Journal) -> None:
-    journal.start(10)
-    for step, time_s in ((1, 30.0), (2, 40.0), (3, 51.0), (4, 61.0)):
-        journal.step(time_s, step)
-        if step == 3:
-            journal.saved(58, 2, wall_s=18.0, stall_s=0.75)  # written beside step 4
-    seconds = journal.seconds
-    assert (seconds["productive"], seconds["checkpoint_stall"]) == (40.0, 0.75)
-    assert seconds["between_steps"] == 0.25
-    assert measure_goodput(journal.events, CONFIG).checkpointing.save_s == 0.75
-
-
-@pytest.mark.parametrize(("misses", "category"), [(0, "start"), (4, "compile")])
-def test_what_a_first_step_takes_beyond_the_others_is_no_training(journal: Journal, misses: int, category: str) -> None:
-    journal.start(10)
-    journal.step(60, 1, step_s=45.0)
-    journal.train(60, "compile_cache", hits=4 - misses, misses=misses, wall_s=45.0)
-    journal.step(70, 2)
-    journal.step(80, 3)
-    seconds = journal.seconds
-    assert seconds["productive"] == 30.0
-    assert seconds[category] == (40.0 if category == "start" else 35.0)
+from tests.hlatctl.report.made_up import CONFIG, Journal, interrupted, journal  # noqa: F401
 
 
 def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
     interrupted(journal)
-    found = measure_goodput(journal.events, CONFIG)
-    assert (found.wall_s, found.training_s, found.up_s) == (100.0, 90.0, 66.0)
-    assert found.uptime_fraction == pytest.approx(66 / 90)
-    assert found.ettr_fraction == pytest.approx(40 / 90)
-    assert found.process_hours == pytest.approx(8 * 100 / 3600)
-    assert found.cost_usd == pytest.approx(2 * 36.0 * 100 / 3600)
-    header, rows = time_table(found)
-    assert header == ["where it went", "time", "share", "USD"]
+    goodput = measure_goodput(journal.events, CONFIG)
+    assert (goodput.wall_s, goodput.training_s, goodput.up_s) == (100.0, 90.0, 66.0)
+    assert goodput.uptime_fraction == pytest.approx(66 / 90)
+    assert goodput.ettr_fraction == pytest.approx(40 / 90)
+    assert goodput.process_hours == pytest.approx(8 * 100 / 3600)
+    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 100 / 3600)
+    header, rows = time_table(goodput)
+    assert header == ["category", "time", "share", "USD"]
     assert rows[0] == ["productive steps", "40 s", "40.0 %", "0.80"]
     assert rows[-1] == ["wall time", "1 min 40 s", "100.0 %", "2.00"]
-    assert dict(facts(found))["accelerator-hours"] == "0.22"
+    assert dict(facts(goodput))["accelerator-hours"] == "0.22"
 
 
-def test_without_a_price_nothing_costs_and_processors_are_no_accelerators(journal: Journal) -> None:
+def test_without_a_price_there_is_no_cost_and_cpus_are_not_accelerators(journal: Journal) -> None:
     interrupted(journal)
-    found = measure_goodput(journal.events, Config())
-    assert found.cost_usd is None
-    assert time_table(found)[0] == ["where it went", "time", "share"]
-    assert {"cost", "accelerator-hours"}.isdisjoint(dict(facts(found)))
+    goodput = measure_goodput(journal.events, Config())
+    assert goodput.cost_usd is None
+    assert time_table(goodput)[0] == ["category", "time", "share"]
+    assert {"cost", "accelerator-hours"}.isdisjoint(dict(facts(goodput)))
 
 
-def test_the_interval_follows_from_measured_saves_and_failures(journal: Journal) -> None:
+def test_the_best_interval_follows_from_saves_and_failures(journal: Journal) -> None:
     interrupted(journal)
     checkpointing = measure_goodput(journal.events, CONFIG).checkpointing
     assert checkpointing.failures == {"killed": 1}
@@ -253,27 +45,27 @@ def test_the_interval_follows_from_measured_saves_and_failures(journal: Journal)
     assert checkpointing.young_s == pytest.approx((2 * 66.0) ** 0.5)
     assert checkpointing.every_s == 20.0
     assert checkpointing.daly_steps == 1
-    told = dict(facts(measure_goodput(journal.events, CONFIG)))
-    assert told["failures"] == "1 killed, in 1 min 6 s of training: one in 1 min 6 s"
-    assert told["checkpoints by Daly"] == "every 11 s, 1 step"
+    texts = dict(facts(measure_goodput(journal.events, CONFIG)))
+    assert texts["failures"] == "1 killed, in 1 min 6 s of training: one in 1 min 6 s"
+    assert texts["best interval (Daly)"] == "every 11 s, 1 step"
 
 
-def test_without_a_failure_there_is_a_bound_and_no_interval(journal: Journal) -> None:
+def test_without_a_failure_there_is_a_bound_and_no_best_interval(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)
     journal.saved(31, 1, wall_s=1.0)
-    found = measure_goodput(journal.events, CONFIG)
-    assert found.checkpointing.young_s is None
-    assert found.checkpointing.least_time_between_failures_s == least_time_between_failures_s(found.up_s)
-    told = dict(facts(found))
-    assert told["failures"] == "none in 11 s of training: with 95 % confidence less than one in 3.7 s"
-    assert not any("Daly" in name or "Young" in name for name in told)
+    goodput = measure_goodput(journal.events, CONFIG)
+    assert goodput.checkpointing.young_s is None
+    assert goodput.checkpointing.least_time_between_failures_s == least_time_between_failures_s(goodput.up_s)
+    texts = dict(facts(goodput))
+    assert texts["failures"] == "none in 11 s of training: with 95 % confidence less than one in 3.7 s"
+    assert not any("Daly" in name or "Young" in name for name in texts)
 
 
-def test_who_was_asked_to_stop_or_saved_in_time_has_not_failed(journal: Journal) -> None:
+def test_attempts_that_saved_or_were_asked_to_stop_are_not_failures(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)
-    journal.train(31, "train_stopped", step=1, reason="stop")  # preempted: nobody asked, nothing is lost
+    journal.train(31, "train_stopped", step=1, reason="stop")  # preempted: no request to stop, nothing lost
     journal.end(32, "preempted", "restart")
     journal.start(40, attempt=2, resumed_from_step=1)
     journal.step(60, 2, attempt=2)
@@ -282,13 +74,13 @@ def test_who_was_asked_to_stop_or_saved_in_time_has_not_failed(journal: Journal)
     assert measure_goodput(journal.events, CONFIG).checkpointing.failures == {}
 
 
-def test_a_journal_without_anything_has_an_empty_ledger() -> None:
-    found = measure_goodput([], CONFIG)
-    assert (found.wall_s, found.seconds, found.uptime_fraction, found.cost_usd) == (0.0, {}, None, 0.0)
-    assert time_table(found)[1] == [["wall time", "0.0 s", "0.0 %", "0.00"]]
+def test_an_empty_journal_has_no_time() -> None:
+    goodput = measure_goodput([], CONFIG)
+    assert (goodput.wall_s, goodput.seconds, goodput.uptime_fraction, goodput.cost_usd) == (0.0, {}, None, 0.0)
+    assert time_table(goodput)[1] == [["wall time", "0.0 s", "0.0 %", "0.00"]]
 
 
-def test_labels_read_well() -> None:
+def test_labels_of_categories() -> None:
     assert [label(name) for name in ("lost", "restart:out_of_memory", "warm_cache", "a_new_stage")] == [
         "lost steps (redone)",
         "restart: out_of_memory",
@@ -340,7 +132,7 @@ _FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-#: Any event, with any of the fields, so long after the one before it.
+#: Seconds since the previous event, kind, attempt, writer, fields.
 _EVENTS = st.tuples(
     st.sampled_from([0.0, 1e-6, 0.3, 7.0, 3600.0, -2.0]),
     st.sampled_from(_KINDS),
@@ -350,14 +142,14 @@ _EVENTS = st.tuples(
 )
 
 
-def check(found: Goodput) -> None:
-    """Whatever the journal: every second is somewhere, once."""
-    assert all(seconds > 0 for seconds in found.seconds.values())
-    microseconds = sum(round(seconds * 1e6) for seconds in found.seconds.values())
-    assert microseconds == round(found.wall_s * 1e6)
-    for fraction in (found.ettr_fraction, found.uptime_fraction):
+def check(goodput: Goodput) -> None:
+    """Check that every second belongs to one category."""
+    assert all(seconds > 0 for seconds in goodput.seconds.values())
+    microseconds = sum(round(seconds * 1e6) for seconds in goodput.seconds.values())
+    assert microseconds == round(goodput.wall_s * 1e6)
+    for fraction in (goodput.ettr_fraction, goodput.uptime_fraction):
         assert fraction is None or 0 <= fraction <= 1 + 1e-9
-    assert found.training_s <= found.wall_s
+    assert goodput.training_s <= goodput.wall_s
 
 
 @settings(deadline=None)
@@ -372,9 +164,9 @@ def test_categories_of_any_journal_add_up_to_its_wall_time(
     check(measure_goodput(made.events, CONFIG))
 
 
-def test_every_beginning_of_a_journal_has_a_ledger_that_grows(journal: Journal) -> None:
+def test_the_time_of_longer_prefixes_of_a_journal_grows(journal: Journal) -> None:
     interrupted(journal)
-    found = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
-    for one in found:
+    prefixes = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
+    for one in prefixes:
         check(one)
-    assert [one.wall_s for one in found] == sorted(one.wall_s for one in found)
+    assert [one.wall_s for one in prefixes] == sorted(one.wall_s for one in prefixes)

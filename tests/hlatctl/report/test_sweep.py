@@ -1,4 +1,4 @@
-"""A sweep's arms in numbers: means over seeds, the best first in either direction, what was saved."""
+"""A sweep's arms: means over seeds, order, saved hours."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ def test_arms_have_means_and_standard_errors_and_the_best_comes_first() -> None:
     assert best(SweepState()) is None
 
 
-def test_rows_and_facts_tell_states_hours_and_what_was_saved() -> None:
-    found = state("min")
-    assert header(found) == ["arm", "seed", "loss", "off the best", "trials", "hours", "saved", "how"]
-    assert rows(found) == [
+def test_rows_and_facts_have_statuses_and_hours() -> None:
+    sweep = state("min")
+    assert header(sweep) == ["arm", "seed", "loss", "difference from best", "trials", "hours", "saved", "status"]
+    assert rows(sweep) == [
         ["1", "1", "3.0000", "–", "2", "4", "0", "1 finished, 1 failed at 1M"],
         ["0", "0", "4.5000 ± 0.5000", "+1.5000 ± 0.5000", "2", "4", "0", "2 finished"],
         ["2", "2", "–", "–", "1", "2", "1.5", "diverged at 1M"],
     ]
-    assert ("saved", "1.5 process-hours by ending trials early") in facts(found)
-    assert ("trials", "5 of 6 ended") in facts(found)
-    assert ("best", "seed=1: 3.0000") in facts(found)
+    assert ("saved", "1.5 process-hours by ending trials early") in facts(sweep)
+    assert ("trials", "5 of 6 ended") in facts(sweep)
+    assert ("best", "seed=1: 3.0000") in facts(sweep)
 
 
 def test_arms_are_compared_seed_by_seed() -> None:
-    """Seeds differ by 1, arms by a tenth of that: what the seeds share must not hide it."""
-    found = state("min")
-    found.trials = {}
+    """Seeds differ by 1 and arms by 0.1: differences between seeds must not hide those between arms."""
+    sweep = state("min")
+    sweep.trials = {}
     values = [(0, 1, 3.0), (0, 2, 4.0), (0, 3, 5.0), (1, 1, 3.1), (1, 2, 4.12), (1, 4, 9.0)]
     for number, (arm, seed, value) in enumerate(values):
-        found.trials[number] = trial(number, arm, "finished", value)
-        found.trials[number].seed = seed
-    first, second = arms(found)
+        sweep.trials[number] = trial(number, arm, "finished", value)
+        sweep.trials[number].seed = seed
+    first, second = arms(sweep)
     assert distance(second, first) == pytest.approx((0.11, 0.01))
-    assert rows(found)[1][3] == "+0.1100 ± 0.0100"
+    assert rows(sweep)[1][3] == "+0.1100 ± 0.0100"
     second.trials[:] = second.trials[2:]
     assert distance(second, first) is None, "no seed in common"

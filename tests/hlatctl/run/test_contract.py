@@ -1,4 +1,4 @@
-"""The frozen contract of a run: what is recorded, what is refused, and in which words."""
+"""The contracts of a run: what is recorded, what is refused, and the errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_another_contract_is_refused_with_its_first_difference(
     assert contract.recorded(run) == [_FIRST]
 
 
-def test_another_contract_is_admitted_when_it_is_asked_for_and_then_known(run: RunPaths) -> None:
+def test_another_contract_is_accepted_on_request_and_then_recorded(run: RunPaths) -> None:
     other = _changed(limit=10)
     contract.admit(run, _FIRST)
     assert contract.check(run, other, new=True) == 1
@@ -76,7 +76,7 @@ def test_another_contract_is_admitted_when_it_is_asked_for_and_then_known(run: R
     assert contract.results_folder(other, 1) == f"contract-{contract.digest(other)[:12]}"
 
 
-def test_a_contract_of_an_older_release_is_refused_by_what_it_did_not_record_and_admitted_when_asked_for(
+def test_a_contract_of_an_older_release_is_refused_for_its_missing_fields_and_accepted_on_request(
     run: RunPaths,
 ) -> None:
     later = {"versions": {"lm_eval": "0.4.13"}, "source": {"lm_eval": "ab" * 32}, **_changed(limit=10)}
@@ -107,7 +107,7 @@ def test_the_held_out_text_changes_only_the_contract_of_its_own_scores() -> None
 def test_a_damaged_record_is_refused_rather_than_replaced(run: RunPaths, content: str) -> None:
     run.evals.mkdir(parents=True)
     run.contract.write_text(content, encoding="utf-8")
-    with pytest.raises(EvaluationError, match=r"contract\.json: can't be read \(.*\), so nobody knows"):
+    with pytest.raises(EvaluationError, match=r"contract\.json: can't be read \(.*\), so the contract"):
         contract.admit(run, _FIRST)
     assert run.contract.read_text(encoding="utf-8") == content
 

@@ -27,18 +27,18 @@ from hlatctl.run.errors import (
 )
 
 
-def test_every_error_has_its_own_exit_code_and_the_docstring_tells_it() -> None:
-    told = {name: int(code) for name, code in re.findall(r"(\w+Error) \((\d+)\)", errors.__doc__ or "")}
-    assert told == {name: error.exit_code for name, error in errors.error_types().items()}
-    assert len(set(told.values())) == len(told)
+def test_every_error_has_its_own_documented_exit_code() -> None:
+    documented = {name: int(code) for name, code in re.findall(r"(\w+Error) \((\d+)\)", errors.__doc__ or "")}
+    assert documented == {name: error.exit_code for name, error in errors.error_types().items()}
+    assert len(set(documented.values())) == len(documented)
 
 
 @pytest.mark.parametrize("error_type", errors.error_types().values())
 def test_an_error_crosses_processes_unchanged(tmp_path: Path, error_type: type[HlatctlError]) -> None:
-    dump_error(error_type("data.path=/x: é\nnot there", hint="mend it", code=DISK_FULL), tmp_path / "e.json")
+    dump_error(error_type("data.path=/x: é\nnot there", hint="fix it", code=DISK_FULL), tmp_path / "e.json")
     loaded = load_error(tmp_path / "e.json")
     assert type(loaded) is error_type
-    assert (loaded.message, loaded.hint, loaded.code) == ("data.path=/x: é\nnot there", "mend it", DISK_FULL)
+    assert (loaded.message, loaded.hint, loaded.code) == ("data.path=/x: é\nnot there", "fix it", DISK_FULL)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_a_full_disk_is_recognized_by_its_number_or_by_the_text_of_the_system(er
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"type": "SystemExit", "message": "x", "hint": ""}'])
-def test_what_is_no_error_file_loads_as_none(tmp_path: Path, text: str) -> None:
+def test_a_file_without_an_error_loads_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "e.json").write_text(text, encoding="utf-8")
     assert load_error(tmp_path / "e.json") is None
     assert load_error(tmp_path / "missing.json") is None
 
 
-def test_a_process_says_its_error_in_two_lines_and_leaves_it_for_its_parent(
+def test_a_process_prints_its_error_in_two_lines_and_writes_it_for_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> int:
@@ -97,7 +97,7 @@ def test_a_process_says_its_error_in_two_lines_and_leaves_it_for_its_parent(
     assert isinstance(load_error(tmp_path / "e.json"), DataError)
 
 
-def test_a_process_without_a_parent_that_asks_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_writes_no_error_file_unless_its_parent_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> int:
         raise ConfigError("x")
 

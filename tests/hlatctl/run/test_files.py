@@ -1,34 +1,17 @@
-"""Files that are written whole or not at all; provenance without secrets."""
+"""Sealed files, permissions, and provenance without secrets."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from hlatctl.run import files, provenance
+from hlatctl.run import provenance
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.json"
-    files.write_json(path, {"old": 1})
-
-    def fail(descriptor: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        files.write_json(path, {"new": 2})
-    assert files.read_json(path) == {"old": 1}
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_provenance_tells_commit_and_difference_but_no_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_provenance_has_commit_and_changes_but_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "a-secret-value")
     record = provenance.collect(["hlatctl", "train"], tmp_path)
     assert record["argv"] == ["hlatctl", "train"]

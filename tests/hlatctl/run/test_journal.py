@@ -76,7 +76,7 @@ class _FullDisk(io.FileIO):
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=12))
-def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(room: list[int]) -> None:
+def test_events_that_do_not_fit_on_a_full_disk_are_written_when_there_is_space(room: list[int]) -> None:
     with TemporaryDirectory() as folder:
         run = RunPaths(Path(folder) / "r")
         with JournalWriter(run, "flow") as journal:
@@ -150,7 +150,7 @@ def test_a_reader_in_the_middle_of_a_write_gets_the_event_later_and_once(cut: in
         assert tail.read_new() == []
 
 
-def test_a_tail_goes_on_from_kept_offsets_and_finds_new_writers(tmp_path: Path) -> None:
+def test_a_tail_continues_from_saved_offsets_and_finds_new_writers(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "r")
     write(run, "flow", ("a", {}))
     tail = JournalTail(run)
@@ -218,7 +218,7 @@ def test_a_damaged_line_is_left_out_with_a_warning(tmp_path: Path, line: bytes) 
     write(run, "flow", ("last", {}))
     events = read_events(run)
     assert kinds(events) == ["first", "warning", "last"]
-    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is left out, after event 1"]
+    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is ignored, after event 1"]
 
 
 def test_a_file_that_begins_with_damaged_lines_has_one_warning_for_them(tmp_path: Path) -> None:
@@ -227,12 +227,12 @@ def test_a_file_that_begins_with_damaged_lines_has_one_warning_for_them(tmp_path
     path = run.journal / "flow.jsonl"
     path.write_bytes(b"rubbish\n\x00\n" + path.read_bytes())
     events = read_events(run)
-    assert fold(events).warnings == ["journal/flow.jsonl: 2 damaged lines are left out, at its beginning"]
+    assert fold(events).warnings == ["journal/flow.jsonl: 2 damaged lines are ignored, at its beginning"]
     assert events[0]["time_unix_s"] == events[1]["time_unix_s"], "a warning makes no run longer"
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_what_is_no_file_in_the_journal_is_left_out_with_one_warning(
+def test_a_journal_file_that_is_not_regular_is_ignored_with_one_warning(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     run = RunPaths(tmp_path / "r")
@@ -241,11 +241,11 @@ def test_what_is_no_file_in_the_journal_is_left_out_with_one_warning(
     tail = JournalTail(run)
     events = tail.read_new()
     assert sorted(kinds(events)) == ["first", "warning"]
-    assert fold(events).warnings == ["journal/x.jsonl: is not a regular file, left out"]
+    assert fold(events).warnings == ["journal/x.jsonl: is not a regular file, ignored"]
     assert tail.read_new() == []
 
 
-def test_what_is_no_file_is_not_written_to(tmp_path: Path) -> None:
+def test_a_journal_file_that_is_not_regular_is_not_written_to(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "r")
     run.journal.mkdir(parents=True)
     os.mkfifo(run.journal / "flow.jsonl")
@@ -253,7 +253,7 @@ def test_what_is_no_file_is_not_written_to(tmp_path: Path) -> None:
         JournalWriter(run, "flow")
 
 
-def test_numbers_that_json_can_not_hold_come_back_as_numbers(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_read_back_as_numbers(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "r")
     write(run, "train-rank00000", ("step", {"step": 1, "loss": float("nan"), "grad_norm": float("-inf"), "lr": 0.1}))
     text = (run.journal / "train-rank00000.jsonl").read_text(encoding="utf-8")
@@ -267,7 +267,7 @@ def test_numbers_that_json_can_not_hold_come_back_as_numbers(tmp_path: Path) -> 
 
 def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "r")
-    with JournalWriter(run, "flow"), pytest.raises(RunBusyError, match="another process writes this journal"):
+    with JournalWriter(run, "flow"), pytest.raises(RunBusyError, match="another process is writing this journal"):
         JournalWriter(run, "flow")
     write(run, "flow", ("free again", {}))
 

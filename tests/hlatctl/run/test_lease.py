@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path / "r")
 
 
-def test_nobody_drives_a_run_that_nobody_drives(run: RunPaths) -> None:
+def test_a_run_without_a_driver_has_no_driver_pid(run: RunPaths) -> None:
     assert driver_pid(run) is None
     with hold_driver(run):
         pass
@@ -65,7 +65,7 @@ def test_nobody_drives_a_run_that_nobody_drives(run: RunPaths) -> None:
 def test_the_driver_is_known_and_a_second_one_is_refused(run: RunPaths) -> None:
     with holder(run) as process:
         assert driver_pid(run) == process.pid
-        with pytest.raises(RunBusyError, match=f"process {process.pid} drives it already"), hold_driver(run):
+        with pytest.raises(RunBusyError, match=f"process {process.pid} is already driving it"), hold_driver(run):
             pass
 
 
@@ -80,18 +80,18 @@ def test_a_driver_that_is_killed_never_looks_alive(run: RunPaths) -> None:
 
 def test_whoever_finds_a_lease_taken_learns_who_has_it_and_gets_it_when_that_one_is_done(tmp_path: Path) -> None:
     path = tmp_path / "made on demand" / "lease"
-    told: list[Holder] = []
-    first = hold(path, told.append)
+    holders: list[Holder] = []
+    first = hold(path, holders.append)
 
     def wait(holder: Holder) -> None:
-        told.append(holder)
+        holders.append(holder)
         first.__exit__(None, None, None)
 
     assert holder_of(path) is None
     first.__enter__()
     assert holder_of(path) == holder_of(path)
     with hold(path, wait):
-        (holder,) = told
+        (holder,) = holders
         assert (holder.pid, holder.host) == (os.getpid(), platform.node())
         assert str(holder) == f"process {os.getpid()} on {platform.node()}"
         assert 0 <= time.time() - holder.since_unix_s < 60
@@ -100,14 +100,14 @@ def test_whoever_finds_a_lease_taken_learns_who_has_it_and_gets_it_when_that_one
 
 
 def test_a_lease_whose_file_says_nothing_counts_all_the_same(tmp_path: Path) -> None:
-    path, told = tmp_path / "lease", []
+    path, holders = tmp_path / "lease", []
 
     def give_up(holder: Holder) -> None:
-        told.append(holder)
+        holders.append(holder)
         raise RunBusyError("taken")
 
     with hold(path, give_up):
         path.write_text("nonsense", encoding="utf-8")
         with pytest.raises(RunBusyError, match="taken"), hold(path, give_up):
             pass
-    assert [str(holder) for holder in told] == ["process ? on an unknown host"]
+    assert [str(holder) for holder in holders] == ["process ? on an unknown host"]

@@ -1,4 +1,4 @@
-"""Manifests: a checkpoint is valid whole, and whatever is damaged in it is found and named."""
+"""Manifests: a complete checkpoint is valid, and an error names every kind of damage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checkpoint(root: Path, step: int = 7) -> Path:
     return folder
 
 
-def test_a_whole_checkpoint_is_valid(tmp_path: Path) -> None:
+def test_a_complete_checkpoint_is_valid(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     assert why_invalid(folder) is None
     manifest = read_manifest(folder)
@@ -57,7 +57,7 @@ def test_any_damaged_file_is_found_and_named(name: str, where: int, how: str) ->
         assert reason.startswith(f"{name}: ")
 
 
-def test_a_flipped_bit_escapes_only_where_checksums_are_not_asked_for(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_missed_only_without_checksums(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     path = folder / "model.safetensors"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
@@ -110,9 +110,9 @@ def test_a_manifest_that_is_no_file_is_an_error_and_never_waited_for(
 
 def test_a_manifest_that_says_something_else_than_was_written_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path) / MANIFEST
-    for told, other in (('"tokens": 70', '"tokens": 71'), ('"data_parallel_size": 2', '"data_parallel_size": 3')):
+    for original, other in (('"tokens": 70', '"tokens": 71'), ('"data_parallel_size": 2', '"data_parallel_size": 3')):
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(told, other), encoding="utf-8")
+        path.write_text(text.replace(original, other), encoding="utf-8")
         assert str(why_invalid(path.parent)).endswith("unreadable manifest (its own checksum differs)")
         path.write_text(text, encoding="utf-8")
     assert why_invalid(path.parent) is None

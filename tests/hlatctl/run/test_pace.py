@@ -1,4 +1,4 @@
-"""Pace: what is still to come is told from recent steps and answers, never from a start that was slow."""
+"""Pace: the remaining time is computed from recent steps and answers, not from a slow start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_steps_that_compile_do_not_count() -> None:
     assert training_left_s(fold(attempt(1, 0, times_s)), 100) == 96.0
 
 
-def test_after_a_restart_the_steps_before_it_tell_the_pace() -> None:
+def test_after_a_restart_earlier_steps_give_the_pace() -> None:
     restarted = [*attempt(1, 0, [60.0, 60.0, 2.0, 2.0, 2.0]), *attempt(2, 5, [60.0, 60.0])]
     assert seconds_per_step(fold(restarted)) == 2.0
 
@@ -53,9 +53,9 @@ def progress(*counts: tuple[float, int]) -> EvaluationProgress:
         event("eval_task_started", **common, task="gsm8k"),
         *(event("eval_progress", **common, time_unix_s=at, task="gsm8k", done=done, total=40) for at, done in counts),
     ]
-    found = fold(events).milestones[10].progress
-    assert found is not None
-    return found
+    progress = fold(events).milestones[10].progress
+    assert progress is not None
+    return progress
 
 
 def test_the_first_answer_waits_for_the_model_and_is_no_pace() -> None:

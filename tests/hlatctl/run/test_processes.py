@@ -33,9 +33,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _identity(process: subprocess.Popen[bytes]) -> processes.Identity:
-    found = processes.identify(process.pid)
-    assert found
-    return found
+    identity = processes.identify(process.pid)
+    assert identity
+    return identity
 
 
 def test_root_signals_no_process_of_another_user() -> None:
@@ -97,7 +97,7 @@ def test_another_users_process_is_an_error_that_names_it(sleeper: subprocess.Pop
 
 
 @_LINUX
-def test_the_processes_of_a_job_are_found_by_its_token_wherever_they_have_gone() -> None:
+def test_the_processes_of_a_job_are_found_by_its_token_in_any_session() -> None:
     env = {**os.environ, processes.JOB_ENV: "token-of-this-test"}
     with _start(env=env, start_new_session=True) as one, _start(env={**env, processes.JOB_ENV: "another"}) as other:
         assert processes.of_job("token-of-this-test") == [_identity(one)]

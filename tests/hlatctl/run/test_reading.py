@@ -21,21 +21,21 @@ OUT_OF_RANGE = ["1e999", "-1e999", "9" * 5000, "9" * 400, str(2**64 + 1), "NaN",
 
 
 @pytest.mark.parametrize("content", BAD_JSON, ids=range(len(BAD_JSON)))
-def test_what_is_no_json_or_nested_too_deep_is_a_value_error(content: bytes) -> None:
+def test_invalid_or_deeply_nested_json_is_a_value_error(content: bytes) -> None:
     for any_number in (False, True):
         with pytest.raises(ValueError, match=r"."):
             parse_json(content, any_number=any_number)
 
 
 @pytest.mark.parametrize("text", OUT_OF_RANGE, ids=lambda text: text[:10])
-def test_a_number_that_nobody_counts_with_is_a_value_error(text: str) -> None:
+def test_a_number_out_of_range_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(f'{{"a": {text}}}')
 
 
 def test_files_of_other_programs_may_hold_such_numbers() -> None:
-    found = parse_json('{"model_max_length": 1000000000000000019884624838656, "a": 1e999}', any_number=True)
-    assert found == {"model_max_length": 1000000000000000019884624838656, "a": float("inf")}
+    value = parse_json('{"model_max_length": 1000000000000000019884624838656, "a": 1e999}', any_number=True)
+    assert value == {"model_max_length": 1000000000000000019884624838656, "a": float("inf")}
 
 
 @given(
@@ -48,12 +48,14 @@ def test_files_of_other_programs_may_hold_such_numbers() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_what_was_written_is_read_as_it_was(value: Any) -> None:
+def test_written_values_are_read_back_unchanged(value: Any) -> None:
     assert parse_json(json.dumps(value)) == value
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_what_is_no_file_is_an_error_and_never_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_file_that_is_not_regular_is_an_error_and_does_not_block(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     path = tmp_path / "a.json"
     make(path)
     with pytest.raises(OSError, match=r"."):

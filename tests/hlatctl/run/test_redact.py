@@ -1,4 +1,4 @@
-"""One rule says what a secret looks like, and masks it wherever text is written down as it was found."""
+"""Secrets are recognized, and masked in recorded text."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_an_id_that_begins_another_one_means_itself(tmp_path: Path) -> None:
     assert find_run(tmp_path, "run").run_id == "run"
 
 
-def test_what_is_not_found_names_the_nearest_run(tmp_path: Path) -> None:
+def test_an_unknown_run_gives_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError, match="there is no run in"):
         find_run(tmp_path, "latest")
     make(tmp_path, "quickstart-1", "quickstart-2")
@@ -96,9 +97,7 @@ def modes(*paths: Path) -> list[str]:
 @pytest.mark.parametrize("any_umask", [0, 0o022, 0o077], indirect=True)
 @pytest.mark.parametrize(("mode", "file_mode"), [(0o700, "0o600"), (0o750, "0o640"), (0o770, "0o660")])
 @pytest.mark.usefixtures("any_umask")
-def test_what_a_run_creates_is_for_whom_its_mode_says_whatever_the_umask(
-    tmp_path: Path, mode: int, file_mode: str
-) -> None:
+def test_the_files_of_a_run_have_its_mode_regardless_of_the_umask(tmp_path: Path, mode: int, file_mode: str) -> None:
     runs_dir = tmp_path / "new" / "runs"
     run = create_run(runs_dir, "one", "a: 1\n", mode)
     sweep = create_sweep(runs_dir, "two", "a: 1\n", mode)
@@ -114,8 +113,20 @@ def test_a_runs_folder_that_is_there_keeps_its_mode_and_new_runs_in_it_are_priva
     assert modes(create_run(tmp_path, "one", "").root, tmp_path) == ["0o700", "0o755"]
 
 
-def test_what_is_added_to_a_run_made_before_is_for_those_who_may_read_the_run(tmp_path: Path) -> None:
+def test_files_added_to_a_run_have_its_permissions(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with files.created_like(tmp_path):
         files.write_text(tmp_path / "new", "")
     assert modes(tmp_path / "new") == ["0o644"]
+
+
+def test_a_run_that_can_not_be_written_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match=r"runs_dir=.*No space left"):
+        create_run(tmp_path / "runs", "full", "a: 1\n")
+    assert not (tmp_path / "runs" / "full").exists()

@@ -11,8 +11,8 @@ def scores(*names: str) -> dict[str, dict[str, Any]]:
     return {name: {"metric": "acc", "value": 0.25, "stderr": None, "n": 4} for name in names}
 
 
-def test_a_figure_stands_for_its_tasks_and_a_first_metric_for_the_others() -> None:
-    found = [
+def test_a_group_summarizes_its_tasks_and_a_first_metric_the_others() -> None:
+    names = [
         "validation_bits_per_byte",
         "validation_loss",
         "mmlu_anatomy",
@@ -24,10 +24,10 @@ def test_a_figure_stands_for_its_tasks_and_a_first_metric_for_the_others() -> No
         "truthfulqa_mc1",
         "truthfulqa_mc2",
     ]
-    assert headlines(found) == ["validation_loss", "mmlu", "gsm8k", "piqa", "truthfulqa_mc1", "truthfulqa_mc2"]
+    assert headlines(names) == ["validation_loss", "mmlu", "gsm8k", "piqa", "truthfulqa_mc1", "truthfulqa_mc2"]
 
 
-def test_a_line_says_how_many_it_leaves_out() -> None:
+def test_a_line_has_the_number_of_scores_it_omits() -> None:
     assert in_words(scores("mmlu", "mmlu_anatomy", "mmlu_stem")) == "mmlu 0.250 (and 2 more)"
     assert in_words(scores("smoke_mmlu", "smoke_bbh")) == "smoke_mmlu 0.250, smoke_bbh 0.250"
     assert in_words({}) == ""

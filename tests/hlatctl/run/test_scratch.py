@@ -22,14 +22,14 @@ with private_folder("try", within=sys.argv[1]) as own:
 """
 
 
-def test_a_folder_is_private_and_gone_at_the_end(tmp_path: Path) -> None:
+def test_a_folder_is_private_and_removed_at_the_end(tmp_path: Path) -> None:
     with private_folder("try", within=os.fspath(tmp_path)) as own:
         (own.path / "file").touch()
         assert own.path.stat().st_mode & 0o777 == 0o700
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_leaves_is_removed_by_the_next_and_a_living_ones_is_not(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed_and_that_of_a_running_one_is_not(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", _OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout
         theirs = Path(owner.stdout.readline().strip())

@@ -1,4 +1,4 @@
-"""Folding: superseded steps, damaged events, and what a new head makes of an old outcome."""
+"""The state of a run: superseded steps, damaged events, and a new driver after an old outcome."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def test_spikes_of_superseded_steps_are_forgotten() -> None:
     assert [spike["step"] for spike in story.fold().spikes] == [2]
 
 
-def test_a_damaged_event_is_told_of_and_the_rest_counts() -> None:
+def test_a_damaged_event_gives_a_warning_and_the_others_count() -> None:
     story = Story().train(1, 0, 3, loss=1.0)
     story.add("step", 1, step="x", tokens=40).add("milestone", milestone_tokens=[]).add("step", 1, step=4)
     state = story.fold()
     assert state.step == 3
     assert state.warnings == [
-        "event test 6 (step): damaged, left out",
-        "event test 7 (milestone): damaged, left out",
-        "event test 8 (step): damaged, left out",
+        "event test 6 (step): damaged, ignored",
+        "event test 7 (milestone): damaged, ignored",
+        "event test 8 (step): damaged, ignored",
     ]
 
 
-def test_a_new_head_makes_an_old_outcome_history() -> None:
+def test_a_new_driver_resets_an_old_outcome() -> None:
     story = Story().add("run_created", run_id="r", simulated=True).add("head_started").add("stop_requested", by="me")
     story.add("run_finished", outcome="stopped", message="asked to")
     stopped = story.fold()
@@ -122,14 +122,14 @@ def test_a_milestone_keeps_the_contract_of_its_scores_and_survives_damaged_ones(
     assert story.fold().milestones[100].contract == "abc"
     state = story.add("eval_finished", milestone_tokens=100, step=10, scores=[1, 2]).fold()
     assert (state.milestones[100].scores, state.milestones[100].contract) == ({}, "abc")
-    assert state.warnings == ["event test 2 (eval_finished): damaged, left out"]
+    assert state.warnings == ["event test 2 (eval_finished): damaged, ignored"]
 
 
 def _scores(value: float) -> dict[str, Any]:
     return {"piqa": {"metric": "acc", "value": value, "stderr": 0.1, "n": 9}}
 
 
-def test_scores_under_another_contract_stand_apart_and_never_in_place_of_the_run_s_own() -> None:
+def test_scores_under_another_contract_never_replace_those_under_the_run_s_own() -> None:
     story = Story().add("milestone", milestone_tokens=10, step=1).add("milestone", milestone_tokens=20, step=2)
     story.add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1), contract="old")
     story.add("eval_started", milestone_tokens=10, step=1, contract="new", tasks=["piqa"])
@@ -157,7 +157,7 @@ def test_a_failure_under_another_contract_leaves_a_milestone_evaluated() -> None
     assert (milestone.status, milestone.message, milestone.last_failure) == ("evaluated", "", "no room")
 
 
-def test_progress_counts_what_an_earlier_try_had_answered_apart() -> None:
+def test_progress_counts_the_answers_of_an_earlier_try_separately() -> None:
     story = Story().add("milestone", milestone_tokens=10, step=1)
     story.add("eval_started", milestone_tokens=10, step=1, tasks=["piqa", "gsm8k"])
     story.add("eval_task_started", milestone_tokens=10, task="gsm8k")

@@ -1,4 +1,4 @@
-"""Folding a sweep's journal: what is damaged hides nothing else."""
+"""The state of a sweep: damaged events hide no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def asked(seq: int, trial: int) -> Event:
     return event(seq, "trial_asked", trial=trial, run_id=f"s-t{trial}", arm=trial, point={}, overrides=[], seed=None)
 
 
-def test_what_follows_a_lost_line_is_told_and_the_other_trials_stand() -> None:
+def test_events_after_a_lost_line_give_warnings_and_other_trials_are_unaffected() -> None:
     story = [
         asked(1, 0),
         event(3, "trial_started", trial=1),
@@ -27,4 +27,4 @@ def test_what_follows_a_lost_line_is_told_and_the_other_trials_stand() -> None:
     ]
     state = fold(story)
     assert {number: trial.status for number, trial in state.trials.items()} == {0: "asked", 2: "running"}
-    assert state.warnings == ["event 3 (trial_started): damaged, left out", "event 6 (trial_rung): damaged, left out"]
+    assert state.warnings == ["event 3 (trial_started): damaged, ignored", "event 6 (trial_rung): damaged, ignored"]

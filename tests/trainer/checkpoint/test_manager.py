@@ -1,4 +1,4 @@
-"""Checkpoints: which one is taken, which are kept, and that nothing in them is ever executed."""
+"""Checkpoints: which one is restored, which are kept, and that nothing in them is ever executed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,20 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.load import load
+from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.storage import read_tensors, why_not_loadable
-
-MakeRun = Callable[..., RunPaths]
-TrainHere = Callable[[RunPaths, int], int]
-EventsOf = Callable[..., list[dict[str, Any]]]
+from trainer.storage import describe_tensors, read_tensors, why_not_loadable
 
 
 @pytest.fixture
@@ -39,6 +36,20 @@ def trained(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> RunPath
     run = make_run(tmp_path / "trained")
     assert train_here(run, 1) == 0
     return run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16_sr"])
+def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, precision: str
+) -> None:
+    """The tensors to the byte; the other files are estimated, so their 32 KiB may be more than they take."""
+    run = make_run(tmp_path / precision, precision={"name": precision}, train={"max_steps": 1})
+    assert train_here(run, 1) == 0
+    config, folder = load(run.config), run.checkpoint(1)
+    tensors = describe_tensors(folder).values()
+    written = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert written == checkpoint_bytes(config) - CHECKPOINT_BYTES_PER_PROCESS
+    assert written < read_manifest(folder).size_bytes <= checkpoint_bytes(config)
 
 
 def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float]:
@@ -55,7 +66,7 @@ def _shard(run: RunPaths, step: int) -> Path:
     return next(run.checkpoint(step).glob("*.safetensors"))
 
 
-def test_damaged_checkpoint_is_rejected_and_the_one_before_is_taken(
+def test_damaged_checkpoint_is_rejected_and_the_previous_one_is_used(
     trained: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     _damage(_shard(trained, 24))
@@ -70,7 +81,7 @@ def test_damaged_checkpoint_is_rejected_and_the_one_before_is_taken(
     assert not events_of(trained, "checkpoint_rejected", 3)
 
 
-def test_attempt_that_walks_back_begins_from_no_newer_checkpoint_than_it_may(
+def test_max_checkpoint_step_ignores_newer_checkpoints(
     trained: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     from trainer.__main__ import main
@@ -82,7 +93,7 @@ def test_attempt_that_walks_back_begins_from_no_newer_checkpoint_than_it_may(
     assert again == {step: first[step] for step in range(17, 25)}
 
 
-def test_checkpoint_without_manifest_and_left_over_folders_do_not_count(
+def test_checkpoints_without_manifest_and_temporary_folders_do_not_count(
     trained: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     (trained.checkpoint(24) / "manifest.json").unlink()
@@ -94,15 +105,15 @@ def test_checkpoint_without_manifest_and_left_over_folders_do_not_count(
     assert not left_over.exists()
 
 
-def test_no_valid_checkpoint_left_is_an_error_and_never_a_new_beginning(
+def test_no_valid_checkpoint_is_an_error_and_not_a_new_start(
     trained: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     for step in checkpoint_steps(trained):
         _damage(_shard(trained, step))
-    with pytest.raises(CheckpointError, match=r"no valid checkpoint, though steps \[8, 16, 24\] were written"):
+    with pytest.raises(CheckpointError, match=r"no valid checkpoint, although steps \[8, 16, 24\] were written"):
         train_here(trained, 2)
     shutil.rmtree(trained.checkpoints)
-    with pytest.raises(CheckpointError, match="the run will not silently begin again"):
+    with pytest.raises(CheckpointError, match="the run does not start over by itself"):
         train_here(trained, 3)
     assert not events_of(trained, "step", 2)
 
@@ -113,18 +124,6 @@ def test_attempt_before_any_checkpoint_starts_from_the_initial_model(
     run = make_run(tmp_path / "fresh")
     assert train_here(run, 2) == 0
     assert events_of(run, "train_started", 2)[0]["resumed_from_step"] == 0
-
-
-def test_newest_and_milestones_are_kept(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
-) -> None:
-    milestones = {"enabled": True, "every_tokens": 8 * 4 * 32}
-    run = make_run(tmp_path / "kept", checkpoint={"every_steps": 3, "keep": 2}, eval=milestones)
-    assert train_here(run, 1) == 0
-    assert checkpoint_steps(run) == [8, 16, 18, 21, 24]
-    reasons = {event["step"]: event["reason"] for event in events_of(run, "checkpoint_written")}
-    assert (reasons[8], reasons[9], reasons[24]) == ("milestone", "interval", "final")
-    assert [event["step"] for event in events_of(run, "checkpoint_deleted")] == [3, 6, 9, 12, 15]
 
 
 def test_full_disk_stops_the_run_and_leaves_earlier_checkpoints_alone(
@@ -141,9 +140,7 @@ def test_full_disk_stops_the_run_and_leaves_earlier_checkpoints_alone(
     assert checkpoint_steps(trained) == [8, 16, 24]
 
 
-def test_batch_of_another_size_can_not_go_on_from_a_checkpoint(
-    trained: RunPaths, make_run: MakeRun, train_here: TrainHere
-) -> None:
+def test_another_global_batch_size_can_not_resume(trained: RunPaths, make_run: MakeRun, train_here: TrainHere) -> None:
     make_run(trained.root, train={"global_batch_size": 8, "tokens": 24 * 8 * 32})
     with pytest.raises(CheckpointError, match=r"global batch has 4 sequences, train\.global_batch_size=8"):
         train_here(trained, 2)
@@ -171,7 +168,7 @@ def test_planted_pickles_are_never_loaded(trained: RunPaths, train_here: TrainHe
     assert read_weights(trained, 24)
     assert not exploded.exists()
     pickle.loads(bomb)
-    assert exploded.exists(), "the planted file would have told"
+    assert exploded.exists(), "the planted file works when it is loaded"
 
 
 def test_every_degree_of_trust_is_journalled_in_its_order(
@@ -193,7 +190,7 @@ def test_every_degree_of_trust_is_journalled_in_its_order(
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_checkpoint_written_beside_training_gives_the_same_bits_as_one_waited_for(
+def test_async_and_sync_checkpoints_have_the_same_bits(
     mode: str, trained: RunPaths, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / mode, checkpoint={"every_steps": 8, "mode": mode})
@@ -207,7 +204,7 @@ def test_checkpoint_written_beside_training_gives_the_same_bits_as_one_waited_fo
     assert _losses(run, 2, events_of) == {s: v for s, v in _losses(trained, 1, events_of).items() if s > 16}
 
 
-def test_save_that_meets_one_in_flight_is_left_out_where_that_is_asked_for(
+def test_save_during_another_is_skipped_with_when_busy_skip(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
@@ -216,22 +213,22 @@ def test_save_that_meets_one_in_flight_is_left_out_where_that_is_asked_for(
         assert released.wait(timeout=60)
         save(backend, tensors, folder)
 
-    def skipped(records: CheckpointRecords, kind: str, **fields: Any) -> None:
+    def note_and_release(records: CheckpointRecords, kind: str, **fields: Any) -> None:
         note(records, kind, **fields)
         if kind == "checkpoint_skipped" and fields["step"] == 20:
             released.set()
 
     save, note = TorchNative.save, CheckpointRecords.note
     monkeypatch.setattr(TorchNative, "save", write_slowly)
-    monkeypatch.setattr(CheckpointRecords, "note", skipped)
+    monkeypatch.setattr(CheckpointRecords, "note", note_and_release)
     run = make_run(tmp_path / "busy", checkpoint={"every_steps": 10, "when_busy": "skip"})
     assert train_here(run, 1) == 0
-    (left_out,) = events_of(run, "checkpoint_skipped")
-    assert (left_out["step"], left_out["reason"]) == (20, "the checkpoint before is still being written")
-    assert checkpoint_steps(run) == [10, 24], "the final one waits"
+    (skipped,) = events_of(run, "checkpoint_skipped")
+    assert (skipped["step"], skipped["reason"]) == (20, "the previous checkpoint is still being written")
+    assert checkpoint_steps(run) == [10, 24], "the final save waits"
 
 
-def test_full_disk_pauses_interval_saves_and_training_goes_on(
+def test_full_disk_skips_interval_saves_and_training_continues(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
@@ -247,11 +244,11 @@ def test_full_disk_pauses_interval_saves_and_training_goes_on(
     assert [event["step"] for event in events_of(run, "checkpoint_skipped")] == [12, 18]
     (alarm,) = events_of(run, "alarm")
     assert (alarm["step"], alarm["what"]) == (12, "disk_full")
-    assert "1000 are free; checkpoints are left out until there is room" in alarm["message"]
+    assert "1000 are free; checkpoints are skipped until there is enough space" in alarm["message"]
     assert checkpoint_steps(run) == [6, 24]
 
 
-def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
+def test_disk_that_fills_during_a_write_loses_no_earlier_checkpoint(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "small")
@@ -262,7 +259,7 @@ def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
     try:
-        # Others fill the disk after we have looked.
+        # Other processes fill the disk after the check for free space.
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
         with pytest.raises(StorageError, match=r"step 24 can't be written .*No space left on device") as caught:
@@ -280,7 +277,7 @@ def test_disk_that_is_full_indeed_loses_no_earlier_checkpoint(
 @pytest.mark.parametrize(
     ("text", "what"), [("No space left on device", "disk_full"), ("Input/output error", "checkpoint_failed")]
 )
-def test_failure_beside_training_is_an_alarm_and_only_a_full_disk_is_outlived(
+def test_write_error_is_an_alarm_and_stops_training_unless_the_disk_is_full(
     text: str,
     what: str,
     tmp_path: Path,
@@ -306,10 +303,10 @@ def test_failure_beside_training_is_an_alarm_and_only_a_full_disk_is_outlived(
             train_here(run, 1)
         assert max(event["step"] for event in events_of(run, "step")) == 16, "the next save raises it"
     assert [alarm["what"] for alarm in events_of(run, "alarm")] == [what]
-    assert not list(run.checkpoints.glob(".tmp-*")), "half a checkpoint gives its space back"
+    assert not list(run.checkpoints.glob(".tmp-*")), "incomplete checkpoints are deleted"
 
 
-def test_permanent_ones_stay_and_those_of_milestones_until_they_are_evaluated(
+def test_permanent_checkpoints_and_unevaluated_milestones_stay(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     step_tokens = 4 * 32
@@ -318,22 +315,22 @@ def test_permanent_ones_stay_and_those_of_milestones_until_they_are_evaluated(
     with JournalWriter(run, eval_writer(6 * step_tokens)) as journal:
         journal.append("eval_finished", milestone_tokens=6 * step_tokens, step=6, scores={}, skipped={}, wall_s=1.0)
     assert train_here(run, 1) == 0
-    # 7, 14 and 21 are permanent, 12, 18 and 24 milestones that nobody has evaluated; of the others the newest is kept.
+    # 7, 14 and 21 are permanent; 12, 18 and 24 are milestones without an evaluation; of the others the newest stays.
     assert checkpoint_steps(run) == [7, 12, 14, 18, 20, 21, 24]
     reasons = {event["step"]: event["reason"] for event in events_of(run, "checkpoint_written")}
     assert (reasons[6], reasons[7], reasons[8]) == ("milestone", "permanent", "interval")
     assert [event["step"] for event in events_of(run, "checkpoint_deleted")] == [4, 6, 8, 16]
 
 
-def test_newest_verified_checkpoint_outlives_those_that_are_not(
+def test_newest_verified_checkpoint_stays_when_newer_ones_are_rejected(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(folder: Path) -> None:
         if folder.name != "step-00000004":
             _damage(next(folder.glob("*.safetensors")))
 
-    # It is called between the commit and reading again.
-    monkeypatch.setattr("trainer.checkpoint.trust._forget_pages", damaged)
+    # This function is called between the commit and the verification.
+    monkeypatch.setattr("trainer.checkpoint.trust._drop_cached_pages", damaged)
     run = make_run(tmp_path / "verified", checkpoint={"every_steps": 4, "keep": 1})
     assert train_here(run, 1) == 0
     rejected = events_of(run, "checkpoint_rejected")
@@ -343,14 +340,14 @@ def test_newest_verified_checkpoint_outlives_those_that_are_not(
     assert fold(read_events(run)).trust == {4: "survived"}
 
 
-def test_fast_folder_is_read_first_and_the_run_directory_where_it_fails(
+def test_fast_folder_is_read_first_and_then_the_run_directory(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "tiers", checkpoint={"every_steps": 8, "fast_dir": str(tmp_path / "nvme")})
     assert train_here(run, 1) == 0
     (near,) = (tmp_path / "nvme").iterdir()
     assert checkpoint_steps(run) == [8, 16, 24]
-    assert [path.name for path in near.iterdir()] == ["step-00000024"], "older ones are on shared storage"
+    assert [path.name for path in near.iterdir()] == ["step-00000024"], "the fast folder holds only the newest"
     assert why_invalid(run.checkpoint(24)) is None
 
     assert train_here(run, 2) == 0
@@ -369,7 +366,7 @@ def test_fast_folder_is_read_first_and_the_run_directory_where_it_fails(
     assert events_of(run, "train_started", 4)[0]["resumed_from_step"] == 16
 
 
-def test_copy_of_an_earlier_run_of_that_name_is_never_taken(
+def test_copy_of_an_earlier_run_with_the_same_name_is_not_used(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
     fast = {"every_steps": 8, "fast_dir": str(tmp_path / "nvme")}
@@ -381,7 +378,7 @@ def test_copy_of_an_earlier_run_of_that_name_is_never_taken(
     assert events_of(run, "train_started", 1)[0]["resumed_from_step"] == 0
 
 
-def test_shard_that_the_manifest_does_not_know_is_a_reason_to_reject(trained: RunPaths) -> None:
+def test_shard_missing_from_the_manifest_is_rejected(trained: RunPaths) -> None:
     listed = [entry["path"] for entry in read_manifest(trained.checkpoint(24)).files]
     assert why_not_loadable(trained.checkpoint(24), listed) is None
     shutil.copy(_shard(trained, 16), trained.checkpoint(24) / "more.safetensors")
@@ -390,9 +387,7 @@ def test_shard_that_the_manifest_does_not_know_is_a_reason_to_reject(trained: Ru
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(which=st.integers(0), where=st.integers(0), how=WAYS)
-def test_damage_to_any_file_gives_another_checkpoint_or_an_error_and_never_other_numbers(
-    trained: RunPaths, which: int, where: int, how: str
-) -> None:
+def test_damage_to_any_file_never_gives_other_numbers(trained: RunPaths, which: int, where: int, how: str) -> None:
     config = load(trained.config)
     backend = TorchNative(config)
     tensors = backend.optimizer(backend.build_model(document_end_id=None)).tensors()
@@ -408,7 +403,7 @@ def test_damage_to_any_file_gives_another_checkpoint_or_an_error_and_never_other
             restored = CheckpointManager(config, trained, backend, None).restore(tensors)
         except CheckpointError:
             return
-        # A flipped bit in the manifest's own white space or the like changes nothing of what it says.
+        # A flipped bit in the manifest's white space doesn't change its content.
         assert (path.name, how) == ("manifest.json", "flip")
         assert restored is not None
         assert restored.step == 24

@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder: the same logits, whole or not at all, and never over another folder."""
+"""Export to Hugging Face: equal logits, atomic, and existing folders are kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., Ru
 
 @pytest.fixture
 def copied(trained: RunPaths, tmp_path: Path) -> RunPaths:
-    """The run, to be damaged."""
+    """Return a copy of the run to damage."""
     shutil.copytree(trained.root, tmp_path / "run")
     return RunPaths(tmp_path / "run")
 
@@ -72,7 +72,7 @@ def test_exported_model_gives_the_same_logits_in_transformers(
         torch.testing.assert_close(F.linear(ours(tokens), ours.output_weight), theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
-def test_large_model_is_written_in_several_files_that_transformers_reads_as_one(
+def test_large_model_is_written_in_several_files_that_transformers_reads(
     trained: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -113,7 +113,7 @@ def test_bfloat16_checkpoint_is_exported_as_it_is_or_as_float32(
     assert all(torch.equal(rounded.float(), same) for rounded, same in pairs)
 
 
-def test_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(
+def test_damaged_checkpoint_is_skipped_unless_its_step_is_given(
     copied: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard = next(copied.checkpoint(24).glob("*.safetensors"))
@@ -127,14 +127,14 @@ def test_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(
     assert not (tmp_path / "other").exists()
 
 
-def test_step_without_a_checkpoint_is_refused_with_those_there_are(trained: RunPaths, tmp_path: Path) -> None:
+def test_step_without_a_checkpoint_is_refused_with_the_steps_that_have_one(trained: RunPaths, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step-00000007: no such checkpoint") as caught:
         export(arguments(trained, tmp_path / "hf", "--step", "7"))
-    assert caught.value.hint == "steps that have one: 8, 16, 24"
+    assert caught.value.hint == "steps with a checkpoint: 8, 16, 24"
     assert not list(tmp_path.iterdir())
 
 
-def test_folder_that_is_there_is_left_alone(trained: RunPaths, tmp_path: Path) -> None:
+def test_existing_folder_is_not_changed(trained: RunPaths, tmp_path: Path) -> None:
     mine = tmp_path / "hf" / "mine.txt"
     mine.parent.mkdir()
     export(arguments(trained, mine.parent))  # an empty one is filled
@@ -151,13 +151,13 @@ def test_missing_tokenizer_and_simulated_checkpoint_are_named(copied: RunPaths, 
     simulated.mkdir()
     (simulated / "simulated.json").write_text("{}")
     write_manifest(simulated, step=32, tokens=1, world={})
-    with pytest.raises(CheckpointError, match="step-00000032: holds no weights") as caught:
+    with pytest.raises(CheckpointError, match="step-00000032: has no weights") as caught:
         export(arguments(copied, tmp_path / "hf"))
     assert "--dry-run" in caught.value.hint
     dataset = files.read_sealed_json(copied.dataset)
     dataset["tokenizer"]["path"] = "/nowhere"
     files.write_sealed_json(copied.dataset, dataset)
-    with pytest.raises(DataError, match="/nowhere: the tokenizer that the run was trained with is gone"):
+    with pytest.raises(DataError, match="/nowhere: the run's tokenizer is missing"):
         export(arguments(copied, tmp_path / "hf"))
     copied.dataset.unlink()
     with pytest.raises(DataError, match=r"dataset\.json: names no tokenizer"):

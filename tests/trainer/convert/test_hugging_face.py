@@ -1,4 +1,4 @@
-"""Parity with transformers' own LLaMA, in both directions, and what of a config.json can't be ours."""
+"""Parity with transformers' LLaMA in both directions, and refused config.json files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def our_logits(model: Llama, tokens: Tensor) -> Tensor:
 
 
 def their_model(config: ModelConfig, weights: dict[str, Tensor] | None = None) -> Any:
-    """Of transformers; random with norms that are not 1, or with given weights."""
+    """Return a model of transformers with the given weights, or random ones with norms other than 1."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     described = hugging_face_config(config, seq_len=64, bos_id=1, eos_id=2, dtype="float32")
@@ -72,7 +72,7 @@ def test_our_random_weights_give_the_same_logits_in_transformers(keys: dict[str,
 
 
 @pytest.mark.parametrize("keys", SHAPES.values(), ids=list(SHAPES))
-def test_their_random_weights_give_the_same_logits_here(keys: dict[str, Any]) -> None:
+def test_their_random_weights_give_the_same_logits_in_our_model(keys: dict[str, Any]) -> None:
     config = shape(**keys)
     theirs = their_model(config)
     ours = Llama(config, 64)
@@ -83,7 +83,7 @@ def test_their_random_weights_give_the_same_logits_here(keys: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("keys", SHAPES.values(), ids=list(SHAPES))
-def test_weights_come_back_bit_for_bit(keys: dict[str, Any]) -> None:
+def test_weights_survive_the_round_trip_bit_for_bit(keys: dict[str, Any]) -> None:
     config = shape(**keys)
     weights = {name: p.detach() for name, p in build(config, seq_len=8, seed=1).named_parameters()}
     back = from_hugging_face(to_hugging_face(weights, config), config)
@@ -91,8 +91,8 @@ def test_weights_come_back_bit_for_bit(keys: dict[str, Any]) -> None:
     assert all(torch.equal(back[name], weights[name]) for name in weights)
 
 
-def test_a_damaged_cut_is_seen_by_these_tests() -> None:
-    """Two heads in each other's place change the logits by far more than is allowed above."""
+def test_swapped_heads_fail_the_parity_tests() -> None:
+    """Two swapped heads change the logits by far more than the tolerance above."""
     config = shape(num_heads=4, num_kv_heads=2)
     theirs = their_model(config)
     weights = theirs.state_dict()
@@ -105,7 +105,7 @@ def test_a_damaged_cut_is_seen_by_these_tests() -> None:
         assert (our_logits(ours, tokens) - theirs(tokens).logits).abs().max() > 1e-3
 
 
-def test_pretrained_stories_give_the_same_logits_and_speak_english(shared_data: Path) -> None:
+def test_pretrained_stories_model_gives_the_same_logits(shared_data: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -164,13 +164,13 @@ def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: 
         ({"num_hidden_layers": 0}, r"num_hidden_layers=0: not supported"),
     ],
 )
-def test_what_our_model_has_not_is_named(changes: dict[str, Any], says: str) -> None:
+def test_unsupported_values_are_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(CheckpointError, match=says) as caught:
         model_config(described(**changes), Path("f/config.json"))
     assert caught.value.hint
 
 
-def test_config_that_lacks_keys_or_has_odd_values_says_which() -> None:
+def test_missing_keys_and_wrong_types_are_named() -> None:
     lacking = {key: value for key, value in described().items() if key not in ("vocab_size", "num_hidden_layers")}
     with pytest.raises(CheckpointError, match=r"f/config\.json: lacks vocab_size, num_hidden_layers"):
         model_config(lacking, Path("f/config.json"))

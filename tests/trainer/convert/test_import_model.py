@@ -1,4 +1,4 @@
-"""A Hugging Face LLaMA as the beginning of a run: what it becomes, how it goes on, and what is refused."""
+"""Import of a Hugging Face LLaMA: the checkpoint, runs that start from it, and refused folders."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conf.load import load
+from conf.load import dump, load
 from conf.schema import Config, ModelConfig
 from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError, ConfigError, StorageError
@@ -33,8 +33,23 @@ from trainer.storage import read_tensors
 MODEL = ModelConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2)
 
 
+class Local(NamedTuple):
+    """What makes a run, trains an attempt in this process, and reads its events by kind."""
+
+    make_run: MakeRun
+    train: Callable[[RunPaths, int], int]
+    events: Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def local(
+    make_run: MakeRun, train_here: Callable[[RunPaths, int], int], events_of: Callable[..., list[dict[str, Any]]]
+) -> Local:
+    return Local(make_run, train_here, events_of)
+
+
 def save(folder: Path, model: ModelConfig = MODEL, **options: Any) -> Path:
-    """A random model, as transformers saves it."""
+    """Save a random model with transformers and return its folder."""
     their_model(model).save_pretrained(folder, **options)
     return folder
 
@@ -49,29 +64,20 @@ def change(path: Path, **values: Any) -> None:
 
 
 def model_keys(folder: Path) -> dict[str, Any]:
-    """The model that an imported folder says that it holds."""
+    """Return the model.json of an imported folder."""
     keys: dict[str, Any] = files.read_json(folder / "model.json")
     return keys
 
 
 def first_batch(run: RunPaths) -> tuple[Tensor, Tensor]:
-    config = load(run.config)
-    loader = Loader(
-        files.read_json(run.dataset),
-        global_batch_size=config.train.global_batch_size,
-        seq_len=config.train.seq_len,
-        seed=config.seed,
-        rank=0,
-        size=1,
-        prefetch_batches=1,
-    )
+    loader = Loader(load(run.config), files.read_json(run.dataset), rank=0, size=1)
     batch = loader.next()
     loader.close()
     return batch
 
 
 def their_loss(folder: Path, batch: tuple[Tensor, Tensor]) -> float:
-    """What transformers makes of a batch."""
+    """Return transformers' loss of a batch."""
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
@@ -99,85 +105,59 @@ def test_imported_weights_are_a_valid_checkpoint_of_the_same_values(
     assert ("model.head.weight" in weights) is not tied
 
 
-def test_run_begins_with_imported_weights_in_any_precision(
-    tmp_path: Path,
-    make_run: MakeRun,
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
-) -> None:
+def test_run_starts_from_imported_weights_in_any_precision(tmp_path: Path, local: Local) -> None:
     source = save(tmp_path / "hf")
     target = imported(source, tmp_path / "ours")
-    run = make_run(tmp_path / "fp32", train={"init_from": os.fspath(target), "max_steps": 10})
-    assert train_here(run, 1) == 0
-    losses = [event["loss"] for event in events_of(run, "step")]
+    run = local.make_run(tmp_path / "fp32", train={"init_from": os.fspath(target), "max_steps": 10})
+    assert local.train(run, 1) == 0
+    losses = [event["loss"] for event in local.events(run, "step")]
     assert losses[0] == pytest.approx(their_loss(source, first_batch(run)), abs=1e-5)
-    assert events_of(run, "initial_weights")[0]["path"] == os.fspath(target)
-    assert events_of(run, "train_started")[0]["resumed_from_step"] == 0
+    assert local.events(run, "initial_weights")[0]["path"] == os.fspath(target)
+    assert local.events(run, "train_started")[0]["resumed_from_step"] == 0
     for precision, tolerance in (("bf16_sr", 2e-2), ("mixed", 2e-2)):
-        rounded = make_run(
+        rounded = local.make_run(
             tmp_path / precision, precision={"name": precision}, train={"init_from": os.fspath(target), "max_steps": 1}
         )
-        assert train_here(rounded, 1) == 0
-        assert events_of(rounded, "step")[0]["loss"] == pytest.approx(losses[0], abs=tolerance)
+        assert local.train(rounded, 1) == 0
+        assert local.events(rounded, "step")[0]["loss"] == pytest.approx(losses[0], abs=tolerance)
 
 
-def test_bfloat16_weights_are_kept_as_they_are_and_trained_in_float32(
-    tmp_path: Path,
-    make_run: MakeRun,
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
-) -> None:
+def test_bfloat16_weights_are_kept_and_trained_in_float32(tmp_path: Path, local: Local) -> None:
     their_model(MODEL).to(torch.bfloat16).save_pretrained(tmp_path / "hf")
     target = imported(tmp_path / "hf", tmp_path / "ours")
     assert {tensor.dtype for tensor in read_tensors(target, lambda name: True).values()} == {torch.bfloat16}
-    run = make_run(tmp_path / "run", train={"init_from": os.fspath(target), "max_steps": 1})
-    assert train_here(run, 1) == 0
+    run = local.make_run(tmp_path / "run", train={"init_from": os.fspath(target), "max_steps": 1})
+    assert local.train(run, 1) == 0
     exact = tmp_path / "exact"
     their_model(MODEL).to(torch.bfloat16).float().save_pretrained(exact)
-    assert events_of(run, "step")[0]["loss"] == pytest.approx(their_loss(exact, first_batch(run)), abs=1e-5)
+    assert local.events(run, "step")[0]["loss"] == pytest.approx(their_loss(exact, first_batch(run)), abs=1e-5)
 
 
-def test_run_goes_on_from_its_own_checkpoint_and_not_from_the_initial_weights(
-    tmp_path: Path,
-    make_run: MakeRun,
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
-) -> None:
+def test_run_resumes_from_its_own_checkpoint_without_the_initial_weights(tmp_path: Path, local: Local) -> None:
     target = imported(save(tmp_path / "hf"), tmp_path / "ours")
-    run = make_run(tmp_path / "run", train={"init_from": os.fspath(target), "max_steps": 8})
-    assert train_here(run, 1) == 0
+    run = local.make_run(tmp_path / "run", train={"init_from": os.fspath(target), "max_steps": 8})
+    assert local.train(run, 1) == 0
     shutil.rmtree(target)
     longer = load(run.config)
-    from conf.load import dump
-
     files.write_text(run.config, dump(replace(longer, train=replace(longer.train, max_steps=9))))
-    assert train_here(run, 2) == 0
-    assert events_of(run, "train_started", 2)[0]["resumed_from_step"] == 8
-    assert not events_of(run, "initial_weights", 2)
+    assert local.train(run, 2) == 0
+    assert local.events(run, "train_started", 2)[0]["resumed_from_step"] == 8
+    assert not local.events(run, "initial_weights", 2)
 
 
-def test_checkpoint_of_another_run_gives_its_weights_alone(
-    tmp_path: Path,
-    make_run: MakeRun,
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
-) -> None:
-    first = make_run(tmp_path / "first", train={"max_steps": 8})
-    assert train_here(first, 1) == 0
-    second = make_run(tmp_path / "second", train={"init_from": os.fspath(first.checkpoint(8)), "max_steps": 2})
-    assert train_here(second, 1) == 0
-    start, began = events_of(first, "step")[-1]["loss"], events_of(second, "step")[0]
+def test_run_takes_only_the_weights_of_another_run_s_checkpoint(tmp_path: Path, local: Local) -> None:
+    first = local.make_run(tmp_path / "first", train={"max_steps": 8})
+    assert local.train(first, 1) == 0
+    second = local.make_run(tmp_path / "second", train={"init_from": os.fspath(first.checkpoint(8)), "max_steps": 2})
+    assert local.train(second, 1) == 0
+    start, began = local.events(first, "step")[-1]["loss"], local.events(second, "step")[0]
     assert began["step"] == 1
     assert began["loss"] < start
-    assert began["lr"] == events_of(first, "step")[0]["lr"]
+    assert began["lr"] == local.events(first, "step")[0]["lr"]
 
 
-def test_every_layout_begins_with_the_same_weights(
-    tmp_path: Path,
-    make_run: MakeRun,
-    start: Callable[..., Any],
-    finish: Callable[..., str],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_every_layout_starts_from_the_same_weights(
+    tmp_path: Path, local: Local, start: Callable[..., Any], finish: Callable[..., str]
 ) -> None:
     source = save(tmp_path / "hf")
     target = imported(source, tmp_path / "ours")
@@ -188,7 +168,7 @@ def test_every_layout_begins_with_the_same_weights(
         "pp": {"pipeline_parallel_size": 2},
     }
     runs = [
-        make_run(
+        local.make_run(
             tmp_path / name,
             parallel=parallel,
             cluster={"processes_per_node": 2},
@@ -200,11 +180,11 @@ def test_every_layout_begins_with_the_same_weights(
     finish(start("tests/trainer/layouts.py", os.fspath(tmp_path / "jobs.json"), processes=2))
     expected = their_loss(source, first_batch(runs[0]))
     for run in runs:
-        assert events_of(run, "step")[0]["loss"] == pytest.approx(expected, abs=1e-5), run.root.name
+        assert local.events(run, "step")[0]["loss"] == pytest.approx(expected, abs=1e-5), run.root.name
 
 
 def stories(path: Path) -> Path:
-    """A few hundred short stories of the kind that the pretrained model knows, drawn from a small grammar."""
+    """Write short stories like those of the pretrained model's training data, drawn from a small grammar."""
     draw = random.Random(0)
     rows = []
     for _ in range(400):
@@ -224,15 +204,9 @@ def stories(path: Path) -> Path:
     return path
 
 
-def test_pretrained_stories_go_on_training_from_their_own_loss(
-    tmp_path: Path,
-    shared_data: Path,
-    make_config: MakeConfig,
-    train_here: Callable[[RunPaths, int], int],
-    events_of: Callable[..., list[dict[str, Any]]],
+def test_pretrained_stories_model_continues_training_from_its_own_loss(
+    tmp_path: Path, shared_data: Path, make_config: MakeConfig, local: Local
 ) -> None:
-    from conf.load import dump
-
     source = shared_data / "weights" / "stories260K"
     target = imported(source, tmp_path / "stories")
     config: Config = make_config(
@@ -246,8 +220,8 @@ def test_pretrained_stories_go_on_training_from_their_own_loss(
     run = RunPaths(tmp_path / "run")
     files.write_text(run.config, dump(config))
     files.write_text(run.dataset, (tmp_path / "data" / "dataset.json").read_text(encoding="utf-8"))
-    assert train_here(run, 1) == 0
-    losses = [event["loss"] for event in events_of(run, "step")]
+    assert local.train(run, 1) == 0
+    losses = [event["loss"] for event in local.events(run, "step")]
     assert losses[0] == pytest.approx(their_loss(source, first_batch(run)), abs=1e-4)
     assert losses[0] < math.log(512) / 2
     assert sum(losses[-5:]) / 5 < losses[0] - 0.3
@@ -281,12 +255,12 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: truncate(folder, "config.json"), r"hf/config\.json: not readable as JSON"),
     (lambda folder: change(folder / "config.json", model_type="mixtral"), r"model_type='mixtral': not supported"),
     (lambda folder: without(folder, "model.safetensors"), r"hf: has neither model\.safetensors nor model\.safeten"),
-    (pickled, r"holds pickled weights only \(pytorch_model\.bin\); a pickle can run code and is never loaded"),
+    (pickled, r"has only pickled weights \(pytorch_model\.bin\); pickles can run code and are never loaded"),
     (truncate, r"hf/model\.safetensors: not readable as safetensors"),
     (drop_tensor, r"hf: 1 of 21 weights are missing: model\.layers\.1\.mlp\.up_proj\.weight"),
     (
         lambda folder: drop_tensor(folder, put=torch.zeros(3, 5)),
-        r"up_proj\.weight has shape \(3, 5\), config\.json asks for \(64, 32\)",
+        r"up_proj\.weight has shape \(3, 5\), config\.json requires \(64, 32\)",
     ),
     (
         lambda folder: drop_tensor(folder, put=torch.zeros(64, 32, dtype=torch.int8)),
@@ -294,7 +268,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: drop_tensor(folder, name="model.layers.0.self_attn.q_proj.bias", put=torch.zeros(32)),
-        r"has weights that a LLaMA of its config\.json has not: model\.layers\.0\.self_attn\.q_proj\.bias",
+        r"has weights that its config\.json doesn't describe: model\.layers\.0\.self_attn\.q_proj\.bias",
     ),
     (
         lambda folder: files.write_json(
@@ -315,7 +289,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("damage", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_unusable_folder_is_refused_by_name_and_nothing_is_made(
+def test_unusable_folder_is_refused_and_nothing_is_created(
     saved: Path, tmp_path: Path, damage: Callable[[Path], None], says: str
 ) -> None:
     source = tmp_path / "hf"
@@ -326,21 +300,19 @@ def test_unusable_folder_is_refused_by_name_and_nothing_is_made(
     assert {path.name for path in tmp_path.iterdir()} <= {"hf"}
 
 
-def test_folder_that_is_there_is_left_alone(saved: Path, tmp_path: Path) -> None:
+def test_existing_folder_is_not_changed(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(StorageError, match=r"--to=.*: exists and is not an empty folder"):
         imported(saved, tmp_path)
 
 
-def test_weights_of_another_model_never_begin_a_run(
-    saved: Path, tmp_path: Path, make_run: MakeRun, train_here: Callable[[RunPaths, int], int]
-) -> None:
+def test_weights_of_another_model_are_refused(saved: Path, tmp_path: Path, local: Local) -> None:
     target = imported(saved, tmp_path / "ours")
-    run = make_run(tmp_path / "run", train={"init_from": os.fspath(target)}, model={"rope_theta": 5e5})
+    run = local.make_run(tmp_path / "run", train={"init_from": os.fspath(target)}, model={"rope_theta": 5e5})
     with pytest.raises(ConfigError, match=r"model\.rope_theta=500000\.0 \(the weights: 10000\.0\)"):
-        train_here(run, 1)
+        local.train(run, 1)
     shard = next(target.glob("*.safetensors"))
     shard.write_bytes(bytes([*shard.read_bytes()[:-1], 77]))
-    run = make_run(tmp_path / "other", train={"init_from": os.fspath(target)})
+    run = local.make_run(tmp_path / "other", train={"init_from": os.fspath(target)})
     with pytest.raises(CheckpointError, match=rf"train\.init_from=.*ours: {shard.name}: checksum differs"):
-        train_here(run, 1)
+        local.train(run, 1)

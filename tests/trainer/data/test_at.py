@@ -30,7 +30,7 @@ def _train(run: RunPaths, attempt: int, first: int, last: int, *, save: int, ran
         names = sorted(run.checkpoint(first - 1).glob("rank-*.json"))
         state = [row for name in names for row in files.read_json(name)["loader"]]
     events = read_events(run)
-    loaders = [Loader.of(config, dataset, rank=r, size=ranks, state=state, events=events) for r in range(ranks)]
+    loaders = [Loader(config, dataset, rank=r, size=ranks, state=state, events=events) for r in range(ranks)]
     spans = []
     with JournalWriter(run, train_writer(0), attempt) as journal:
         journal.append("train_started", resumed_from_step=first - 1, tokens=0)
@@ -53,7 +53,7 @@ def _save(run: RunPaths, step: int, loaders: list[Loader]) -> None:
     write_manifest(folder, step=step, tokens=step, world={"world_size": len(loaders)})
 
 
-def _told(run: RunPaths, step: int) -> list[list[tuple[int, int, int]]]:
+def _printed(run: RunPaths, step: int) -> list[list[tuple[int, int, int]]]:
     """Row, first token and tokens of each stretch of each sequence."""
     return [
         [(d["row"], d["first_token"], d["tokens"]) for d in sequence]
@@ -68,33 +68,35 @@ def _expected(run: RunPaths, spans: list[list[Any]]) -> list[list[tuple[int, int
     return [[(source.origin(s.document).row, s.first, s.tokens) for s in sequence] for sequence in spans]
 
 
-def test_every_step_is_told_as_it_was_from_a_checkpoint_and_from_the_start(make_run: MakeRun, tmp_path: Path) -> None:
+def test_every_step_has_the_same_documents_from_a_checkpoint_and_from_the_start(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     run = make_run(tmp_path / "run", data={"skip_steps": [2, 6]})
     spans = _train(run, 1, 1, 8, save=4, ranks=2)
     assert _train(run, 2, 5, 8, save=0, ranks=1) == spans[4:], "on one rank as on two"
-    found = {step: _told(run, step) for step in (1, 3, 5, 8)}
-    assert found == {step: _expected(run, spans[step - 1]) for step in found}
+    before = {step: _printed(run, step) for step in (1, 3, 5, 8)}
+    assert before == {step: _expected(run, spans[step - 1]) for step in before}
     assert documents_at(run, 8)["from_step"] == 4
     shutil.rmtree(run.checkpoints)
     assert documents_at(run, 8)["from_step"] == 0
-    assert {step: _told(run, step) for step in found} == found
+    assert {step: _printed(run, step) for step in before} == before
     assert documents_at(run, 5)["batch"] == 7, "batches 2 and 6 are left out"
 
 
-def test_what_was_amended_later_is_not_told_of_the_past(make_run: MakeRun, tmp_path: Path) -> None:
+def test_later_amendments_do_not_change_earlier_steps(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     first = _train(run, 1, 1, 8, save=4, ranks=1)
     with JournalWriter(run, OPERATOR_WRITER) as operator:
         operator.append("amended", key="data.skip_steps", value=[5], by="me", why="a spike")
-    assert _told(run, 6) == _expected(run, first[5])
+    assert _printed(run, 6) == _expected(run, first[5])
     second = _train(run, 2, 5, 6, save=0, ranks=1)
-    assert _told(run, 5) == _expected(run, second[0]) == _expected(run, first[5])
+    assert _printed(run, 5) == _expected(run, second[0]) == _expected(run, first[5])
     assert documents_at(run, 5)["batch"] == 6
     answer = documents_at(run, 8)
     assert (answer["trained"], answer["batch"]) == (False, 9), "step 8 is not trained again: what it will get"
 
 
-def test_amendments_of_the_trainer_count_at_once_those_of_a_person_with_the_next_attempt() -> None:
+def test_amendments_of_the_trainer_count_at_once_and_an_operator_s_from_the_next_attempt() -> None:
     def event(kind: str, attempt: int = 1, **fields: Any) -> dict[str, Any]:
         return {"kind": kind, "attempt": attempt, **fields}
 

@@ -54,7 +54,7 @@ def _changed(tokenizer: Tokenizer, **changes: Any) -> dict[str, Any]:
 
 
 @given(texts=st.lists(st.text(st.sampled_from(_ALPHABET), max_size=60), max_size=8))
-def test_words_apart_give_the_ids_of_the_whole(sentencepiece_bpe: Tokenizer, texts: list[str]) -> None:
+def test_separate_words_give_the_ids_of_the_whole(sentencepiece_bpe: Tokenizer, texts: list[str]) -> None:
     encode = make_encoder(sentencepiece_bpe)
     for text in [*texts, *texts]:  # the second time from memory
         ids = encode(text)
@@ -62,11 +62,11 @@ def test_words_apart_give_the_ids_of_the_whole(sentencepiece_bpe: Tokenizer, tex
         assert ids.tolist() == _whole(sentencepiece_bpe, text)
 
 
-def test_the_fast_way_is_taken_where_it_is_proved(sentencepiece_bpe: Tokenizer) -> None:
+def test_the_fast_way_is_used_if_it_is_proved(sentencepiece_bpe: Tokenizer) -> None:
     assert splits_at_words(json.loads(sentencepiece_bpe.to_str()))
 
 
-def test_the_fast_way_is_not_taken_where_it_is_not(sentencepiece_bpe: Tokenizer, tmp_path: Path) -> None:
+def test_the_fast_way_is_not_used_if_it_is_not_proved(sentencepiece_bpe: Tokenizer, tmp_path: Path) -> None:
     vocabulary = json.loads(sentencepiece_bpe.to_str())["model"]["vocab"]
     unproved: list[dict[str, Any]] = [
         {"normalizer": None},
@@ -86,7 +86,7 @@ def test_the_fast_way_is_not_taken_where_it_is_not(sentencepiece_bpe: Tokenizer,
     assert make_encoder(byte_level)(_TEXTS[0]).tolist() == _whole(byte_level, _TEXTS[0])
 
 
-def test_memory_is_bounded_and_forgetting_changes_nothing(
+def test_cache_is_bounded_and_eviction_changes_nothing(
     sentencepiece_bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder, "_REMEMBERED_WORDS", 20)

@@ -64,20 +64,20 @@ def test_null_is_a_row_without_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet", "a.jsonl"])
-def test_missing_column_is_told_with_those_that_are_there(tmp_path: Path, name: str) -> None:
+def test_missing_column_is_named_with_the_existing_ones(tmp_path: Path, name: str) -> None:
     _WRITE[name](tmp_path / name)
     with pytest.raises(DataError, match=r"data.text_column='body' is not there; it has: id, text") as caught:
         formats.check_file(tmp_path / name, "body")
     assert caught.value.hint == "set data.text_column to one of them"
 
 
-def test_column_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_column_that_is_not_text_is_refused(tmp_path: Path) -> None:
     pq.write_table(_TABLE, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="column 'id' is int64, must be text"):
         formats.check_file(tmp_path / "a.parquet", "id")
 
 
-def test_paths_that_hold_nothing_are_told(tmp_path: Path) -> None:
+def test_paths_without_readable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.path=.*absent: no such file or folder"):
         formats.find_files(tmp_path / "absent")
     with pytest.raises(DataError, match="the folder is empty"):
@@ -91,7 +91,7 @@ def test_paths_that_hold_nothing_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in _WRITE if name not in ("a.jsonl", "a.json")])
-def test_truncated_file_is_told_and_never_a_traceback(tmp_path: Path, name: str) -> None:
+def test_truncated_file_is_a_data_error(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     _WRITE[name](path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
@@ -99,7 +99,7 @@ def test_truncated_file_is_told_and_never_a_traceback(tmp_path: Path, name: str)
         list(formats.read_documents(path, "text"))
 
 
-def test_empty_file_is_told(tmp_path: Path) -> None:
+def test_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").touch()
     with pytest.raises(DataError, match=r"a\.parquet: the file is empty"):
         formats.check_file(tmp_path / "a.parquet", "text")
@@ -117,21 +117,21 @@ def test_empty_file_is_told(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:30],
 )
-def test_bad_line_of_json_is_told_with_its_number(tmp_path: Path, line: str, message: str) -> None:
+def test_bad_line_of_json_is_named_with_its_number(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
     with pytest.raises(DataError, match=message):
         list(formats.read_documents(path, "text"))
 
 
-def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(DataError, match=r"a\.txt:1: not UTF-8 text \(byte 3\)"):
         formats.check_file(tmp_path / "a.txt", "text")
 
 
-class _Told:
-    """Skips damage and keeps what was said of it."""
+class _Damage:
+    """Skips damage and keeps its messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -141,28 +141,28 @@ class _Told:
 
 
 def _read(path: Path) -> tuple[list[formats.Row], list[str]]:
-    told = _Told()
-    return list(formats.read_documents(path, "text", told)), told.messages
+    damage = _Damage()
+    return list(formats.read_documents(path, "text", damage)), damage.messages
 
 
-def test_bad_lines_are_left_out_and_told_one_by_one(tmp_path: Path) -> None:
+def test_bad_lines_are_skipped_and_reported_one_by_one(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "one"}\n{"text": \n{"text": "caf\xe9"}\n{"text": 4}\n{"text": "five"}\n')
-    rows, told = _read(path)
+    rows, damage = _read(path)
     assert rows == [(1, "one"), (5, "five")]
-    assert [message.split(": ")[0] for message in told] == [f"{path}:{line}" for line in (2, 3, 4)]
+    assert [message.split(": ")[0] for message in damage] == [f"{path}:{line}" for line in (2, 3, 4)]
     with pytest.raises(DataError, match=r"a\.jsonl:2: not a JSON value"):
         list(formats.read_documents(path, "text"))
 
 
-def test_a_bad_line_of_a_text_is_left_out(tmp_path: Path) -> None:
+def test_a_bad_line_of_a_text_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ncaf\xe9\nthree\n")
     assert _read(path) == ([(1, "one\nthree\n")], [f"{path}:2: not UTF-8 text (byte 3)"])
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
-def test_a_row_that_is_not_utf8_is_named_and_left_out(tmp_path: Path, name: str) -> None:
+def test_a_row_that_is_not_utf8_is_named_and_skipped(tmp_path: Path, name: str) -> None:
     texts = [f"text {i}" for i in range(5)]
     raw = pa.array([text.encode() for text in texts[:2]] + [b"\xff\xfe"] + [text.encode() for text in texts[3:]])
     table = pa.table({"text": pa.Array.from_buffers(pa.string(), 5, raw.buffers())})
@@ -172,12 +172,12 @@ def test_a_row_that_is_not_utf8_is_named_and_left_out(tmp_path: Path, name: str)
     else:
         with (pa.ipc.new_file if name == "file.arrow" else pa.ipc.new_stream)(str(path), table.schema) as writer:
             writer.write_table(table)
-    rows, told = _read(path)
+    rows, damage = _read(path)
     assert rows == [(i + 1, text) for i, text in enumerate(texts) if i != 2]
-    assert told == [f"{path}:3: not UTF-8 text (byte 0)"]
+    assert damage == [f"{path}:3: not UTF-8 text (byte 0)"]
 
 
-def test_a_damaged_row_group_is_left_out_and_the_others_are_read(tmp_path: Path) -> None:
+def test_a_damaged_row_group_is_skipped_and_the_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = [f"a text of its own, number {i}" for i in range(300)]
     pq.write_table(
@@ -191,12 +191,12 @@ def test_a_damaged_row_group_is_left_out_and_the_others_are_read(tmp_path: Path)
     content = bytearray(path.read_bytes())
     content[content.index(b"number 150")] ^= 0xFF
     path.write_bytes(bytes(content))
-    rows, (told,) = _read(path)
+    rows, (damage,) = _read(path)
     assert rows == [(i + 1, text) for i, text in enumerate(texts) if not 100 <= i < 200]
-    assert told.startswith(f"{path}: truncated or damaged in rows 101 to 200 (")
+    assert damage.startswith(f"{path}: truncated or damaged in rows 101 to 200 (")
     with pytest.raises(DataError, match="truncated or damaged in rows 101 to 200") as caught:
         list(formats.read_documents(path, "text"))
-    assert caught.value.hint == "copy the file again, or data.on_corrupt=skip"
+    assert caught.value.hint == "copy the file again, or set data.on_corrupt=skip"
 
 
 def test_damaged_offsets_of_arrow_are_found_before_they_are_followed(tmp_path: Path) -> None:
@@ -207,27 +207,27 @@ def test_damaged_offsets_of_arrow_are_found_before_they_are_followed(tmp_path: P
     offsets = struct.pack("<4i", 0, 5, 11, 16)
     assert path.read_bytes().count(offsets) == 1
     path.write_bytes(path.read_bytes().replace(offsets, struct.pack("<4i", 0, 5, 2**30, 16)))
-    rows, (told,) = _read(path)
+    rows, (damage,) = _read(path)
     assert rows == []
-    assert told.startswith(f"{path}: truncated or damaged from row 1 on (")
+    assert damage.startswith(f"{path}: truncated or damaged from row 1 on (")
 
 
-def test_packed_file_that_ends_early_gives_the_lines_before(tmp_path: Path) -> None:
+def test_compressed_file_that_ends_early_gives_the_lines_before(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     lines = "".join(json.dumps({"text": f"{i} {hash(str(i))}"}) + "\n" for i in range(5000)).encode()
     path.write_bytes(gzip.compress(lines)[:-2000])
-    rows, (told,) = _read(path)
+    rows, (damage,) = _read(path)
     assert 100 < len(rows) < 5000
-    assert told.startswith(f"{path}: truncated or damaged after line {len(rows)} (")
+    assert damage.startswith(f"{path}: truncated or damaged after line {len(rows)} (")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "file.arrow"])
-def test_whole_file_that_is_damaged_is_told_once(tmp_path: Path, name: str) -> None:
+def test_file_that_is_damaged_as_a_whole_is_reported_once(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     _WRITE[name](path)
     path.write_bytes(path.read_bytes()[:-9])
-    rows, told = _read(path)
-    assert (rows, len(told)) == ([], 1)
-    told_by_check = _Told()
-    assert not formats.check_file(path, "text", told_by_check)
-    assert told_by_check.messages == told
+    rows, damage = _read(path)
+    assert (rows, len(damage)) == ([], 1)
+    checked = _Damage()
+    assert not formats.check_file(path, "text", checked)
+    assert checked.messages == damage

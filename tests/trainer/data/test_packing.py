@@ -71,7 +71,7 @@ def test_an_epoch_of_all_rows_has_every_token_once(documents: list[str], rows: i
     cut=st.integers(0, 20),
     weight=st.floats(0.1, 10),
 )
-def test_row_goes_on_identically_from_any_position(
+def test_row_continues_identically_from_any_position(
     documents: list[str], more: list[str], seq_len: int, cut: int, weight: float
 ) -> None:
     sources = [documents, more]
@@ -93,9 +93,9 @@ def test_row_goes_on_identically_from_any_position(
 @given(documents=_documents(), seq_len=st.integers(1, 90))
 def test_last_target_of_a_sequence_is_the_first_input_of_the_next(documents: list[str], seq_len: int) -> None:
     row = _row([documents], _deal(len(documents)))
-    found = [row.take(seq_len) for _ in range(20)]
-    assert all(len(tokens) == seq_len + 1 and tokens.dtype == np.int32 for tokens in found)
-    assert all(a[-1] == b[0] for a, b in itertools.pairwise(found))
+    sequences = [row.take(seq_len) for _ in range(20)]
+    assert all(len(tokens) == seq_len + 1 and tokens.dtype == np.int32 for tokens in sequences)
+    assert all(a[-1] == b[0] for a, b in itertools.pairwise(sequences))
 
 
 @given(documents=_documents(), seq_len=st.integers(1, 90))
@@ -159,7 +159,7 @@ def test_a_small_source_is_repeated_while_a_large_one_goes_on() -> None:
 def test_position_of_another_mixture_is_refused_but_added_sources_begin() -> None:
     assert Position.from_json([5, 1, 20], 2) == Position(5, ((1, 20), (0, 0)))
     for numbers in ([5, 1, 20, 3, 40], [5, 1], [5], [-1, 0, 0]):
-        with pytest.raises(CheckpointError, match="the data loader's state is not one of 1 sources"):
+        with pytest.raises(CheckpointError, match="the data loader's state is not a state of 1 sources"):
             Position.from_json(numbers, 1)
 
 

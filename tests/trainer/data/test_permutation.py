@@ -16,7 +16,7 @@ def test_every_element_has_one_place(size: int, key: str) -> None:
 
 
 @given(size=st.integers(2**40, 2**60), place=st.integers(0, 2**40 - 1))
-def test_size_costs_neither_memory_nor_time(size: int, place: int) -> None:
+def test_size_needs_neither_memory_nor_time(size: int, place: int) -> None:
     permutation = Permutation(size, "large")
     assert 0 <= permutation[place] < size
     assert permutation[place] == Permutation(size, "large")[place]

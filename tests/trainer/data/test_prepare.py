@@ -81,7 +81,7 @@ def test_rows_without_text_are_skipped_and_counted(make_config: MakeConfig, tmp_
     assert dataset["skipped_rows"] == 3
 
 
-def test_prepared_folder_is_used_as_it_is_and_half_a_one_is_replaced(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_prepared_folder_is_reused_and_an_incomplete_one_is_replaced(make_config: MakeConfig, tmp_path: Path) -> None:
     target = tmp_path / "d"
     target.mkdir()
     (target / "part-00000.arrow").write_text("half of something")
@@ -117,7 +117,7 @@ def test_files_that_are_not_read_are_counted_and_markdown_is_read_but_for_the_ca
     assert dataset["warnings"][0] == f"data: 4 files in {folder} are not read: 2 .pdf, 1 .md, 1 LICENSE"
 
 
-def test_a_tokenizer_smaller_than_asked_is_remarked(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_tokenizer_smaller_than_configured_is_a_warning(make_config: MakeConfig, tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "small.jsonl", ["a page", "another page"])
     config = make_config(data={"path": os.fspath(path)})
     dataset, _, _ = _prepared(config, tmp_path / "d")
@@ -238,16 +238,16 @@ def test_damage_fails_by_default_and_is_skipped_and_counted_when_asked(
         prepare(config, tmp_path / "none")
 
 
-def test_fingerprint_is_of_the_content_wherever_it_lies(make_config: MakeConfig, tmp_path: Path) -> None:
-    found = []
+def test_fingerprint_depends_on_the_content_and_not_on_the_path(make_config: MakeConfig, tmp_path: Path) -> None:
+    fingerprints = []
     for name, texts in (("a", ["x y", "z"] * 20), ("b", ["x y", "z"] * 20), ("c", ["x y", "w"] * 20)):
         (tmp_path / name).mkdir()
         path = _jsonl(tmp_path / name / f"{name}.jsonl", list(texts))
         dataset, _, _ = _prepared(make_config(data={"path": os.fspath(path)}), tmp_path / name / "d")
-        found.append((dataset["fingerprint"], dataset["sources"][0]["fingerprint"]))
-    assert found[0] == found[1]
-    assert found[0][0] != found[2][0]
-    assert found[0][1] != found[2][1]
+        fingerprints.append((dataset["fingerprint"], dataset["sources"][0]["fingerprint"]))
+    assert fingerprints[0] == fingerprints[1]
+    assert fingerprints[0][0] != fingerprints[2][0]
+    assert fingerprints[0][1] != fingerprints[2][1]
 
 
 def test_document_of_any_of_many_files_is_found(

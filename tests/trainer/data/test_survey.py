@@ -23,20 +23,20 @@ def test_a_whole_corpus_is_counted(make_config: MakeConfig, mixed: dict[str, Any
         SourceConfig(path=source["path"], weight=weight)
         for source, weight in zip(mixed["sources"], (3.0, 1.0), strict=True)
     ]
-    found = survey(make_config(data={"path": None, "sources": sources}), mixed, documents=1000)
+    result = survey(make_config(data={"path": None, "sources": sources}), mixed, documents=1000)
     tokenizer = Tokenizer.from_file(str(Path(mixed["tokenizer"]["path"]) / "tokenizer.json"))
     lengths = [len(tokenizer.encode(text).ids) + 1 for text in sources_of(mixed)[0].documents]
-    large, few = found["sources"]
+    large, few = result["sources"]
     assert large["tokens"] == sum(lengths)
-    assert found["tokens"] == large["tokens"] + few["tokens"]
+    assert result["tokens"] == large["tokens"] + few["tokens"]
     assert {int(limit): n for limit, n in large["length_histogram"].items()} == {
         limit: n
         for limit in (2**i for i in range(20))
         if (n := sum(limit // 2 <= length < limit for length in lengths))
     }
     assert (large["weight"], few["weight"], large["measured_documents"]) == (0.75, 0.25, large["documents"])
-    assert found["documents"] == large["documents"] + few["documents"]
-    assert found["sample"].strip()
+    assert result["documents"] == large["documents"] + few["documents"]
+    assert result["sample"].strip()
 
 
 def test_a_large_corpus_is_estimated_from_some_documents(make_config: MakeConfig, dataset: Path) -> None:

@@ -57,7 +57,7 @@ def test_special_tokens_in_a_text_are_encoded_as_text(trained: Path) -> None:
         ("vocab.txt", r"vocab\.txt: unknown kind of tokenizer"),
     ],
 )
-def test_path_that_is_no_tokenizer_is_told(tmp_path: Path, name: str, message: str) -> None:
+def test_path_that_is_not_a_tokenizer_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "vocab.txt").write_text("")
     with pytest.raises(DataError, match=rf"tokenizer\.path=.*{message}") as caught:
@@ -65,7 +65,7 @@ def test_path_that_is_no_tokenizer_is_told(tmp_path: Path, name: str, message: s
     assert "SentencePiece .model file" in caught.value.hint
 
 
-def test_damaged_files_are_told(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(DataError, match=r"tokenizer\.json: not a readable tokenizer"):
         _prepare(tmp_path / "tokenizer.json", tmp_path / "a")
@@ -116,7 +116,7 @@ def _assert_equal_ids(model: Path, folder: Path, texts: list[str]) -> None:
         assert ours.encode(text, add_special_tokens=False).ids == reference.encode(text)
 
 
-def test_gpt_neox_folder_is_taken_as_it_is(shared_data: Path, tmp_path: Path) -> None:
+def test_gpt_neox_folder_is_used_unchanged(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "tokenizers" / "gpt-neox-20b"
     described = _prepare(source, tmp_path / "out")
     assert described["eos_id"] == described["bos_id"] == 0

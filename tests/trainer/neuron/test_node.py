@@ -20,9 +20,9 @@ def outcome(check: Check) -> tuple[str, str]:
     return check.status, check.shows
 
 
-def test_devices_are_read_and_counted_in_the_cores_that_processes_take() -> None:
-    found = devices.parse(samples.neuron_ls(2, logical_neuroncore_config=2, nc_count=4, memory_size=103079215104))
-    assert [(d.index, d.cores, d.memory_bytes) for d in found] == [(0, 2, 103079215104), (1, 2, 34359738368)]
+def test_devices_are_parsed_and_counted_in_logical_cores() -> None:
+    parsed = devices.parse(samples.neuron_ls(2, logical_neuroncore_config=2, nc_count=4, memory_size=103079215104))
+    assert [(d.index, d.cores, d.memory_bytes) for d in parsed] == [(0, 2, 103079215104), (1, 2, 34359738368)]
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_devices_are_read_and_counted_in_the_cores_that_processes_take() -> None
         ),
     ],
 )
-def test_devices_are_judged(text: str, status: str, shows: str) -> None:
-    assert outcome(devices.judge(devices.parse(text), 32)) == (status, shows)
+def test_devices_are_checked(text: str, status: str, shows: str) -> None:
+    assert outcome(devices.check_devices(devices.parse(text), 32)) == (status, shows)
 
 
 @pytest.mark.parametrize("text", ["", "table", "{}x", "[1]", '[{"neuron_device": 0}]', "3"])
-def test_what_is_not_neuron_ls_is_told(text: str) -> None:
+def test_unknown_output_of_neuron_ls_is_an_error(text: str) -> None:
     with pytest.raises(tools.ToolError, match="neuron-ls: its output can't be read"):
         devices.parse(text)
 
@@ -63,14 +63,14 @@ def test_what_is_not_neuron_ls_is_told(text: str) -> None:
         (samples.neuron_monitor(error="no driver"), "fail", "no driver"),
     ],
 )
-def test_error_counters_are_judged(line: str, status: str, shows: str) -> None:
-    assert outcome(monitor.judge(line)) == (status, shows)
+def test_error_counters_are_checked(line: str, status: str, shows: str) -> None:
+    assert outcome(monitor.check_report(line)) == (status, shows)
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"system_data": {"neuron_hw_counters": null}}'])
-def test_what_is_not_neuron_monitor_is_told(line: str) -> None:
+def test_unknown_output_of_neuron_monitor_is_an_error(line: str) -> None:
     with pytest.raises(tools.ToolError, match="neuron-monitor: its output can't be read"):
-        monitor.judge(line)
+        monitor.check_report(line)
 
 
 def test_bandwidth_is_read_by_size() -> None:
@@ -99,7 +99,7 @@ def install(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_the_tools_are_run_and_their_failures_told(tools_on_path: Path) -> None:
+def test_the_tools_are_run_and_their_failures_shown(tools_on_path: Path) -> None:
     install(tools_on_path, "neuron-ls", f"cat <<'END'\n{samples.neuron_ls()}\nEND")
     install(tools_on_path, "neuron-monitor", f"echo '{samples.neuron_monitor()}'; exec sleep 60")
     install(tools_on_path, "nccom-test", f"for last; do :; done\necho '{samples.NCCOM}' > \"$last\"")
@@ -109,22 +109,22 @@ def test_the_tools_are_run_and_their_failures_told(tools_on_path: Path) -> None:
     assert outcome(slow) == ("fail", "all-reduce of 256MB: 41.2 GiB/s, below preflight.min_nccom_gib_per_s=50")
     assert collectives.check(32, 1, 40.0, key="k").values == {"nccom_gib_per_s": 41.17}
     install(tools_on_path, "nccom-test", "echo 'rank 3 mismatch' >&2; exit 1")
-    assert outcome(collectives.check(32, 1, 1.0, key="k")) == ("fail", "nccom-test: ended with 1 (rank 3 mismatch)")
+    assert outcome(collectives.check(32, 1, 1.0, key="k")) == ("fail", "nccom-test: exit code 1 (rank 3 mismatch)")
 
 
-def test_tools_that_are_absent_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.setattr(tools, "_BIN", os.fspath(tmp_path))
     config = config_with(backend__name="nxd", backend__device="neuron", preflight__min_nccom_gib_per_s=1.0)
-    found = {check.name: outcome(check) for check in node.look(config)}
-    missing = f"not found on PATH or in {tmp_path}; the package aws-neuronx-tools brings it"
-    assert found["Neuron devices"] == ("fail", f"neuron-ls: {missing}")
-    assert found["Neuron error counters"] == ("fail", f"neuron-monitor: {missing}")
-    assert found["nccom-test in the node"] == ("skip", "the Neuron devices are not as they should be")
-    assert found["ahead-of-time compiler"][1].endswith("the package torch-neuronx brings it")
+    outcomes = {check.name: outcome(check) for check in node.look(config)}
+    missing = f"not found on PATH or in {tmp_path}; install the package aws-neuronx-tools"
+    assert outcomes["Neuron devices"] == ("fail", f"neuron-ls: {missing}")
+    assert outcomes["Neuron error counters"] == ("fail", f"neuron-monitor: {missing}")
+    assert outcomes["nccom-test in the node"] == ("skip", "the check of the Neuron devices failed")
+    assert outcomes["ahead-of-time compiler"][1].endswith("install the package torch-neuronx")
 
 
-def test_kernel_settings_are_compared_with_what_is_asked(tmp_path: Path) -> None:
+def test_kernel_settings_are_compared_with_the_configuration(tmp_path: Path) -> None:
     ports, backlog = tmp_path / "ports", tmp_path / "somaxconn"
     ports.write_text("23456,41000,44000-44003\n")
     backlog.write_text("4096\n")
@@ -186,22 +186,22 @@ def test_missing_software_is_named(installed: dict[str, str], problem: str) -> N
     assert versions.check(config, installed).shows.startswith(problem)
 
 
-def test_the_driver_is_asked_for_the_version_that_runs(tmp_path: Path) -> None:
+def test_the_loaded_driver_gives_its_version(tmp_path: Path) -> None:
     (tmp_path / "version").write_text("2.27.4.0\n")
     assert versions.installed(tmp_path / "version")["driver"] == "2.27.4.0"
     assert "driver" not in versions.installed(tmp_path / "none")
 
 
-def test_how_a_device_rounds_is_told_from_the_mean() -> None:
+def test_the_mean_shows_how_a_device_rounds() -> None:
     assert rounding_probe.measure(Config()) == 0.0, "this processor rounds to the nearest"
-    assert rounding_probe.judge(0.0, stochastic=False).status == "pass"
-    assert rounding_probe.judge(2**-10 + 1e-5, stochastic=True).status == "pass"
-    assert rounding_probe.judge(0.0, stochastic=True).shows == (
+    assert rounding_probe.check_rounding(0.0, stochastic=False).status == "pass"
+    assert rounding_probe.check_rounding(2**-10 + 1e-5, stochastic=True).status == "pass"
+    assert rounding_probe.check_rounding(0.0, stochastic=True).shows == (
         "mean of 1 + 2^-10 in BF16 is 1 + 0.000000, not 1 + 0.000977: not rounded stochastically"
     )
 
 
-def test_nodes_wait_for_each_other_and_find_what_is_wrong_with_their_own(
+def test_nodes_wait_for_each_other_and_report_their_own_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hlatctl.run import files
@@ -219,12 +219,12 @@ def test_nodes_wait_for_each_other_and_find_what_is_wrong_with_their_own(
     ]
     monkeypatch.setattr(node, "look", lambda config, across_nodes: iter(checks))
     monkeypatch.setattr("platform.node", lambda: "b")
-    with pytest.raises(PreflightError, match="not every node has been looked at in that time; done: b"):
-        preflight.look_at_node(config, run)
+    with pytest.raises(PreflightError, match="not every node was checked in that time; done: b"):
+        preflight.check_node(config, run)
     for other in ("a", "c"):
         entry = {"name": versions.NAME, "status": "pass", "shows": "", "values": {"driver": "3"}}
         files.write_json(run.preflight_nodes / f"{other}.json", {"v": 1, "host": other, "checks": [entry]})
-    preflight.look_at_node(config, run)
+    preflight.check_node(config, run)
     assert preflight.node_failures(run) == [
         "EFA adapters: 0 EFA adapters: below preflight.min_efa_devices=8",
         "driver 2: 2 of 3 nodes have 3",

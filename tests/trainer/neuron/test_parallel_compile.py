@@ -19,7 +19,7 @@ __all__ = ["tools_on_path"]
 NODE = f"node-{platform.node()}"
 
 
-def test_the_report_is_read_out_of_the_log() -> None:
+def test_the_report_is_parsed_from_the_log() -> None:
     report = parallel_compile.parse(samples.parallel_compile("/c", failed=("3+ab",)).splitlines(keepends=True))
     assert report is not None
     assert [Path(path).parent.name for path in report.compiled] == ["MODULE_1+ab", "MODULE_2+ab"]
@@ -27,7 +27,7 @@ def test_the_report_is_read_out_of_the_log() -> None:
     assert report.slowest_graph_s == 28.5
 
 
-def test_a_report_whose_lines_have_the_loggers_prefix_is_read_too() -> None:
+def test_a_report_whose_lines_have_the_loggers_prefix_is_parsed_too() -> None:
     text = "".join(f"INFO: {line}\n" for line in samples.parallel_compile("/c").splitlines())
     report = parallel_compile.parse(text.splitlines())
     assert report is not None
@@ -39,7 +39,7 @@ def test_a_log_without_a_whole_report_has_none(text: str) -> None:
     assert parallel_compile.parse(text.splitlines()) is None
 
 
-def test_a_node_compiles_into_its_own_folder_and_passes_everything_on(
+def test_a_node_compiles_into_its_own_folder_and_prints_all_output(
     tools_on_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Stands for the tool: runs the command with graphs extracted, leaves a module as compiled, and reports.
@@ -58,11 +58,11 @@ END""",
     assert parallel_compile.main(["--to", os.fspath(tmp_path), "--", sys.executable, "-c", code]) == 0
     assert "extracting 1\n" in capfd.readouterr().out
     assert files.read_json(tmp_path / NODE / "report.json")["graphs"] == 2
-    with pytest.raises(CompileError, match="ended with 1"):
+    with pytest.raises(CompileError, match="exit code 1"):
         parallel_compile.main(["--to", os.fspath(tmp_path), "--", sys.executable, "-c", "raise SystemExit(3)"])
 
 
-def test_a_graph_that_failed_is_named_with_the_compilers_last_word(tools_on_path: Path, tmp_path: Path) -> None:
+def test_a_failed_graph_is_named_with_the_compilers_last_line(tools_on_path: Path, tmp_path: Path) -> None:
     module = tmp_path / "neuronxcc-2.16.372.0+4a9b2326" / "MODULE_9+ab"
     module.mkdir(parents=True)
     (module / "model.log").write_text("lowering\n[F137] neuronx-cc was forcibly killed\n\n")
@@ -80,17 +80,17 @@ def test_a_graph_that_failed_is_named_with_the_compilers_last_word(tools_on_path
     ("script", "message"),
     [
         ("exit 0", "printed no report"),
-        ("exit 7", "ended with 7"),
+        ("exit 7", "exit code 7"),
         (f"cat <<'END'\n{samples.parallel_compile('/c', compiled=())}\nEND", "no graph was extracted"),
     ],
 )
-def test_a_tool_that_breaks_off_is_told(tools_on_path: Path, tmp_path: Path, script: str, message: str) -> None:
+def test_a_tool_that_fails_is_an_error(tools_on_path: Path, tmp_path: Path, script: str, message: str) -> None:
     install(tools_on_path, "neuron_parallel_compile", script)
     with pytest.raises(CompileError, match=message):
         parallel_compile.compile_node(tmp_path / "to", ["true"])
 
 
-def test_the_trainers_own_error_is_not_told_over(
+def test_the_trainers_own_error_takes_precedence(
     tools_on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tools_on_path, "neuron_parallel_compile", "exit 1")

@@ -1,7 +1,7 @@
-"""``python -m tests.flows.sweep.killed_heads SWEEP_DIR SEED LIVES``: a sweep's head dies again and again.
+"""``python -m tests.flows.sweep.killed_drivers SWEEP_DIR SEED KILLS``: kills the drivers of a sweep at random events.
 
-Every life is a forked process that drives the sweep and kills itself with the n-th event that anything in it journals,
-before or after the event is on the disk. After so many deaths one may live. Prints how many have died.
+Each driver is a forked process that kills itself at the n-th event that it journals, before or after writing it. After
+KILLS deaths a driver may finish. Prints how many died.
 """
 
 from __future__ import annotations

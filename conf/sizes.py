@@ -1,0 +1,174 @@
+"""Sizes that follow from a configuration: parameters, bytes per parameter, checkpoints and the disk space they need.
+
+Plan, preflight, trainer and simulation all use these numbers. Nothing here is measured, and nothing imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conf.schema import Config, ModelConfig
+
+FP32_BYTES, BF16_BYTES = 4, 2
+#: Bytes of one activation, by ``precision.name``.
+COMPUTE_BYTES = {"fp32": FP32_BYTES, "mixed": BF16_BYTES, "bf16_sr": BF16_BYTES, "bf16": BF16_BYTES}
+#: Besides the tensors, each process writes its random state and its position in the corpus (10.4 kB measured on one
+#: CPU process), and the header of its shard: about 130 bytes per tensor.
+CHECKPOINT_BYTES_PER_PROCESS = 32 << 10
+#: ``checkpoint.fast_dir`` holds the newest verified checkpoint and the one that is being written.
+FAST_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes per parameter, by purpose.
+
+    Args:
+        gradients: the buffer in which micro-batches are accumulated.
+        moments: both of AdamW's.
+        master: FP32 weights beside BF16 ones.
+        own_gradients: gradients of BF16 weights beside an FP32 buffer.
+    """
+
+    weights: int
+    gradients: int
+    moments: int
+    master: int = 0
+    own_gradients: int = 0
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes per parameter in a checkpoint: the moments, and the weights or their masters."""
+        return (self.master or self.weights) + self.moments
+
+
+_FULL = StateBytes(weights=4, gradients=4, moments=8)
+_TORCH_BF16 = StateBytes(weights=2, gradients=4, moments=4, own_gradients=2)
+_NXD_BF16 = StateBytes(weights=2, gradients=2, moments=4)
+#: By ``backend.name`` and ``precision.name``. With mixed precision NxD keeps BF16 weights and FP32 masters, and
+#: accumulates micro-batches in FP32 (HLAT 70B's published script); torch_native keeps FP32 weights.
+STATE_BYTES = {
+    ("torch_native", "fp32"): _FULL,
+    ("torch_native", "mixed"): _FULL,
+    ("torch_native", "bf16_sr"): _TORCH_BF16,
+    ("torch_native", "bf16"): _TORCH_BF16,
+    ("nxd", "fp32"): _FULL,
+    ("nxd", "mixed"): StateBytes(weights=2, gradients=4, moments=8, master=4),
+    ("nxd", "bf16_sr"): _NXD_BF16,
+    ("nxd", "bf16"): _NXD_BF16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Parameters of a model, by module."""
+
+    embedding: int
+    attention: int
+    feed_forward: int
+    norms: int
+    lm_head: int
+
+    @property
+    def total(self) -> int:
+        """The sum of all modules."""
+        return self.embedding + self.attention + self.feed_forward + self.norms + self.lm_head
+
+
+def parameters(model: ModelConfig) -> Parameters:
+    """Exact parameter counts of a LLaMA-family decoder without biases.
+
+    Per layer: query and output projections of hidden x hidden, key and value projections of hidden x (kv_heads x
+    head_dim), gate, up and down projections of hidden x intermediate, two RMSNorms. One RMSNorm follows the last layer.
+    """
+    hidden, layers = model.hidden_size, model.num_layers
+    kv_width = model.num_kv_heads * model.head_dim
+    return Parameters(
+        embedding=model.vocab_size * hidden,
+        attention=layers * (2 * hidden * hidden + 2 * hidden * kv_width),
+        feed_forward=layers * 3 * hidden * model.intermediate_size,
+        norms=(2 * layers + 1) * hidden,
+        lm_head=0 if model.tie_embeddings else model.vocab_size * hidden,
+    )
+
+
+def state_bytes(config: Config) -> StateBytes:
+    """Return the bytes per parameter of a configuration's backend and precision."""
+    return STATE_BYTES[config.backend.name, config.precision.name]
+
+
+def stage_layers(config: Config, stage: int) -> range:
+    """Return the layers of a pipeline stage: as even as possible, earlier stages have the larger shares."""
+    share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size)
+    start = stage * share + min(stage, extra)
+    return range(start, start + share + (stage < extra))
+
+
+def stage_parameters(config: Config, stage: int) -> int:
+    """Return the parameters of one tensor-parallel process of a pipeline stage, before sharding over replicas."""
+    counts, tensor = parameters(config.model), config.parallel.tensor_parallel_size
+    total = len(stage_layers(config, stage)) * layer_parameters(config)
+    if stage == 0:
+        total += counts.embedding // tensor
+    if stage == config.parallel.pipeline_parallel_size - 1:
+        total += counts.lm_head // tensor + config.model.hidden_size
+    return total
+
+
+def layer_parameters(config: Config) -> int:
+    """Return one process's parameters of a layer.
+
+    Projections are divided by the tensor-parallel size, norms are not, and key and value heads are copied if there are
+    fewer than processes.
+    """
+    model, tensor = config.model, config.parallel.tensor_parallel_size
+    products = 2 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
+    return products // tensor + 2 * model.hidden_size * kv_width(config) + 2 * model.hidden_size
+
+
+def kv_width(config: Config) -> int:
+    """Return the width of one process's keys (and of its values)."""
+    model = config.model
+    return max(1, model.num_kv_heads // config.parallel.tensor_parallel_size) * model.head_dim
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Return the bytes of one checkpoint, of all processes together: tensors, loader and random state, headers."""
+    tensors = state_bytes(config).checkpoint * parameters(config.model).total
+    return tensors + config.world_size * CHECKPOINT_BYTES_PER_PROCESS
+
+
+def checkpoints_kept(config: Config) -> int:
+    """Return how many checkpoints the run directory holds at most, without the one that is being written.
+
+    These are the permanent ones, those of milestones (if none is evaluated yet), and the newest ``checkpoint.keep`` of
+    the others. A step that is permanent and a milestone counts once.
+    """
+    every, total = config.checkpoint.every_steps, config.total_steps
+    protected = {*config.milestones, *_permanent_steps(config)}
+    written = total // every + (total % every > 0)
+    others = written - sum(step % every == 0 or step == total for step in protected)
+    return len(protected) + min(config.checkpoint.keep, others)
+
+
+def _permanent_steps(config: Config) -> set[int]:
+    """Return the steps for which ``Config.is_permanent`` is true."""
+    every = config.checkpoint.keep_every_tokens or 0
+    return {-(-nth * every // config.tokens_per_step) for nth in range(1, config.permanent_checkpoints + 1)}
+
+
+def runs_dir_bytes(config: Config, existing: int = 0) -> int:
+    """Return the free space that a run's checkpoints still need in ``runs_dir``: those kept, and one being written.
+
+    Args:
+        config: of the run.
+        existing: checkpoints that are in the run directory already.
+    """
+    return checkpoint_bytes(config) * max(1, checkpoints_kept(config) + 1 - existing)
+
+
+def fast_dir_bytes(config: Config, existing: int = 0) -> int:
+    """Return the same for ``checkpoint.fast_dir``: 0 if it is not set."""
+    if config.checkpoint.fast_dir is None:
+        return 0
+    return checkpoint_bytes(config) * max(1, FAST_CHECKPOINTS - existing)

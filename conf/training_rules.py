@@ -1,0 +1,77 @@
+"""Rules that the trainer and the simulation share: when a checkpoint is saved, which ones stay, how training ends.
+
+Everything here is pure. Milestones and permanent steps are properties of ``conf.schema.Config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from conf.schema import Config
+
+SaveReason = Literal["final", "stop", "milestone", "permanent", "interval"]
+#: A save for one of these reasons is never skipped: training ends with it, or an evaluation needs it.
+REQUIRED: frozenset[SaveReason] = frozenset({"final", "stop", "milestone"})
+#: Training waits until a save for one of these reasons is complete.
+BLOCKING: frozenset[SaveReason] = frozenset({"final", "stop"})
+
+Outcome = Literal["finished", "stop", "rollback"]
+#: Exit code of a training process that ends without an error. After ``stop`` (SIGTERM) a checkpoint has been written;
+#: after ``rollback`` the run continues from the newest checkpoint. 75 is EX_TEMPFAIL of sysexits.h.
+EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stop": 75, "rollback": 76}
+
+
+class CheckpointPolicy:
+    """When a run saves checkpoints, and which of them it deletes."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._milestones = config, config.milestones
+
+    def reason_to_save(self, step: int, *, stopping: bool = False) -> SaveReason | None:
+        """Return why a checkpoint is saved after a step, or None if none is saved.
+
+        Args:
+            step: that has just been completed.
+            stopping: training was asked to stop after it.
+        """
+        if step == self._config.total_steps:
+            return "final"
+        if stopping:
+            return "stop"
+        if step in self._milestones:
+            return "milestone"
+        if self._config.is_permanent(step):
+            return "permanent"
+        return None if step % self._config.checkpoint.every_steps else "interval"
+
+    def next_save(self, step: int) -> int:
+        """Return the first step after ``step`` with a reason to save; ``step`` is not the last one."""
+        config = self._config
+        every_steps, every_tokens = config.checkpoint.every_steps, config.checkpoint.keep_every_tokens
+        candidates = [(step // every_steps + 1) * every_steps, config.total_steps]
+        candidates += [milestone for milestone in self._milestones if milestone > step]
+        if every_tokens:
+            permanent_tokens = (step * config.tokens_per_step // every_tokens + 1) * every_tokens
+            candidates.append(-(-permanent_tokens // config.tokens_per_step))
+        return min(candidates)
+
+    def to_delete(
+        self, steps: Sequence[int], *, verified: Sequence[int], is_evaluated: Callable[[int], bool]
+    ) -> set[int]:
+        """Return the checkpoints that are not needed any more.
+
+        The newest ``checkpoint.keep`` stay, and besides them permanent checkpoints, milestones until they are
+        evaluated, and the newest verified checkpoint.
+
+        Args:
+            steps: of the run's checkpoints, ascending, without rejected ones.
+            verified: those of them that were read again after they were written, ascending.
+            is_evaluated: whether the milestone of this many tokens is evaluated.
+        """
+        rolling = [step for step in steps if not self._is_protected(step, is_evaluated)]
+        return {*rolling[: -self._config.checkpoint.keep]} - {*verified[-1:]}
+
+    def _is_protected(self, step: int, is_evaluated: Callable[[int], bool]) -> bool:
+        pending = step in self._milestones and not is_evaluated(self._milestones[step])
+        return pending or self._config.is_permanent(step)

@@ -1,0 +1,108 @@
+"""The connection to MLflow, and how runs and sweeps are found and logged there."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.schema import TrackingConfig
+from flows.tracking import ui_record
+from hlatctl.run.errors import DependencyError, HlatctlError, StorageError
+from hlatctl.run.paths import mlflow_database
+from hlatctl.run.redact import hide
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+SQLITE = "sqlite:///"
+#: MLflow's status by the outcome of a run or a sweep.
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+#: MLflow's REST API takes no longer value of a parameter.
+_MAX_PARAM_CHARS = 6000
+
+#: With MLflow's own defaults, a request to a server that doesn't answer takes many minutes.
+_MLFLOW_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+}
+
+
+def default_tracking_uri(runs_dir: Path) -> str:
+    """Return MLflow's address if none is configured: a database in the runs folder."""
+    return f"{SQLITE}{mlflow_database(runs_dir.absolute())}"
+
+
+@contextmanager
+def connection(tracking: TrackingConfig, runs_dir: Path) -> Iterator[tuple[MlflowClient, str]]:
+    """Connect to the configured MLflow; yields a client and MLflow's address.
+
+    Raises:
+        DependencyError: MLflow is not installed.
+        StorageError: MLflow doesn't answer, or rejects a request; the message contains no credentials.
+    """
+    uri = tracking.mlflow_uri or default_tracking_uri(runs_dir)
+    try:
+        yield connect(uri, runs_dir), uri
+    except HlatctlError:
+        raise
+    except Exception as error:
+        # MlflowException, SQLAlchemyError, OSError and requests' errors: in each case the copy is incomplete, the run
+        # doesn't depend on it, and a retry is safe.
+        lines = hide(str(error)).splitlines() or [type(error).__name__]
+        raise StorageError(
+            f"tracking.mlflow_uri={hide(uri)}: {lines[0][:300]}",
+            hint="the run continues without MLflow; `hlatctl sync` copies the rest later",
+        ) from error
+
+
+def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:
+    """Return an MLflow client with short timeouts, and with the password if `hlatctl ui` serves that address."""
+    for name, value in _MLFLOW_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    ui = ui_record.read(runs_dir) if runs_dir else None
+    if ui and ui.mlflow == uri.rstrip("/"):
+        # The password changes at each start of the server. A client reads the variables for each request.
+        os.environ["MLFLOW_TRACKING_USERNAME"], _, os.environ["MLFLOW_TRACKING_PASSWORD"] = ui.auth.partition(":")
+    if uri.startswith(SQLITE):
+        _check_sqlite(Path(uri.removeprefix(SQLITE)))
+    try:
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise DependencyError(
+            f"tracking.enabled=true: mlflow can't be imported ({error})",
+            hint="pip install 'hlatctl[head]', or tracking.enabled=false",
+        ) from None
+    return MlflowClient(tracking_uri=uri)
+
+
+def find_run(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> Run | None:
+    """Return the MLflow run that has these tags, or None."""
+    wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+    return next(iter(client.search_runs([experiment_id], wanted, max_results=1)), None)
+
+
+def log_params(client: MlflowClient, run_id: str, values: Mapping[str, object]) -> None:
+    """Log parameters with passwords hidden. MLflow splits them into requests; a parameter can't be changed later."""
+    from mlflow.entities import Param
+
+    client.log_batch(run_id, params=[Param(key, hide(str(value))[:_MAX_PARAM_CHARS]) for key, value in values.items()])
+
+
+def _check_sqlite(path: Path) -> None:
+    # MLflow would retry for an hour to open a file that can't be opened.
+    try:
+        with closing(sqlite3.connect(path, timeout=10)) as database:
+            database.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"tracking.mlflow_uri={SQLITE}{path}: can't be opened ({error})",
+            hint="choose another with tracking.mlflow_uri=, or tracking.enabled=false",
+        ) from None

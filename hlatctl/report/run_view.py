@@ -1,0 +1,96 @@
+"""A run's current state: its journal, its configuration, and whether a process drives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hlatctl.run import sweep
+from hlatctl.run.errors import HlatctlError, StorageError
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import read_events
+from hlatctl.run.lease import driver_pid
+from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.state import RunState
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+#: Status of a run or sweep that is running according to its journal, but has no driver.
+INTERRUPTED = "interrupted"
+_ENDED = ("finished", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run's state, as far as its folder can be read.
+
+    Args:
+        status: as in ``RunState``, or ``interrupted`` (no process drives it), ``stopping``, ``damaged``.
+        driver_pid: the process that drives it.
+        config: None if it can't be read; ``problem`` says why.
+    """
+
+    run: RunPaths
+    state: RunState
+    status: str
+    driver_pid: int | None
+    config: Config | None
+    problem: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether no process drives the run."""
+        return self.driver_pid is None
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run. None if its configuration can't be read."""
+        return self.config.total_steps if self.config else None
+
+
+def view_run(run: RunPaths) -> RunView:
+    """Return a run's state. A folder that can't be read gets the status ``damaged``."""
+    pid = driver_pid(run)
+    config, problem = _read_config(run)
+    try:
+        state = read_state(run)
+    except StorageError as error:
+        return RunView(run, RunState(), "damaged", pid, config, error.message)
+    return RunView(run, state, "damaged" if problem else _status(state, pid), pid, config, problem)
+
+
+def view_sweep(paths: SweepPaths) -> tuple[sweep.SweepState, int | None]:
+    """Return a sweep's state and the process that drives it. Its status is ``interrupted`` if it lost its driver."""
+    state, pid = sweep.fold(read_events(paths)), driver_pid(paths)
+    if state.status == "running" and pid is None:
+        state.status = INTERRUPTED
+    return state, pid
+
+
+def is_simulated(run: RunPaths) -> bool:
+    """Return whether a dry run made a run or a sweep. False if its folder can't be read."""
+    if isinstance(run, SweepPaths):
+        return sweep.fold(read_events(run)).simulated
+    config, _ = _read_config(run)  # much less to read than a long journal
+    return config is not None and config.cluster.launcher == "mock"
+
+
+def _status(state: RunState, pid: int | None) -> str:
+    if state.status in _ENDED or (pid is None and state.status != "running"):
+        return state.status
+    if pid is not None:
+        return "stopping" if state.stop_requested else "running"
+    # A driver that stops on a full disk can't journal its end. Without an open attempt, nothing is running.
+    attempt = state.attempt
+    is_training = attempt is not None and attempt.ended_unix_s is None and not state.train_stopped
+    return "stopped" if state.stop_requested and not is_training else INTERRUPTED
+
+
+def _read_config(run: RunPaths) -> tuple[Config | None, str]:
+    import conf.load
+
+    try:
+        return conf.load.load(run.config), ""
+    except HlatctlError as error:
+        return None, error.message

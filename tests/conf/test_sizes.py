@@ -1,0 +1,124 @@
+"""Parameters, checkpoints and disk space, against counts made by hand or step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.schema import (
+    BackendConfig,
+    CheckpointConfig,
+    ClusterConfig,
+    Config,
+    EvalConfig,
+    ModelConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    PrecisionName,
+    TrainConfig,
+)
+from conf.sizes import (
+    checkpoint_bytes,
+    checkpoints_kept,
+    fast_dir_bytes,
+    parameters,
+    runs_dir_bytes,
+    stage_layers,
+    stage_parameters,
+)
+
+LLAMA_7B = ModelConfig(
+    vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, num_layers=32, num_heads=32, num_kv_heads=32
+)
+LLAMA2_70B = ModelConfig(
+    vocab_size=32_000, hidden_size=8192, intermediate_size=28_672, num_layers=80, num_heads=64, num_kv_heads=8
+)
+
+
+def test_parameters_of_the_published_shapes() -> None:
+    assert parameters(LLAMA_7B).total == 6_738_415_616
+    assert parameters(LLAMA2_70B).total == 68_976_648_192
+
+
+def test_parameters_of_a_model_small_enough_to_add_up_by_hand() -> None:
+    model = ModelConfig(vocab_size=10, hidden_size=8, intermediate_size=12, num_layers=2, num_heads=4, num_kv_heads=2)
+    counts = parameters(model)
+    assert (counts.embedding, counts.lm_head) == (80, 80)
+    assert counts.attention == 2 * (8 * 8 + 8 * 4 + 8 * 4 + 8 * 8)
+    assert counts.feed_forward == 2 * 3 * 8 * 12
+    assert counts.norms == 5 * 8
+
+
+def test_the_pipeline_stages_have_all_parameters_and_layers() -> None:
+    config = Config(model=replace(LLAMA_7B, num_layers=30), parallel=ParallelConfig(pipeline_parallel_size=4))
+    assert [len(stage_layers(config, stage)) for stage in range(4)] == [8, 8, 7, 7]
+    assert [layer for stage in range(4) for layer in stage_layers(config, stage)] == list(range(30))
+    assert sum(stage_parameters(config, stage) for stage in range(4)) == parameters(config.model).total
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "per_parameter"),
+    [
+        (BackendConfig(), "fp32", 12),
+        (BackendConfig(), "mixed", 12),
+        (BackendConfig(), "bf16_sr", 6),
+        (BackendConfig(name="nxd"), "mixed", 12),  # the masters, not the BF16 weights made from them
+        (BackendConfig(name="nxd"), "bf16", 6),
+    ],
+)
+def test_a_checkpoint_has_weights_two_moments_and_a_little_for_each_process(
+    backend: BackendConfig, precision: PrecisionName, per_parameter: int
+) -> None:
+    cluster = ClusterConfig(processes_per_node=32)
+    config = Config(model=LLAMA_7B, backend=backend, precision=PrecisionConfig(name=precision), cluster=cluster)
+    assert checkpoint_bytes(config) == per_parameter * 6_738_415_616 + 32 * 32_768
+
+
+def test_checkpoints_of_pending_milestones_are_kept_besides_the_newest() -> None:
+    config = Config(
+        train=TrainConfig(tokens=1000, global_batch_size=1, seq_len=1),
+        checkpoint=CheckpointConfig(every_steps=100, keep=3),
+        eval=EvalConfig(every_tokens=250),
+    )
+    # Written: every 100th and 250, 500, 750, 1000. Kept: 700, 800, 900 and 250, 500, 750, 1000.
+    assert checkpoints_kept(config) == 7
+    assert runs_dir_bytes(config) == 8 * checkpoint_bytes(config)
+    assert runs_dir_bytes(config, existing=3) == 5 * checkpoint_bytes(config)
+    assert runs_dir_bytes(config, existing=9) == checkpoint_bytes(config)
+
+
+@given(
+    total=st.integers(1, 60),
+    every=st.integers(1, 12),
+    keep=st.integers(1, 5),
+    milestone=st.integers(5, 70) | st.none(),
+    permanent=st.integers(3, 70) | st.none(),
+)
+def test_no_moment_of_a_run_has_more_checkpoints_than_counted(
+    total: int, every: int, keep: int, milestone: int | None, permanent: int | None
+) -> None:
+    config = Config(
+        train=TrainConfig(tokens=3 * total, global_batch_size=1, seq_len=3),
+        checkpoint=CheckpointConfig(every_steps=every, keep=keep, keep_every_tokens=permanent),
+        eval=EvalConfig(enabled=milestone is not None, every_tokens=milestone or 1),
+    )
+    stored: list[int] = []
+    most = 0
+    for step in range(1, total + 1):
+        protected = step in config.milestones or config.is_permanent(step)
+        if protected or step % every == 0 or step == total:
+            stored.append(step)
+            rolling = [old for old in stored if old not in config.milestones and not config.is_permanent(old)]
+            stored = [old for old in stored if old not in rolling[:-keep]]
+            most = max(most, len(stored))
+    assert checkpoints_kept(config) == most
+
+
+def test_the_fast_folder_has_two_checkpoints_at_once() -> None:
+    config = Config(checkpoint=CheckpointConfig(fast_dir="/mnt/nvme"))
+    assert fast_dir_bytes(config) == 2 * checkpoint_bytes(config)
+    assert fast_dir_bytes(config, existing=1) == checkpoint_bytes(config)
+    assert fast_dir_bytes(Config()) == 0

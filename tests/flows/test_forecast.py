@@ -1,0 +1,50 @@
+"""A forecast that is terminated leaves no process behind; test_rehearsal.py has what a simulation computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from signal import SIGKILL, SIGTERM
+
+from hlatctl.run import processes
+
+#: Two workers on any machine, and more simulations than they can finish.
+FORECAST = """
+import os, sys
+os.cpu_count = lambda: 2
+from conf.compose import compose
+from flows import forecast
+
+config = compose(["cluster=mock", "eval.enabled=false", "train.max_steps=100000", "train.seq_len=512"])
+forecast.play_all(config, 10_000, print)
+"""
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_forecast_that_is_terminated_leaves_no_worker_process() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", FORECAST], stdout=subprocess.DEVNULL)
+    workers: list[processes.Identity] = []
+
+    def started() -> bool:
+        children = filter(None, map(processes.identify, processes.descendants(parent.pid)))
+        workers[:] = [child for child in children if "spawn_main" in " ".join(processes.command_line(child.pid))]
+        return len(workers) == 2
+
+    try:
+        wait_for(started)
+        parent.send_signal(SIGTERM)
+        assert parent.wait(60) == -SIGTERM
+        wait_for(lambda: not any(map(processes.alive, workers)))
+    finally:
+        parent.kill()
+        parent.wait()
+        for worker in workers:
+            processes.send(worker, SIGKILL)

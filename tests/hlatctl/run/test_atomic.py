@@ -1,0 +1,77 @@
+"""Files and folders appear complete or not at all. What killed processes leave is removed; what others fill is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hlatctl.run.atomic import new_file, new_folder, partial_folder, replace_folder
+from hlatctl.run.errors import StorageError
+
+#: Fills a folder for the target that it is given, and is killed.
+_DIES = """
+import os, sys
+from pathlib import Path
+from hlatctl.run.atomic import partial_folder
+with partial_folder(Path(sys.argv[1])) as partial:
+    (partial / "half").write_text("of it")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_for_the_same_target(tmp_path: Path) -> None:
+    target = tmp_path / "abc"
+    subprocess.run([sys.executable, "-c", _DIES, os.fspath(target)], check=False)
+    (left_over,) = tmp_path.iterdir()
+    (tmp_path / ".other.1.partial").mkdir()
+    with partial_folder(target) as partial:
+        assert not left_over.exists()
+        partial.rename(target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.1.partial", "abc"]
+
+
+def test_the_folder_of_a_running_process_is_kept(tmp_path: Path) -> None:
+    with partial_folder(tmp_path / "abc") as filled:
+        filled.rename(tmp_path / ".abc.1.partial")  # as that of another process
+        with partial_folder(tmp_path / "abc"):
+            assert (tmp_path / ".abc.1.partial").is_dir()
+
+
+def test_a_file_appears_when_it_is_complete_and_a_failure_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    with new_file(path) as temporary:
+        temporary.write_text("old")
+        assert not path.exists()
+    monkeypatch.setattr(os, "fsync", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError), new_file(path) as temporary:
+        temporary.write_text("new")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
+    assert path.read_text() == "old"
+
+
+def test_a_new_folder_appears_when_it_is_complete_and_refuses_one_that_is_not_empty(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with pytest.raises(RuntimeError), new_folder(target):
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+    target.mkdir()
+    with new_folder(target) as partial:
+        (partial / "weights").touch()
+    assert [path.name for path in target.iterdir()] == ["weights"]
+    with pytest.raises(StorageError, match="not an empty folder"), new_folder(target):
+        pass
+
+
+def test_a_folder_replaces_one_of_the_same_name(tmp_path: Path) -> None:
+    for name in ("temporary", "target"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    replaced = replace_folder(tmp_path / "temporary", tmp_path / "target")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["target", "target/temporary"]
+    assert replaced == tmp_path / "target"
