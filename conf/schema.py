@@ -379,6 +379,22 @@ class SlurmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContainerConfig:
+    """The container in which a Slurm cluster runs jobs; without an image, they run in this hlatctl's environment."""
+
+    image: str | None = None
+    """Of pyxis (`registry#image:tag` or a squashfs file) or Apptainer; contains hlatctl in the driver's version."""
+    mounts: list[str] = field(default_factory=list)
+    """Folders of the node to mount, as `FROM:TO` or `FROM:TO:ro`; the runs folder always is."""
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    """`pyxis` (options of srun) or `apptainer`."""
+    python: str = "python3"
+    """Python inside the image."""
+    options: list[str] = field(default_factory=list)
+    """Further options, such as `--nv` of `apptainer exec`; for pyxis, of srun."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Where jobs run."""
 
@@ -391,6 +407,7 @@ class ClusterConfig:
     interface: str | None = None
     """Network interface that processes on several nodes talk through, such as `eth0`; None: the libraries choose."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    container: ContainerConfig = field(default_factory=ContainerConfig)
     worker_cache_dir: str = "~/.cache/hlatctl"
     """Folder on each worker's own disk for compiled graphs."""
     price_usd_per_node_hour: NonNegativeFloat | None = None

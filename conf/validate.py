@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from conf import layouts
+from conf import layouts, slurm_rules
 from conf.amend import batch_numbers
 from conf.constraints import violations
 from conf.environment import SET_ELSEWHERE
@@ -196,6 +196,7 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _suite,
     _runner,
     _cluster,
+    *slurm_rules.RULES,
     _sources,
     _skipped,
     _environment,

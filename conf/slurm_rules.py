@@ -1,0 +1,105 @@
+"""The rules of a Slurm cluster's configuration that need no scheduler. ``flows.launch.slurm.limits`` asks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError
+
+#: Options of sbatch that hlatctl sets or that break its jobs, and what sets them instead.
+_OWN_OPTIONS = {
+    "--account": "cluster.slurm.account",
+    "--array": "hlatctl, which submits single jobs",
+    "--comment": "hlatctl, which finds its jobs by it",
+    "--exclude": "the node ledger",
+    "--exclusive": "cluster.slurm.exclusive",
+    "--export": "backend.env",
+    "--job-name": "hlatctl, which finds its jobs by it",
+    "--no-requeue": "hlatctl, which submits a new job",
+    "--nodes": "cluster.nodes",
+    "--ntasks": "cluster.nodes",
+    "--ntasks-per-node": "hlatctl, which starts one program per node",
+    "--open-mode": "hlatctl",
+    "--output": "hlatctl, which writes to the run's logs",
+    "--partition": "cluster.slurm.partition",
+    "--qos": "cluster.slurm.qos",
+    "--requeue": "hlatctl, which submits a new job",
+    "--signal": "cluster.slurm.stop_before_limit_s",
+    "--test-only": "`hlatctl plan`, which submits nothing",
+    "--time": "cluster.slurm.time_limit_s",
+    "--wait": "hlatctl, which waits itself",
+    "--wrap": "hlatctl, which submits a script",
+}
+#: Slurm sends the signal before the time limit up to this much earlier (sbatch(1), --signal).
+_SIGNAL_EARLY_S = 60
+#: A mount: absolute paths and options, without the separators of lists.
+_MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[A-Za-z+]+)?")
+_WORD = re.compile(r"[^\s,-][^\s]*")
+
+
+def _names(config: Config) -> Iterator[ConfigError]:
+    settings = config.cluster.slurm
+    for key in ("partition", "account", "qos"):
+        value = getattr(settings, key)
+        if value is not None and not _WORD.fullmatch(value):
+            yield ConfigError(
+                f"cluster.slurm.{key}={value!r}: must be a name without spaces", hint=f"cluster.slurm.{key}=NAME"
+            )
+
+
+def _extra(config: Config) -> Iterator[ConfigError]:
+    for index, option in enumerate(config.cluster.slurm.extra):
+        key, name = f"cluster.slurm.extra[{index}]={option!r}", option.partition("=")[0]
+        if not re.fullmatch(r"--[a-z][a-z-]*(=[^\x00-\x1f\x7f]*)?", option):
+            yield ConfigError(
+                f"{key}: must be one long option of sbatch, on one line",
+                hint="write --name=value, such as cluster.slurm.extra=[--gpus-per-node=8]",
+            )
+        elif owner := _owner(name):
+            yield ConfigError(f"{key}: {name} is set by {owner}", hint=f"remove {name} from cluster.slurm.extra")
+
+
+def _owner(name: str) -> str:
+    """Return what sets an option; sbatch also takes the beginning of a name."""
+    if name in _OWN_OPTIONS:
+        return _OWN_OPTIONS[name]
+    longer = sorted(own for own in _OWN_OPTIONS if own.startswith(name))
+    return _OWN_OPTIONS[longer[0]] if longer else ""
+
+
+def _time_limit(config: Config) -> Iterator[ConfigError]:
+    settings = config.cluster.slurm
+    least = settings.stop_before_limit_s + _SIGNAL_EARLY_S
+    if settings.time_limit_s is not None and settings.time_limit_s <= least:
+        yield ConfigError(
+            f"cluster.slurm.time_limit_s={settings.time_limit_s}: must be more than {least}, because training stops "
+            f"cluster.slurm.stop_before_limit_s={settings.stop_before_limit_s} before it, and Slurm asks up to "
+            f"{_SIGNAL_EARLY_S} s earlier",
+            hint="use a longer time_limit_s or a shorter stop_before_limit_s",
+        )
+
+
+def _container(config: Config) -> Iterator[ConfigError]:
+    container = config.cluster.container
+    words = {"image": container.image or "-", "python": container.python}
+    words |= {f"options[{index}]": option for index, option in enumerate(container.options)}
+    for key, value in words.items():
+        if not value or re.search(r"[\x00-\x1f\x7f]", value):
+            yield ConfigError(f"cluster.container.{key}={value!r}: must be one line, and not empty")
+    for index, mount in enumerate(container.mounts):
+        if not _MOUNT.fullmatch(mount):
+            yield ConfigError(
+                f"cluster.container.mounts[{index}]={mount!r}: must be FROM:TO or FROM:TO:OPTIONS, with absolute paths "
+                "without commas",
+                hint="such as cluster.container.mounts=['/data:/data:ro']",
+            )
+    if container.image and config.cluster.launcher == "local":
+        yield ConfigError(
+            f"cluster.container.image={container.image}: cluster.launcher=local runs jobs without a container",
+            hint="set cluster.container.image=null, or use cluster=slurm",
+        )
+
+
+RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_names, _extra, _time_limit, _container)

@@ -1,0 +1,64 @@
+"""The rules of a Slurm cluster's configuration: each names the field, its value and the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conf.validate import validate
+from hlatctl.run.errors import ConfigError
+from tests.conf.test_validate import config_with
+
+EXTRA = "cluster.slurm.extra[0]="
+
+
+def slurm_config(**changes: Any) -> Any:
+    return config_with(**{"cluster__launcher": "slurm", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slurm__partition": "a b"}, "cluster.slurm.partition='a b': must be a name without spaces"),
+        ({"slurm__account": "-x"}, "cluster.slurm.account='-x': must be a name without spaces"),
+        ({"slurm__qos": ""}, "cluster.slurm.qos='': must be a name without spaces"),
+        (
+            {"slurm__extra": ["-N4"]},
+            EXTRA + "'-N4': must be one long option of sbatch, on one line\nhint: write --name",
+        ),
+        ({"slurm__extra": ["--x=1\n#SBATCH -N9"]}, EXTRA + r"'--x=1\n#SBATCH -N9': must be one long option"),
+        ({"slurm__extra": ["--nodes=4"]}, EXTRA + "'--nodes=4': --nodes is set by cluster.nodes\nhint: remove --nodes"),
+        ({"slurm__extra": ["--job-n=x"]}, EXTRA + "'--job-n=x': --job-n is set by hlatctl, which finds its jobs by it"),
+        ({"slurm__extra": ["--requeue"]}, EXTRA + "'--requeue': --requeue is set by hlatctl"),
+        (
+            {"slurm__time_limit_s": 360},
+            "cluster.slurm.time_limit_s=360: must be more than 360, because training stops "
+            "cluster.slurm.stop_before_limit_s=300 before it",
+        ),
+        ({"container__mounts": ["data:/data"]}, "cluster.container.mounts[0]='data:/data': must be FROM:TO"),
+        ({"container__mounts": ["/a:/a,/b:/b"]}, "cluster.container.mounts[0]='/a:/a,/b:/b': must be FROM:TO"),
+        ({"container__image": "a\nb"}, r"cluster.container.image='a\nb': must be one line"),
+        ({"container__python": ""}, "cluster.container.python='': must be one line, and not empty"),
+        (
+            {"container__image": "h.sif", "launcher": "local"},
+            "cluster.container.image=h.sif: cluster.launcher=local runs jobs without a container",
+        ),
+    ],
+)
+def test_a_broken_rule_names_the_field_and_its_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(slurm_config(**{f"cluster__{key}": value for key, value in changes.items()}))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slurm__partition": "gpu,gpu-long", "slurm__account": "lab_1", "slurm__time_limit_s": 361},
+        {"slurm__extra": ["--gpus-per-node=8", "--constraint=a&b", "--gres=gpu:h100:8", "--reservation=x y", "--hold"]},
+        {"container__image": "nvcr.io#nvidia/pytorch:25.09-py3", "container__mounts": ["/data:/data:ro", "/a:/b"]},
+    ],
+)
+def test_settings_that_clusters_use_are_valid(changes: dict[str, Any]) -> None:
+    validate(slurm_config(**{f"cluster__{key}": value for key, value in changes.items()}))

@@ -1,0 +1,108 @@
+"""The batch scripts of Slurm jobs, as golden files. ``tests/slurm`` runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.schema import ClusterConfig, ContainerConfig, SlurmConfig
+from flows.launch.base import Job
+from flows.launch.slurm.script import script
+from hlatctl.run.errors import ConfigError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
+#: Set to write the golden files anew; look at the difference before it is committed.
+UPDATE = "HLATCTL_UPDATE_GOLDEN"
+EVIL = "'; touch x; $(touch x) `touch x` \" \\ %j\nnext line"
+
+PLAIN = ClusterConfig(launcher="slurm")
+EVERYTHING = ClusterConfig(
+    launcher="slurm",
+    nodes=2,
+    processes_per_node=8,
+    interface="eth0",
+    slurm=SlurmConfig(
+        partition="gpu",
+        account="physics",
+        qos="long",
+        time_limit_s=90_061,
+        stop_before_limit_s=600,
+        extra=["--gpus-per-node=8", "--constraint=$(touch x)|'a b'\\"],
+    ),
+)
+TRAIN = Job(
+    name="train",
+    run_dir=Path("/runs/golden"),
+    argv=("-m", "trainer", "--run-dir", "/runs/golden", "--attempt", "2"),
+    launch_dir=Path("/runs/golden/launch/attempt-0002"),
+    log_dir=Path("/runs/golden/logs/attempt-0002"),
+    env={"OMP_NUM_THREADS": "1", "EVIL": EVIL},
+    unset=("XLA_USE_BF16",),
+    processes_per_node=8,
+    nodes=2,
+    excluded_hosts=("n3", "n7"),
+)
+ONE = dataclasses.replace(
+    TRAIN,
+    name="eval-833333",
+    run_dir=Path("/runs/a $(touch x)'%j"),
+    argv=("-m", "eval", "--note", EVIL),
+    launch_dir=Path("/runs/a $(touch x)'%j/launch/attempt-0000"),
+    log_dir=Path("/runs/a $(touch x)'%j/logs/attempt-0000"),
+    processes_per_node=0,
+    unset=(),
+    excluded_hosts=(),
+)
+
+
+def in_container(**settings: object) -> ClusterConfig:
+    container = ContainerConfig(mounts=["/data:/data:ro"], **settings)  # type: ignore[arg-type]
+    return dataclasses.replace(PLAIN, container=container)
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "cluster"),
+    [
+        ("train", TRAIN, EVERYTHING),
+        ("one_process", ONE, PLAIN),
+        ("pyxis", TRAIN, in_container(image="nvcr.io#nvidia/pytorch:25.09-py3", options=["--no-container-mount-home"])),
+        (
+            "apptainer",
+            TRAIN,
+            in_container(image="/images/h.sif", runtime="apptainer", options=["--nv"], python="/opt/venv/bin/python"),
+        ),
+    ],
+)
+def test_the_script_equals_the_golden_file(name: str, job: Job, cluster: ClusterConfig) -> None:
+    text = script(job, cluster).replace(sys.executable, "PYTHON")
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get(UPDATE):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"extra": ["--comment=a\n#SBATCH --uid=0"]}, r"--comment=a\\n#SBATCH --uid=0': must not contain a line break"),
+        ({"partition": "a\rb"}, "must not contain a line break"),
+    ],
+)
+def test_a_value_can_not_add_a_line_of_options(settings: dict[str, object], shown: str) -> None:
+    cluster = ClusterConfig(launcher="slurm", slurm=SlurmConfig(**settings))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=shown):
+        script(TRAIN, cluster)
+
+
+def test_a_runs_folder_that_slurm_or_a_mount_can_not_name_is_refused() -> None:
+    job = dataclasses.replace(TRAIN, log_dir=Path("/runs\\x/logs"))
+    with pytest.raises(ConfigError, match="must not contain a backslash"):
+        script(job, PLAIN)
+    job = dataclasses.replace(TRAIN, run_dir=Path("/runs:1/golden"))
+    with pytest.raises(ConfigError, match=r"runs_dir=/runs:1: must not contain ':' or ','"):
+        script(job, in_container(image="x"))
