@@ -8,6 +8,8 @@ from pathlib import Path
 
 from conf import environment, fingerprint
 from conf.schema import Config
+from flows.launch.base import Launcher
+from flows.launch.slurm.launcher import SlurmLauncher
 from flows.launchers import launcher_for
 from flows.runtime.context import cache_root, is_mock
 from flows.stages.compile import graph_key, nothing_ahead
@@ -73,10 +75,17 @@ def describe(config: Config) -> FlowDescription:
     job = training_job(config, RunPaths(Path(config.runs_dir) / "RUN_ID"), 1)
     return FlowDescription(
         stages=stages,
-        launch_script=launcher_for(config).render(job).script,
+        launch_script=_launcher(config).render(job).script,
         collisions=[str(collision) for collision in environment.collisions(config, os.environ)],
         simulated=is_mock(config),
     )
+
+
+def _launcher(config: Config) -> Launcher:
+    """Return the launcher whose script shows the job. One machine's script can't start a job of several nodes."""
+    if is_mock(config) and config.cluster.nodes > 1:
+        return SlurmLauncher(config.cluster)
+    return launcher_for(config)
 
 
 def _stage(name: str, key: str, why: str, *, will_run: bool = True) -> StageDescription:

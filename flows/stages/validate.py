@@ -9,6 +9,8 @@ import conf.validate
 from conf import environment, fingerprint
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from flows.launch.slurm import limits
+from flows.launch.slurm.commands import SchedulerAwayError
 from flows.runtime.ask import ask_about
 from flows.runtime.context import FlowContext, is_mock
 from flows.stages import run_stage
@@ -34,6 +36,7 @@ def validate(ctx: FlowContext) -> None:
             )
             ctx.message(str(collision))
         check(ctx.config, begun=bool(checkpoint_steps(ctx.run)))
+        _check_shape(ctx)
         return {}
 
     run_stage(ctx, "validate", fingerprint.config_fingerprint(ctx.config), work)
@@ -66,6 +69,27 @@ def check(config: Config, *, begun: bool = False) -> None:
         ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
     if config.eval.enabled and (config.eval.tasks or config.eval.groups or config.eval.runner != "hf"):
         ask_about("eval.check", config, timeout_s=_TIMEOUT_S)
+
+
+def check_shape(config: Config) -> None:
+    """Check with the cluster's scheduler that jobs of this shape can start some day.
+
+    Raises:
+        ConfigError: they never can.
+        LaunchError: the scheduler does not answer, or is not here.
+    """
+    if config.cluster.launcher == "slurm":
+        limits.check(config.cluster)
+
+
+def _check_shape(ctx: FlowContext) -> None:
+    """The same for a run that exists. A scheduler that does not answer now may answer when a job is submitted."""
+    if is_mock(ctx.config) or ctx.training_lives():
+        return
+    try:
+        check_shape(ctx.config)
+    except SchedulerAwayError as error:
+        ctx.message(f"the limits of the partition are not known: {error.message}")
 
 
 def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:

@@ -16,7 +16,7 @@ from conf.space import Space
 from conf.variations import Variations
 from flows.runtime.ask import ask_about
 from flows.stages.validate import check as check_inputs
-from flows.stages.validate import refuse_simulation
+from flows.stages.validate import check_shape, refuse_simulation
 from flows.sweep.cost import Plan, plan
 from flows.sweep.objective import Objective, check, objective
 from hlatctl.plan.memory import check_memory
@@ -169,6 +169,7 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
         for config in configs:
             refuse_simulation(config, hint="add --dry-run to simulate every trial")
         _check_inputs(configs)
+        check_shape(first)
         _check_task(aim, first)
     return Prepared(
         space=space,

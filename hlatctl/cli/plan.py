@@ -12,7 +12,7 @@ from hlatctl.run.simulated import MARK
 
 _SIMULATED = (
     f"{MARK}: cluster.launcher=mock starts no jobs. `hlatctl train` with this configuration needs --dry-run;\n"
-    "the launch script below is for one machine."
+    "the launch script below is for {launcher}."
 )
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def plan(
 def _texts(config: Config, flow: FlowDescription, tables: list[Section]) -> list[tuple[str, str]]:
     from conf.load import dump
 
-    only = [("simulation only", _SIMULATED)] if flow.simulated else []
+    only = [("simulation only", _SIMULATED.format(launcher=_launcher(config)))] if flow.simulated else []
     return [
         *only,
         ("configuration", dump(config)),
@@ -79,6 +79,10 @@ def _texts(config: Config, flow: FlowDescription, tables: list[Section]) -> list
         *([("environment variables that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in tables),
     ]
+
+
+def _launcher(config: Config) -> str:
+    return "one machine" if config.cluster.nodes == 1 else "Slurm, and cluster.launcher=slurm submits it"
 
 
 def _stage_row(stage: Any) -> list[str]:

@@ -69,3 +69,22 @@ def test_a_search_ranks_layouts_by_cost(capsys: pytest.CaptureFixture[str]) -> N
     assert (text[0].split()[:3], len(text)) == (["TP", "PP", "DP"], 11)
     assert main(["plan", "--search"]) == 10
     assert "cluster.hardware.fp32_flops_per_s=null: a ranking needs it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "about"),
+    [
+        (["experiment=hlat_7b"], 64, "is for Slurm"),
+        (["cluster=slurm", "cluster.nodes=4", "train.global_batch_size=4", "train.micro_batch_size=1"], 4, ""),
+        (["cluster=mock"], 0, "is for one machine"),
+    ],
+)
+def test_the_script_of_several_nodes_is_that_of_slurm_which_need_not_be_here(
+    overrides: list[str], nodes: int, about: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["plan", *overrides]) == 0
+    plan = capsys.readouterr().out
+    assert ("--standalone" in plan, f"#SBATCH --nodes={nodes}\n" in plan) == (False, nodes > 0)
+    assert ("simulation only" in plan) == bool(about)
+    assert about in plan

@@ -1,0 +1,184 @@
+"""What a partition can give, as the scheduler says: asked before a run is created, so that no job waits forever.
+
+Slurm accepts a job with more nodes or time than its partition has, and never starts it (EnforcePartLimits=NO, the
+default).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from conf.schema import ClusterConfig
+from flows.launch.slurm.commands import SchedulerAwayError, slurm
+from hlatctl.run.errors import ConfigError, LaunchError
+from hlatctl.units import duration
+
+#: Answers of ``sbatch --test-only`` that may be true today only: nodes are down, or too many jobs are queued.
+_MAY_CHANGE = (
+    "Requested node configuration is not available",
+    "Required partition not available",
+    "violates accounting/QOS policy",
+)
+_UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "N/A")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition and its limits; None: no limit.
+
+    Args:
+        nodes: how many it has, including those that are down.
+        max_nodes: of one job.
+        min_nodes: of one job.
+        max_time_s: of one job.
+        state: ``UP`` if it accepts and starts jobs.
+        accounts: that may use it; None: all.
+        qos: that may use it; None: all.
+    """
+
+    name: str
+    default: bool
+    state: str
+    nodes: int
+    max_nodes: int | None
+    min_nodes: int
+    max_time_s: int | None
+    accounts: tuple[str, ...] | None
+    qos: tuple[str, ...] | None
+
+    @property
+    def limits(self) -> str:
+        """What it can give, in words."""
+        most = self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
+        time = "no time limit" if self.max_time_s is None else f"jobs of at most {duration(self.max_time_s)}"
+        return f"partition {self.name} gives at most {most} of its {self.nodes} nodes to a job, {time}"
+
+
+def partitions() -> list[Partition]:
+    """Return all partitions that this user sees.
+
+    Raises:
+        LaunchError: there is no Slurm here.
+        SchedulerAwayError: the scheduler does not answer.
+    """
+    return [_partition(line) for line in slurm("scontrol", "show", "partition", "--oneliner").splitlines() if line]
+
+
+def chosen(cluster: ClusterConfig, known: list[Partition]) -> list[Partition]:
+    """Return the partitions that jobs of a cluster may go to.
+
+    Raises:
+        ConfigError: there is no such partition.
+    """
+    name = cluster.slurm.partition
+    if name is None:
+        if default := [partition for partition in known if partition.default]:
+            return default
+        raise ConfigError(
+            "cluster.slurm.partition=null: the cluster has no default partition", hint=_one_of("partition", known)
+        )
+    wanted = name.split(",")
+    for word in wanted:
+        if word not in {partition.name for partition in known}:
+            raise ConfigError(
+                f"cluster.slurm.partition={name}: the cluster has no partition {word}", hint=_one_of("partition", known)
+            )
+    return [partition for partition in known if partition.name in wanted]
+
+
+def check(cluster: ClusterConfig) -> None:
+    """Check that jobs of this shape can start some day.
+
+    Raises:
+        ConfigError: no partition can ever give it, or Slurm refuses an option.
+        LaunchError: there is no Slurm here.
+        SchedulerAwayError: the scheduler does not answer.
+    """
+    may = chosen(cluster, partitions())
+    problems = [next(_problems(cluster, partition), None) for partition in may]
+    if problems[0] and all(problems):
+        raise problems[0]
+    _try(cluster)
+
+
+def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigError]:
+    settings, shown = cluster.slurm, partition.limits
+    if cluster.nodes > partition.nodes:
+        yield ConfigError(f"cluster.nodes={cluster.nodes}: {shown}", hint=f"use at most {partition.nodes}")
+    if cluster.nodes < partition.min_nodes:
+        yield ConfigError(
+            f"cluster.nodes={cluster.nodes}: partition {partition.name} starts no job of fewer than "
+            f"{partition.min_nodes} nodes",
+            hint=f"use at least {partition.min_nodes}, or another cluster.slurm.partition",
+        )
+    for key, allowed in (("account", partition.accounts), ("qos", partition.qos)):
+        value = getattr(settings, key)
+        if value is not None and allowed is not None and value not in allowed:
+            yield ConfigError(
+                f"cluster.slurm.{key}={value}: may not use partition {partition.name}",
+                hint=f"cluster.slurm.{key} can be {', '.join(allowed)}; or use another cluster.slurm.partition",
+            )
+    if settings.qos is not None:
+        return  # a QOS can lift the other limits of a partition (sacctmgr(1), PartitionMaxNodes and PartitionTimeLimit)
+    if partition.max_nodes is not None and cluster.nodes > partition.max_nodes:
+        yield ConfigError(f"cluster.nodes={cluster.nodes}: {shown}", hint=f"use at most {partition.max_nodes}")
+    if partition.max_time_s is not None and (settings.time_limit_s or 0) > partition.max_time_s:
+        yield ConfigError(
+            f"cluster.slurm.time_limit_s={settings.time_limit_s}: {shown}",
+            hint=f"use at most {partition.max_time_s}; a run that needs longer continues in the next job",
+        )
+
+
+def _try(cluster: ClusterConfig) -> None:
+    """Have sbatch check account, QOS and further options, without submitting anything."""
+    settings = cluster.slurm
+    given = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
+    options = [f"--{name}={value}" for name, value in given.items() if value]
+    try:
+        slurm("sbatch", "--test-only", *options, *settings.extra, "--wrap=true")
+    except SchedulerAwayError:
+        raise
+    except LaunchError as error:
+        reason = " ".join(error.message.removeprefix("sbatch:").split())
+        if any(answer in reason for answer in _MAY_CHANGE):
+            return
+        values = ", ".join(f"cluster.slurm.{name}={value}" for name, value in given.items() if value)
+        values += f"{', ' * bool(values)}cluster.slurm.extra=[{', '.join(settings.extra)}]" if settings.extra else ""
+        raise ConfigError(
+            f"{values or 'cluster=slurm'}: sbatch refuses a job with these options ({reason})",
+            hint="change the option that sbatch names; `hlatctl doctor --cluster cluster=slurm` lists the partitions",
+        ) from None
+
+
+def _one_of(key: str, known: list[Partition]) -> str:
+    return f"cluster.slurm.{key} can be {', '.join(partition.name for partition in known)}"
+
+
+def _partition(line: str) -> Partition:
+    values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    return Partition(
+        name=values["PartitionName"],
+        default=values.get("Default") == "YES",
+        state=values.get("State", ""),
+        nodes=int(values.get("TotalNodes", "0")),
+        max_nodes=None if values.get("MaxNodes", "NONE") in _UNLIMITED else int(values["MaxNodes"]),
+        min_nodes=int(values.get("MinNodes", "0")),
+        max_time_s=seconds(values.get("MaxTime", "NONE")),
+        accounts=_names(values.get("AllowAccounts", "ALL")),
+        qos=_names(values.get("AllowQos", "ALL")),
+    )
+
+
+def _names(text: str) -> tuple[str, ...] | None:
+    return None if text in ("ALL", *_UNLIMITED) else tuple(text.split(","))
+
+
+def seconds(text: str) -> int | None:
+    """Return a time of Slurm's, such as ``1-12:00:00`` or ``30:00``, in seconds; None: no limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(number or 0) for number in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest

@@ -1,0 +1,89 @@
+"""What a partition can never give is refused before anything is created, with the partition's own limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import ClusterConfig, SlurmConfig
+from flows import pretrain
+from flows.launch.slurm.commands import SchedulerAwayError
+from flows.launch.slurm.limits import check, partitions, seconds
+from hlatctl.run.errors import ConfigError
+from tests.slurm.lab import Lab
+
+
+def cluster(nodes: int = 2, **settings: object) -> ClusterConfig:
+    return ClusterConfig(launcher="slurm", nodes=nodes, slurm=SlurmConfig(**settings))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def small(lab: Lab) -> Iterator[None]:
+    """A partition with limits of its own."""
+    limits = "MaxNodes=3 MinNodes=2 AllowAccounts=physics,maths"
+    lab.command("scontrol", "create", "PartitionName=small", "Nodes=n[1-4]", "MaxTime=1-02:00:00", *limits.split())
+    yield
+    lab.command("scontrol", "delete", "PartitionName=small")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (
+            cluster(5),
+            "cluster.nodes=5: partition main gives at most 4 of its 4 nodes to a job, jobs of at most 1 h 0 min",
+        ),
+        (cluster(time_limit_s=7200), "cluster.slurm.time_limit_s=7200: partition main gives at most 4 of its 4 nodes"),
+        (cluster(partition="mian"), "cluster.slurm.partition=mian: the cluster has no partition mian\nhint: "),
+        (cluster(4, partition="small"), "cluster.nodes=4: partition small gives at most 3 of its 4 nodes to a job"),
+        (cluster(1, partition="small"), "cluster.nodes=1: partition small starts no job of fewer than 2 nodes"),
+        (
+            cluster(partition="small", account="arts"),
+            "cluster.slurm.account=arts: may not use partition small\nhint: cluster.slurm.account can be physics",
+        ),
+        (cluster(extra=["--gres=gpu:8"]), "cluster.slurm.extra=[--gres=gpu:8]: sbatch refuses a job with"),
+        (cluster(extra=["--nonsense"]), "cluster.slurm.extra=[--nonsense]: sbatch refuses a job with"),
+        (cluster(5, partition="short,main"), "cluster.nodes=5: partition main gives at most 4"),
+    ],
+)
+def test_what_no_partition_gives_is_refused(small: None, cluster: ClusterConfig, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(cluster)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_shape_that_one_of_the_partitions_can_give_is_accepted(lab: Lab, small: None) -> None:
+    check(cluster(4))
+    check(cluster(partition="short,main", time_limit_s=3600))
+    check(cluster(2, partition="small", account="maths", time_limit_s=26 * 3600))
+    lab.command("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    check(cluster(4))  # its nodes may come back
+    lab.command("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+
+def test_nothing_is_created_for_a_run_that_can_not_start(lab: Lab, tmp_path: Path) -> None:
+    config = compose(["cluster=slurm", "cluster.nodes=8", f"runs_dir={tmp_path / 'runs'}", "eval.enabled=false"])
+    with pytest.raises(ConfigError, match=r"cluster\.nodes=8: partition main gives at most 4"):
+        pretrain.create(config, argv=[])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_scheduler_that_does_not_answer_is_no_limit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {partition.name for partition in partitions()} >= {"main", "short"}
+    lab.stop_controller()
+    try:
+        with pytest.raises(SchedulerAwayError):
+            check(cluster())
+    finally:
+        lab.start_controller()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1-02:00:00", 93600), ("01:00:00", 3600), ("30:00", 1800), ("UNLIMITED", None), ("NONE", None)],
+)
+def test_times_of_slurm_are_read(text: str, expected: int | None) -> None:
+    assert seconds(text) == expected
