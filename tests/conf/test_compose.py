@@ -25,7 +25,12 @@ def test_every_experiment_composes_and_validates(experiment: str) -> None:
 
 
 #: Options that only make sense on a cluster of their size, with the experiment that is made for it.
-MADE_FOR = {"parallel=hlat_7b": "hlat_7b", "parallel=hlat_70b": "hlat_70b", "cluster=trn1_32xlarge": "hlat_7b"}
+MADE_FOR = {
+    "parallel=hlat_7b": "hlat_7b",
+    "parallel=hlat_70b": "hlat_70b",
+    "cluster=trn1_32xlarge": "hlat_7b",
+    "cluster=slurm_trn1": "hlat_7b",
+}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,22 @@ def test_hlat_is_composed_as_its_authors_ran_it() -> None:
         assert list(config.milestones.values())[:-1] == [nth * 200_000_000_000 for nth in range(1, 9)]
         assert next(step for step in range(1, 30_000) if config.is_permanent(step)) == 23_842, "as in its scripts"
         assert (config.checkpoint.keep, config.eval.suite, config.backend.name) == (5, "hlat_core", "nxd")
+
+
+def test_hlat_runs_on_a_slurm_cluster_of_the_same_nodes() -> None:
+    planned, real = (
+        compose(["experiment=hlat_7b"]).cluster,
+        compose(["experiment=hlat_7b", "cluster=slurm_trn1"]).cluster,
+    )
+    differences = {"name": "slurm_trn1", "launcher": "slurm", "worker_cache_dir": "/scratch/hlatctl"}
+    assert dataclasses.replace(planned, **differences) == real  # type: ignore[arg-type]
+    assert real.nodes == 64
+
+
+def test_a_slurm_cluster_of_gpus_asks_for_them() -> None:
+    cluster = compose(["cluster=slurm_h100", "backend.device=cuda", "cluster.nodes=1"]).cluster
+    assert (cluster.launcher, cluster.slurm.extra) == ("slurm", ["--gpus-per-node=8"])
+    assert cluster.hardware.bf16_flops_per_s == 989.5e12
 
 
 def test_there_are_experiments_and_groups_to_test() -> None:
