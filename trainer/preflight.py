@@ -26,6 +26,7 @@ from hlatctl.run.host import node_name
 from hlatctl.run.manifest import checkpoint_steps, steps_in
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
+from trainer import preflight_nodes
 from trainer.checkpoint.tiers import Tiers
 from trainer.process import die_with_launcher
 
@@ -75,13 +76,15 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
             f"the run's checkpoints still need (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} "
             f"milestones, {config.permanent_checkpoints} permanent)"
         )
+    own_versions, differences = preflight_nodes.compare(run, backend)
+    failures += differences
     failures += node_failures(run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
     if config.checkpoint.fast_dir is not None:
         folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
         failures += _fast_dir_failures(config, run)
     failures += [text for name, folder in folders.items() if (text := _why_not_writable(name, folder.expanduser()))]
-    return {**worker, "failures": failures}
+    return {**worker, **({"versions": own_versions} if own_versions else {}), "failures": failures}
 
 
 def check_node(config: Config, run: RunPaths) -> None:

@@ -12,7 +12,11 @@ from flows.runtime.jobs import run_job
 from flows.stages import run_stage
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError
+from hlatctl.run.provenance import versions_of
 from hlatctl.run.reading import reading
+
+#: Hosts of one difference that are named.
+_MOST_NAMED = 4
 
 
 def preflight(ctx: FlowContext) -> None:
@@ -39,7 +43,14 @@ def preflight(ctx: FlowContext) -> None:
                 continue
             with reading(ctx.run.preflight):
                 workers = files.read_json(ctx.run.preflight)["workers"]
-                return {"workers": len(workers), "left_out_hosts": list(placement.left_out)}
+            differences = _differences(ctx, workers)
+            for difference in differences:
+                ctx.message(f"preflight: {difference}")
+            return {
+                "workers": len(workers),
+                "left_out_hosts": list(placement.left_out),
+                "software_differences": differences,
+            }
 
     def done() -> str:
         # A driver that takes over a running attempt must not slow it down, nor measure busy nodes.
@@ -56,6 +67,22 @@ def _measure(ctx: FlowContext) -> None:
         run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s, timeout_key="preflight.timeout_s")
     finally:
         _record(ctx)
+
+
+def _differences(ctx: FlowContext, workers: list[dict[str, Any]]) -> list[str]:
+    """Return how the software of nodes differs from what this run's driver recorded, a sentence per difference."""
+    with reading(ctx.run.provenance):
+        driver = versions_of(files.read_json(ctx.run.provenance) if ctx.run.provenance.is_file() else {})
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for worker in workers:
+        for name, version in worker.get("versions", {}).items():
+            if driver.get(name) and version != driver[name]:
+                hosts.setdefault((name, version), []).append(worker["host"])
+    return [
+        f"{', '.join(names[:_MOST_NAMED])}{f' and {more} more' if (more := len(names) - _MOST_NAMED) > 0 else ''}: "
+        f"{name} {version}, but the run's provenance.json has {driver[name]}"
+        for (name, version), names in sorted(hosts.items())
+    ]
 
 
 def _record(ctx: FlowContext) -> None:

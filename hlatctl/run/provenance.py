@@ -55,6 +55,12 @@ def collect(argv: list[str], code_dir: Path) -> dict[str, Any]:
     }
 
 
+def versions_of(record: dict[str, Any]) -> dict[str, str]:
+    """Return the versions of packages and of Python in a record of provenance, as far as it has them."""
+    python = str(record.get("python", "")).partition(" ")[0]
+    return {**record.get("packages", {}), **({"python": python} if python else {})}
+
+
 def package_versions(names: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of installed packages."""
     return {name: version for name in names if (version := _version(name))}

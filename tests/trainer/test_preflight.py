@@ -17,7 +17,7 @@ from hlatctl.plan.sections import sections
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, load_error
 from hlatctl.run.paths import RunPaths, step_name
-from trainer import preflight
+from trainer import preflight, preflight_nodes
 from trainer.checkpoint.tiers import Tiers
 
 
@@ -112,3 +112,53 @@ def test_fast_folder_needs_room_for_two_checkpoints(
         preflight.main(["--run-dir", os.fspath(run.root)])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free(path, needed))
     assert not preflight._fast_dir_failures(config, run)
+
+
+class TwoNodes:
+    """The collectives of two nodes' first processes: this one, and another with what it says."""
+
+    def __init__(self, rank: int, other: dict[str, Any]) -> None:
+        self.rank, self._other = rank, other
+
+    def gather(self, value: Any) -> list[Any]:
+        if value is None:
+            return [None, None]
+        return [value, self._other] if self.rank == 0 else [self._other, value]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_that_does_not_share_the_run_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    monkeypatch.setenv("HLATCTL_NODE_NAME", "n1")
+    monkeypatch.setattr(preflight_nodes, "_VISIBLE_S", 0.1)
+    run = RunPaths(tmp_path / "run")
+    theirs = run.preflight_nodes / "n2.node-1.token"
+    other = {"host": "n2", "path": os.fspath(theirs), "token": "theirs", "versions": preflight_nodes.versions()}
+    backend: Any = TwoNodes(rank, other)
+    _, (failure,) = preflight_nodes.compare(run, backend)
+    assert failure == (
+        f"run directory {run.root}: is not the same folder on n1 and n2: what n2 wrote there can't be read "
+        "(No such file or directory); runs_dir must be on storage that all nodes share"
+    )
+    theirs.write_text("of another folder")
+    assert "what n2 wrote there has another content" in preflight_nodes.compare(run, backend)[1][0]
+    theirs.write_text("theirs")
+    assert preflight_nodes.compare(run, backend) == (preflight_nodes.versions(), [])
+    assert [path.name for path in run.preflight_nodes.iterdir()] == [theirs.name], "its own token is removed"
+
+
+@pytest.mark.parametrize(("driver_has", "failing"), [("0.1", "n2"), ("", "n1")])
+def test_a_node_with_other_software_fails_and_the_driver_decides_a_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver_has: str, failing: str
+) -> None:
+    monkeypatch.setenv("HLATCTL_NODE_NAME", "n2")
+    run = RunPaths(tmp_path / "run")
+    theirs = run.preflight_nodes / "n1.token"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    usual = {**preflight_nodes.versions(), "torch": "0.1"}
+    files.write_json(run.provenance, {"packages": {"torch": driver_has or preflight_nodes.versions()["torch"]}})
+    other = {"host": "n1", "path": os.fspath(theirs), "token": "theirs", "versions": usual}
+    own, failures = preflight_nodes.compare(run, TwoNodes(1, other))  # type: ignore[arg-type]
+    assert failures == ([f"torch {own['torch']}: 1 of 2 nodes have 0.1"] if failing == "n2" else [])
