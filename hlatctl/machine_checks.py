@@ -36,7 +36,7 @@ def look(config: Config) -> Iterator[Check]:
     yield _bubblewrap()
     yield _open_files(config)
     yield _folder("runs folder", Path(config.runs_dir))
-    yield _folder("worker cache", Path(config.cluster.worker_cache_dir))
+    yield _worker_cache(config)
     yield _loopback()
 
 
@@ -100,6 +100,13 @@ def _folder(name: str, folder: Path) -> Check:
     return Check(
         name=name, status="pass", shows=f"{folder}: {size(free)} free", command=command, values={"free_bytes": free}
     )
+
+
+def _worker_cache(config: Config) -> Check:
+    folder = Path(config.cluster.worker_cache_dir)
+    if config.cluster.launcher == "slurm":
+        return Check(name="worker cache", status="skip", shows=f"{folder} is on the nodes, where preflight checks it")
+    return _folder("worker cache", folder)
 
 
 def _loopback() -> Check:

@@ -1,4 +1,4 @@
-"""`hlatctl doctor`: checks this machine, and with --neuron this Trainium node."""
+"""`hlatctl doctor`: checks this machine, with --neuron this Trainium node, with --cluster the Slurm cluster."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ if TYPE_CHECKING:
 def doctor(
     overrides: Overrides = None,
     neuron: Annotated[bool, typer.Option("--neuron", help="Also check a Trainium node; takes up to an hour.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Also check the Slurm cluster: commands, partition, limits.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check this machine, and show how to install what is missing.
 
     Changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the Neuron
     tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd unless
-    OVERRIDES name another. The exit code is 15 if a check fails.
+    OVERRIDES name another. --cluster asks Slurm's commands and submits nothing, with cluster=slurm unless OVERRIDES
+    name another. The exit code is 15 if a check fails.
     """
     from conf.compose import compose
 
     chosen = list(overrides or [])
     if neuron and not any(override.startswith(("backend=", "backend.name=")) for override in chosen):
         chosen.insert(0, "backend=nxd")
+    if cluster and not any(override.startswith("cluster=") for override in chosen):
+        chosen.insert(0, "cluster=slurm")
     config = compose(chosen)
     checks = []
-    for check in _checks(config, chosen, neuron):
+    for check in _checks(config, chosen, neuron=neuron, cluster=cluster):
         checks.append(check)
         if not as_json:
             typer.echo(f"{check.status}  {check.name}: {check.shows}")
@@ -48,7 +54,7 @@ def doctor(
         )
 
 
-def _checks(config: Config, overrides: list[str], neuron: bool) -> Iterator[Check]:
+def _checks(config: Config, overrides: list[str], *, neuron: bool, cluster: bool) -> Iterator[Check]:
     from hlatctl import machine_checks
 
     yield from machine_checks.look(config)
@@ -56,3 +62,7 @@ def _checks(config: Config, overrides: list[str], neuron: bool) -> Iterator[Chec
         from flows.node_checks import check_node
 
         yield from check_node(config, overrides)
+    if cluster:
+        from flows.cluster_checks import check_cluster
+
+        yield from check_cluster(config)
