@@ -55,7 +55,7 @@ def _extra(config: Config) -> Iterator[ConfigError]:
         if not re.fullmatch(r"--[a-z][a-z-]*(=[^\x00-\x1f\x7f]*)?", option):
             yield ConfigError(
                 f"{key}: must be one long option of sbatch, on one line",
-                hint="write --name=value, such as cluster.slurm.extra=[--gpus-per-node=8]",
+                hint="write --name=value, such as \"cluster.slurm.extra=['--gpus-per-node=8']\"",
             )
         elif owner := _owner(name):
             yield ConfigError(f"{key}: {name} is set by {owner}", hint=f"remove {name} from cluster.slurm.extra")
@@ -93,7 +93,7 @@ def _container(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(
                 f"cluster.container.mounts[{index}]={mount!r}: must be FROM:TO or FROM:TO:OPTIONS, with absolute paths "
                 "without commas",
-                hint="such as cluster.container.mounts=['/data:/data:ro']",
+                hint="write \"cluster.container.mounts=['/data:/data:ro']\"",
             )
     if container.image and config.cluster.launcher == "local":
         yield ConfigError(

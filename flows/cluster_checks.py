@@ -34,14 +34,12 @@ def check_cluster(config: Config) -> Iterator[Check]:
 def _scheduler(config: Config) -> Iterator[Check]:
     command = "scontrol ping"
     try:
-        settings = dict(
-            (word.strip() for word in line.split("=", 1))
-            for line in slurm("scontrol", "show", "config").splitlines()
-            if "=" in line
-        )
+        lines = slurm("scontrol", "show", "config").splitlines()
     except (LaunchError, SchedulerAwayError) as error:
         yield Check(name="scheduler", status="fail", shows=error.message, command=command)
         return
+    pairs = (line.partition("=") for line in lines)
+    settings = {name.strip(): value.strip() for name, _, value in pairs}
     yield Check(
         name="scheduler",
         status="pass",
