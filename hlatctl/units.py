@@ -46,5 +46,12 @@ def utc(time_unix_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_unix_s))
 
 
+def queued(reason: str, expected_start_unix_s: float | None) -> str:
+    """Return a job's place in a queue: ``queued (Resources), expected to start at 2026-11-21 10:15:00 UTC``."""
+    why = f" ({reason})" if reason else ""
+    expected = f", expected to start at {utc(expected_start_unix_s)}" if expected_start_unix_s else ""
+    return f"queued{why}{expected}"
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if value < 10 else f"{value:.1f}".rstrip("0").rstrip(".")

@@ -10,14 +10,17 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.launch.base import Status
+from flows.launch.base import Status, Verdict
 from hlatctl.run.errors import DISK_FULL, NONFINITE, DataError, HlatctlError
+from hlatctl.run.host import host_names
 from hlatctl.run.state import AttemptState
 
 Cause = Literal[
     "finished",
     "stopped",
     "preempted",
+    "time_limit",
+    "cancelled",
     "rollback",
     "nonfinite",
     "data_error",
@@ -26,14 +29,23 @@ Cause = Literal[
     "hang",
     "out_of_memory",
     "collective_timeout",
+    "node_failed",
     "killed",
     "crashed",
     "lost",
 ]
 
 #: Causes that may be a node's fault.
-NODE_CAUSES: frozenset[Cause] = frozenset({"hang", "collective_timeout", "killed", "lost"})
+NODE_CAUSES: frozenset[Cause] = frozenset({"node_failed", "hang", "collective_timeout", "killed", "lost"})
 _SIGKILL = 9
+#: What a verdict of the scheduler means; ``on`` names the hosts to blame.
+_VERDICTS: dict[Verdict, str] = {
+    "node_failed": "the hardware or system failed{on}",
+    "time_limit": "the job reached its time limit",
+    "preempted": "the scheduler took the nodes for another job",
+    "out_of_memory": "the kernel killed a process because memory ran out{on}",
+    "cancelled": "the job was cancelled",
+}
 
 _CAUSE_OF_CODE: dict[str, Cause] = {DISK_FULL: "disk_full", NONFINITE: "nonfinite"}
 #: What PyTorch, NCCL, gloo and the system print, by cause; the first row with a matching exception counts.
@@ -74,25 +86,29 @@ class Ending:
     """How an attempt or a job ended.
 
     Args:
-        cause: ``stopped`` and ``preempted`` wrote a checkpoint after a request to stop, a person's or another's;
-            ``rollback`` restarts without the batch of a step that was not finite; ``error`` left an error that a person
-            must fix; ``killed`` ended by a signal; ``crashed`` by an exception; ``lost`` left no exit code.
+        cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
+            ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
+            restarts without the batch of a step that was not finite; ``error`` left an error that a person must fix;
+            ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal; ``crashed`` by an
+            exception; ``lost`` left no exit code.
         evidence: one line.
         signal: number of the signal that ended it; 0: none.
+        hosts: those to blame, if it may be a node's fault and the launcher tells them.
     """
 
     cause: Cause
     evidence: str
     exit_code: int | None = None
     signal: int = 0
+    hosts: tuple[str, ...] = ()
 
     @property
     def signature(self) -> str:
-        """Cause and evidence without what may differ between equal failures; a signal's number stays."""
+        """Cause, evidence and hosts without what may differ between equal failures; a signal's number stays."""
         text = self.evidence
         for pattern, name in () if self.signal else _NOISE:
             text = re.sub(pattern, name, text)
-        return f"{self.cause}: {text}"
+        return f"{self.cause}: {text}" + (f" ({', '.join(self.hosts)})" if self.hosts else "")
 
 
 def classify(
@@ -116,17 +132,19 @@ def classify(
         stop_requested: a person has asked the run to stop.
         oom_kills: processes that the nodes' kernels have killed so far because memory ran out; None: unknown.
     """
-    code = status.exit_code
+    code, verdict = status.exit_code, status.verdict
     if train_stopped == "finished":
         return Ending(cause="finished", evidence="the last step and its checkpoint are written", exit_code=code)
-    if attempt.hang:
+    # The flow ends a job that hangs, so the scheduler calls it cancelled.
+    if attempt.hang and verdict != "node_failed":
         return Ending(cause="hang", evidence=attempt.hang, exit_code=code)
-    if error:
+    if error and not verdict:
         evidence = f"{type(error).__name__}: {error.message}"
         return Ending(cause=_cause_of_error(error, attempt), evidence=evidence, exit_code=code)
     if train_stopped == "stop":
-        cause: Cause = "stopped" if stop_requested else "preempted"
-        return Ending(cause=cause, evidence="asked to stop; checkpoint written", exit_code=code)
+        cause: Cause = "stopped" if stop_requested else verdict or "preempted"
+        asked = "asked to stop" if stop_requested else verdict_in_words(status) or "asked to stop"
+        return Ending(cause=cause, evidence=f"{asked}; checkpoint written", exit_code=code)
     if train_stopped == "rollback":
         return Ending(cause="rollback", evidence="a step was not finite; its batch is excluded", exit_code=code)
     more_oom_kills = oom_kills is not None and attempt.oom_kills is not None and oom_kills > attempt.oom_kills
@@ -142,6 +160,8 @@ def end_without_error(status: Status, log_tail: str, *, more_oom_kills: bool) ->
         more_oom_kills: the kernel has killed a process meanwhile because memory ran out.
     """
     code = status.exit_code
+    if status.verdict:
+        return Ending(cause=status.verdict, evidence=verdict_in_words(status), exit_code=code)
     if status.state == "lost":
         return Ending(cause="lost", evidence="the job's process is gone and left no exit code")
     signal, evidence = _fatal_signal(log_tail, code)
@@ -158,6 +178,15 @@ def end_without_error(status: Status, log_tail: str, *, more_oom_kills: bool) ->
     return Ending(cause="crashed", evidence=last_exception(log_tail), exit_code=code)
 
 
+def verdict_in_words(status: Status) -> str:
+    """Return what the scheduler says of a job's end; empty if it says nothing."""
+    if not status.verdict:
+        return ""
+    on = f" on {host_names(status.blamed_hosts)}" if status.blamed_hosts else ""
+    reason = f" ({status.reason})" if status.reason not in ("", "None") else ""
+    return _VERDICTS[status.verdict].format(on=on) + reason
+
+
 def _cause_of_error(error: HlatctlError, attempt: AttemptState) -> Cause:
     # Data that can't be read at the start is a person's to fix; later, it was readable before.
     if isinstance(error, DataError) and (attempt.last_step or attempt.resumed_from_step):
@@ -167,7 +196,7 @@ def _cause_of_error(error: HlatctlError, attempt: AttemptState) -> Cause:
 
 def _fatal_signal(log_tail: str, exit_code: int | None) -> tuple[int, str]:
     """Return the number of the signal that ended the first process to fail, and a sentence; 0 and empty: none."""
-    codes = [int(code) for code in _EXIT_CODE.findall(log_tail.rpartition(_ROOT_CAUSE)[2])]
+    codes = [int(code) for code in _EXIT_CODE.findall(_first_summary(log_tail))]
     if codes and codes[0] < 0:
         return -codes[0], f"a trainer process died of signal {-codes[0]}"
     if exit_code is not None and exit_code > 128:
@@ -175,9 +204,14 @@ def _fatal_signal(log_tail: str, exit_code: int | None) -> tuple[int, str]:
     return 0, ""
 
 
+def _first_summary(log_tail: str) -> str:
+    """Return torchrun's summary of the node that ended first: on the others, processes end because of it."""
+    return "".join(log_tail.split(_ROOT_CAUSE)[1:2])
+
+
 def failed_host(log_tail: str) -> str:
     """Return the host of the process that failed first, according to torchrun; empty: unknown."""
-    hosts = _HOST.findall(log_tail.rpartition(_ROOT_CAUSE)[2])
+    hosts = _HOST.findall(_first_summary(log_tail))
     return str(hosts[0]) if hosts else ""
 
 

@@ -18,8 +18,10 @@ from hlatctl.run.state import AttemptState, RunState
 
 Action = Literal["done", "restart", "restart_without", "walk_back", "skip_data", "stop"]
 
-#: Causes that never count as repeated: each of their attempts wrote a checkpoint or excluded a batch.
-_NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "rollback"})
+#: Causes that never count as repeated: they come from outside of the job, or the attempt excluded a batch.
+_NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "time_limit", "node_failed", "rollback"})
+#: Ends that the scheduler decides, without a fault of a node.
+_OUTSIDE = ("preempted", "time_limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,12 @@ POLICY: tuple[Row, ...] = (
     ),
     Row("stop", lambda c: c.cause == "disk_full", "the disk would still be full after a restart", "free space"),
     Row("stop", lambda c: c.stop_requested, "stopped on request; it ended before it could write a checkpoint"),
+    Row(
+        "stop",
+        lambda c: c.cause == "cancelled",
+        "hlatctl did not cancel it, so it stops the run",
+        "find out who cancelled the job",
+    ),
     Row("stop", lambda c: not c.enabled, "nothing is restarted automatically (recovery.enabled=false)"),
     Row(
         "stop",
@@ -131,6 +139,12 @@ POLICY: tuple[Row, ...] = (
         lambda c: c.repeats >= 3,
         "{c.place} has failed {c.repeats} times in the same way",
         "fix the cause, or exclude the batch with `hlatctl data skip RUN --steps {c.step}`",
+    ),
+    Row(
+        "stop",
+        lambda c: c.no_progress > c.limit and c.cause == "time_limit",
+        "{c.limit} restarts in a row made no new checkpoint within the time limit",
+        "raise cluster.slurm.time_limit_s, or lower checkpoint.every_steps",
     ),
     Row(
         "stop",
@@ -182,8 +196,8 @@ def decide(
 def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
     """Decide what follows the end of a stage's job, by the limits and delays of training's attempts.
 
-    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, and once after it ran
-    out of memory.
+    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, if a node failed, if
+    the scheduler ended it, and once after it ran out of memory. One that somebody cancelled stops the run.
 
     Args:
         ends: errors of the stage's jobs in this flow that left no error of their own, newest last.
@@ -191,7 +205,9 @@ def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
     """
     newest, limit = ends[-1], config.max_restarts_without_progress
     alike = sum(end.code == newest.code for end in ends)
-    if newest.code not in (*NODE_CAUSES, "out_of_memory"):
+    if newest.code == "cancelled":
+        return Decision(action="stop", why="hlatctl did not cancel it, so it stops the run")
+    if newest.code not in (*NODE_CAUSES, *_OUTSIDE, "out_of_memory"):
         return Decision(action="stop", why="a restart can't fix this")
     if not config.enabled:
         return Decision(action="stop", why="nothing is restarted automatically (recovery.enabled=false)")

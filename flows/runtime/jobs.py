@@ -8,6 +8,7 @@ from pathlib import Path
 from flows.launch.base import Job, Plan, Status
 from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
+from flows.runtime.job_watch import JobWatch
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 
 #: Time for a cancelled job to end by itself.
@@ -31,7 +32,7 @@ def run_job(
     """Submit a job and wait for it. An interrupt or the time-out cancels it.
 
     Args:
-        timeout_s: limit; None: no limit.
+        timeout_s: limit of its time, without its wait in a queue; None: no limit.
         timeout_key: the configuration key of the limit.
         reattach: if a dead driver left the same job running, wait for that one.
         until: cancel the job when this returns True.
@@ -55,19 +56,26 @@ def run_job(
     if not (left_running and reattach):
         ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
     oom_kills = ctx.launcher.oom_kills()
-    deadline = ctx.clock.monotonic_s() + timeout_s if timeout_s else float("inf")
+    watch, limit_s = JobWatch(ctx, job.name, f"job {job.name}"), timeout_s or float("inf")
+    start_s = ctx.clock.monotonic_s()
     try:
         while not (status := ctx.launcher.status(handle)).ended:
             ctx.check_stop()
-            if ctx.clock.monotonic_s() > deadline:
-                raise _timed_out(ctx, job, f"{timeout_key}={timeout_s:g}")
+            watch.saw(status)
+            if watch.waits:
+                start_s = ctx.clock.monotonic_s()
+            if ctx.clock.monotonic_s() - start_s > limit_s and status.state == "running":
+                raise _timed_out(ctx, job, f"{timeout_key}={limit_s:g}")
             if until and until():
                 return False
             ctx.clock.wait_for_event(_POLL_S, job.name)
     finally:
         # After an interrupt or a time-out, and for child processes that it left.
         ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+        watch.ended()
     if status.state != "succeeded":
+        if status.verdict == "node_failed":
+            ctx.hold_against(status.blamed_hosts, "failure", f"node_failed: job {job.name}")
         raise job_error(job, status, more_oom_kills=(ctx.launcher.oom_kills() or 0) > (oom_kills or 0))
     return True
 
@@ -89,13 +97,14 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
         more_oom_kills: the kernel has killed a process meanwhile because memory ran out.
     """
     error = load_error(job.error_file)
-    if error:
+    if error and not status.verdict:
         return error
     tail = log_tail(job.log, **ENDING_TAIL)
     cause = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills).cause
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
-    exception = failure_causes.last_exception(log_tail(job.log))
-    return LaunchError(f"job {job.name}: {how} ({exception})", hint=f"see {job.log}", code=cause)
+    why = failure_causes.verdict_in_words(status) or failure_causes.last_exception(log_tail(job.log))
+    hint = "ask who cancelled it, then `hlatctl resume`" if cause == "cancelled" else f"see {job.log}"
+    return LaunchError(f"job {job.name}: {how} ({why})", hint=hint, code=cause)
 
 
 def _timed_out(ctx: FlowContext, job: Job, limit: str) -> LaunchError:

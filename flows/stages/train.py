@@ -14,17 +14,18 @@ from collections.abc import Callable
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
-from flows.recovery import failure_causes, node_ledger, policy
+from flows.recovery import blame, failure_causes, node_ledger, policy
 from flows.runtime.context import FlowContext, make_job
+from flows.runtime.job_watch import JobWatch
 from flows.runtime.jobs import ENDING_TAIL, log_tail
 from flows.stages.compile import cache_env, local_cache
 from flows.stages.preflight import preflight
 from hlatctl.run.batches import batches_drawn
-from hlatctl.run.errors import DamagedFileError, StoppedError, TrainingError, load_error
+from hlatctl.run.errors import DamagedFileError, HlatctlError, StoppedError, TrainingError, load_error
 from hlatctl.run.journal import heartbeat, read_events, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import AttemptState
+from hlatctl.run.state import TRAIN_JOB, AttemptState
 
 #: Takes the tokens of a milestone to evaluate.
 OnMilestone = Callable[[int], None]
@@ -75,7 +76,7 @@ def training_job(config: Config, run: RunPaths, number: int, *, max_checkpoint_s
     env = cache_env(config, local_cache(config)) if config.backend.compile else {}
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number), *ceiling)
-    return make_job(config, run, "train", *argv, attempt=number, distributed=True, env=env)
+    return make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env)
 
 
 def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
@@ -113,34 +114,41 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Hand
     )
     ctx.require_journal()
     ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
-    ctx.message(f"attempt {number}: started")
+    queued = ctx.launcher.status(handle).state == "queued"
+    ctx.message(f"attempt {number}: {'submitted' if queued else 'started'}")
     return handle
 
 
 def _attach(ctx: FlowContext, number: int) -> Handle:
     handle = Handle.from_json(ctx.state.attempts[-1].handle)
     ctx.event("attempt_attached", attempt=number)
-    if not ctx.launcher.status(handle).ended:
-        ctx.message(f"attempt {number}: still running, re-attached")
+    status = ctx.launcher.status(handle)
+    if not status.ended:
+        now = "still queued" if status.state == "queued" else "still running"
+        ctx.message(f"attempt {number}: {now}, re-attached")
     return handle
 
 
 def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Status:
-    stopping, silence = False, _Silence(ctx)
+    stopping, silence, attempt = False, _Silence(ctx), ctx.state.attempts[-1]
+    watch = JobWatch(ctx, handle.name, f"attempt {attempt.number}", started=bool(attempt.hosts))
     while True:
         try:
             status = ctx.launcher.status(handle)
+            watch.saw(status)
             state = ctx.watch()
             announce_milestones(ctx, on_milestone)
             if status.ended:
+                watch.ended()
                 return status
             if state.stop_requested and not stopping:
                 stopping = True
                 ctx.message("stopping: the trainer finishes its step and writes a checkpoint")
                 ctx.launcher.cancel(handle, grace_s=STOP_GRACE_S)
                 continue
-            hang = policy.hanging(state, silence.length_s(state.attempts[-1]), ctx.config.recovery)
-            if hang:
+            silent_s = silence.length_s(state.attempts[-1], waits=watch.waits)
+            hang = policy.hanging(state, silent_s, ctx.config.recovery)
+            if hang and status.state == "running":
                 _end_hung(ctx, handle, hang)
                 continue
             ctx.clock.wait_for_event(_POLL_S, handle.name)
@@ -163,10 +171,10 @@ class _Silence:
         self._run, self._clock = ctx.run, ctx.clock
         self._signs, self._since_s = (-1, 0), 0.0
 
-    def length_s(self, attempt: AttemptState) -> float:
-        """Return the seconds since the last sign of life, or since the first call."""
+    def length_s(self, attempt: AttemptState, *, waits: bool) -> float:
+        """Return the seconds since the last sign of life, since it ``waits`` no more, or since the first call."""
         now_s, signs = self._clock.monotonic_s(), (attempt.train_events, heartbeat(self._run, train_writer(0)))
-        if signs != self._signs:
+        if waits or signs != self._signs:
             self._signs, self._since_s = signs, now_s
         return now_s - self._since_s
 
@@ -183,22 +191,15 @@ def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
 def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
     state = ctx.refresh()
     attempt = state.attempts[-1]
-    error, tail = load_error(job.error_file), log_tail(job.log, **ENDING_TAIL)
-    ending = failure_causes.classify(
-        status=status,
-        attempt=attempt,
-        train_stopped=state.train_stopped,
-        error=error,
-        log_tail=tail,
-        stop_requested=state.stop_requested,
-        oom_kills=ctx.launcher.oom_kills(),
-    )
+    # What a job says while the scheduler ends it is not why it ends.
+    error = None if status.verdict else load_error(job.error_file)
+    ending = _ending(ctx, job, status, error)
     decision = policy.decide(
         state,
         ending,
         ctx.config.recovery,
         batch=_failing_batch(ctx, attempt) if ending.cause == "data_error" else None,
-        left_out=_newly_left_out(ctx, job, ending, failure_causes.failed_host(tail)),
+        left_out=_newly_left_out(ctx, job, ending),
     )
     ctx.event(
         "attempt_ended",
@@ -211,37 +212,57 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
         decision=decision.action,
         why=decision.why,
         max_checkpoint_step=decision.max_checkpoint_step,
+        hosts=list(status.hosts),
+        blamed_hosts=list(ending.hosts),
     )
     if decision.action != "stop":
         ctx.require_journal()
     ctx.message(_sentence(attempt, ending, decision))
     if decision.skip_batch is not None:
         ctx.event(AMENDED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
-    if decision.action != "stop":
-        return decision
-    if state.stop_requested:
-        raise StoppedError(
-            f"run {ctx.run.run_id}: {decision.why}", hint=f"`hlatctl resume {ctx.run.run_id}` continues the run"
-        )
-    if error:
-        raise error
-    hint = decision.hint.replace(" RUN ", f" {ctx.run.run_id} ") or f"see {job.log}"
-    raise TrainingError(
-        f"training stopped at step {state.step}: {ending.evidence}; {decision.why}",
-        hint=f"{hint}; then `hlatctl resume {ctx.run.run_id}`",
+    if decision.action == "stop":
+        raise error if error and not state.stop_requested else _stop(ctx, job, ending, decision)
+    return decision
+
+
+def _ending(ctx: FlowContext, job: Job, status: Status, error: HlatctlError | None) -> failure_causes.Ending:
+    state, tail = ctx.state, log_tail(job.log, **ENDING_TAIL)
+    ending = failure_causes.classify(
+        status=status,
+        attempt=state.attempts[-1],
+        train_stopped=state.train_stopped,
+        error=error,
+        log_tail=tail,
+        stop_requested=state.stop_requested,
+        oom_kills=ctx.launcher.oom_kills(),
+    )
+    used = [host for host in ctx.hosts if host not in job.excluded_hosts][: ctx.config.cluster.nodes]
+    blamed = blame.blamed_hosts(ending.cause, status, used, failure_causes.failed_host(tail))
+    return dataclasses.replace(ending, hosts=blamed)
+
+
+def _stop(ctx: FlowContext, job: Job, ending: failure_causes.Ending, decision: policy.Decision) -> HlatctlError:
+    """Return the error that ends the run when the attempt left none."""
+    run_id = ctx.run.run_id
+    resume = f"`hlatctl resume {run_id}`"
+    if ctx.state.stop_requested:
+        return StoppedError(f"run {run_id}: {decision.why}", hint=f"{resume} continues the run")
+    if ending.cause == "cancelled":
+        why = f"run {run_id}: {ending.evidence}; {decision.why}"
+        return StoppedError(why, hint=f"{decision.hint}; {resume} continues the run")
+    hint = decision.hint.replace(" RUN ", f" {run_id} ") or f"see {job.log}"
+    return TrainingError(
+        f"training stopped at step {ctx.state.step}: {ending.evidence}; {decision.why}", hint=f"{hint}; then {resume}"
     )
 
 
-def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending, failed_host: str) -> tuple[str, ...]:
+def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending) -> tuple[str, ...]:
     """Add the attempt's failure and slow nodes to the ledger; return the hosts that it newly leaves out."""
     attempt = ctx.state.attempts[-1]
     for straggler in attempt.stragglers:
         ctx.hold_against([straggler["host"]], "straggler", straggler["message"], attempt=attempt.number)
-    used = [host for host in ctx.hosts if host not in job.excluded_hosts][: ctx.config.cluster.nodes]
-    # Of several hosts only the one that torchrun names is blamed.
-    blamed = used if len(used) == 1 else [host for host in used if host == failed_host]
-    if ending.cause in failure_causes.NODE_CAUSES and blamed:
-        ctx.hold_against(blamed[:1], "failure", ending.signature, attempt=attempt.number)
+    if ending.hosts:
+        ctx.hold_against(ending.hosts, "failure", ending.signature, attempt=attempt.number)
     return tuple(host for host in ctx.place().left_out if host not in job.excluded_hosts)
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from hlatctl.run.host import host_names
 from hlatctl.run.journal import Event, JournalTail, number, train_writer
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.scores import in_words
-from hlatctl.units import count, duration, utc
+from hlatctl.units import count, duration, queued, utc
 
 #: Steps between two lines, as torchtitan's `log_freq`.
 EVERY_STEPS = 10
@@ -106,6 +107,10 @@ def _attempt_ended(event: Event) -> str:
     return f"attempt {event['attempt']}: ended at step {event['step']} ({event['evidence']}){why}"
 
 
+def _queued(event: Event) -> str:
+    return f"job {event['job']}: {queued(event.get('reason') or '', event.get('expected_start_unix_s'))}"
+
+
 def _nonfinite(event: Event) -> str:
     return (
         f"step {event['step']}: loss {event['loss']}, gradient norm {event['grad_norm']}, not finite: {event['action']}"
@@ -159,6 +164,11 @@ TEXTS: dict[str, Callable[[Event], str]] = {
     "eval_finished": lambda e: f"{_at(e)}: finished: {in_words(e['scores'])}",
     "eval_failed": lambda e: f"{_at(e)}: failed, {e['message']}",
     "eval_stopped": lambda e: f"{_at(e)}: interrupted, pending again",
+    "job_queued": _queued,
+    "job_started": lambda e: f"job {e['job']}: runs on {host_names(e['hosts'])}",
+    "job_left_queue": lambda e: f"job {e['job']}: left the queue",
+    "scheduler_away": lambda e: f"job {e['job']}: the scheduler does not answer",
+    "scheduler_back": lambda e: f"job {e['job']}: the scheduler answers again",
     "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
     "stop_requested": lambda e: f"stop requested by {e['by']}",
     "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",

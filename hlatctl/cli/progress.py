@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from hlatctl.run.journal import number
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.simulated import leading
-from hlatctl.units import count, duration
+from hlatctl.units import count, duration, queued
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -99,6 +99,8 @@ def describe(state: RunState, config: Config) -> str:
 
 def _where(state: RunState, config: Config) -> str:
     stages, last, attempt = state.running_stages, state.last_step, state.attempt
+    if waits := [f"{name} {queued(job.reason, None)}" for name, job in state.queued.items()]:
+        return ", ".join([*stages, *waits])
     if stages:
         return ", ".join(stages)
     if last is None:

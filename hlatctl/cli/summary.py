@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hlatctl.report.run_view import RunView
+from hlatctl.run.host import host_names
 from hlatctl.run.journal import number
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
-from hlatctl.units import count, duration, utc
+from hlatctl.units import count, duration, queued, utc
 
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
@@ -32,6 +33,9 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     else:
         yield from _training_rows(view)
     yield from _attempt_rows(state)
+    if not view.ended:
+        for name, job in state.queued.items():
+            yield f"job {name}", f"{queued(job.reason, job.expected_start_unix_s)}, since {utc(job.since_unix_s)}"
     for milestone in sorted(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens):
         at = f"at {count(milestone.milestone_tokens)}" if milestone.milestone_tokens else "scores"
         yield at, milestone.message or in_words(milestone.scores) or milestone.status
@@ -81,7 +85,8 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
     for attempt in state.attempts:
-        begun = f"from step {attempt.resumed_from_step or 0}"
+        on = f" on {host_names(attempt.hosts)}" if attempt.hosts else ""
+        begun = f"from step {attempt.resumed_from_step or 0}{on}"
         ended = f" to {attempt.last_step}: {attempt.cause}" if attempt.ended_unix_s is not None else ", not ended"
         why = f" ({attempt.why})" if attempt.why else ""
         yield f"attempt {attempt.number}", begun + ended + why

@@ -30,11 +30,12 @@ _LABELS = {
     "warm_cache": "cache warm-up",
     timeline.END: "end of training",
     timeline.EVALUATION_WAIT: "evaluation wait",
+    timeline.QUEUED: "waiting in the queue",
     timeline.HEAD: "driver, between stages",
     timeline.IDLE: "idle",
 }
 #: The last rows; restarts and stages precede them in order of time.
-_LAST = (timeline.END, timeline.EVALUATION_WAIT, timeline.HEAD, timeline.IDLE)
+_LAST = (timeline.END, timeline.EVALUATION_WAIT, timeline.QUEUED, timeline.HEAD, timeline.IDLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,9 @@ class Goodput:
             77.83 % without).
         ettr_fraction: effective training time ratio (arXiv 2410.21680): productive time / ``training_s``.
         accelerators: each process has an accelerator; False on CPUs.
-        process_hours: wall time of all training processes, idle or not.
-        cost_usd: of all nodes for the wall time; None without ``cluster.price_usd_per_node_hour``.
+        process_hours: wall time of all training processes, idle or not, without the time in a queue.
+        cost_usd: of all nodes for the wall time without the time in a queue; None without
+            ``cluster.price_usd_per_node_hour``.
     """
 
     wall_s: float
@@ -99,6 +101,7 @@ def measure_goodput(events: Sequence[Event], config: Config) -> Goodput:
     """Return the goodput of a journal, or of any prefix of it."""
     time = account(events)
     seconds = {category: time.seconds[category] for category in sorted(time.seconds, key=_rank)}
+    held_s = time.wall_s - seconds.get(timeline.QUEUED, 0.0)
     up_s = math.fsum(seconds.get(category, 0.0) for category in _UP)
     return Goodput(
         wall_s=time.wall_s,
@@ -108,8 +111,8 @@ def measure_goodput(events: Sequence[Event], config: Config) -> Goodput:
         uptime_fraction=_share(up_s, time.training_s),
         ettr_fraction=_share(seconds.get(timeline.PRODUCTIVE, 0.0), time.training_s),
         accelerators=config.backend.device != "cpu",
-        process_hours=config.world_size * time.wall_s / 3600,
-        cost_usd=_cost_usd(time.wall_s, config),
+        process_hours=config.world_size * held_s / 3600,
+        cost_usd=_cost_usd(held_s, config),
         checkpointing=_checkpointing(events, config, time, up_s),
     )
 
@@ -152,11 +155,12 @@ def label(category: str) -> str:
 def time_table(goodput: Goodput) -> tuple[list[str], list[list[str]]]:
     """Return a header and a row per category with its time, share and cost (if there is a price)."""
     priced = goodput.cost_usd is not None
+    held_s = goodput.wall_s - goodput.seconds.get(timeline.QUEUED, 0.0)
     header = ["category", "time", "share", *(["USD"] if priced else [])]
     rows = []
     for category, seconds in [*goodput.seconds.items(), ("wall time", goodput.wall_s)]:
         share = seconds / goodput.wall_s if goodput.wall_s else 0.0
-        cost = [f"{share * goodput.cost_usd:,.2f}"] if goodput.cost_usd is not None else []
+        cost = [] if goodput.cost_usd is None else [f"{_part(category, seconds, held_s) * goodput.cost_usd:,.2f}"]
         rows.append([label(category), duration(seconds), f"{100 * share:.1f} %", *cost])
     return header, rows
 
@@ -210,6 +214,13 @@ def _share(part_s: float, whole_s: float) -> float | None:
     return part_s / whole_s if whole_s > 0 else None
 
 
-def _cost_usd(wall_s: float, config: Config) -> float | None:
+def _part(category: str, seconds: float, held_s: float) -> float:
+    """Return a category's part of the cost: a queued job costs nothing."""
+    if category == timeline.QUEUED or not held_s:
+        return 0.0
+    return min(1.0, seconds / held_s)
+
+
+def _cost_usd(held_s: float, config: Config) -> float | None:
     price = config.cluster.price_usd_per_node_hour
-    return None if price is None else config.cluster.nodes * price * wall_s / 3600
+    return None if price is None else config.cluster.nodes * price * held_s / 3600

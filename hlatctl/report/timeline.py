@@ -15,11 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hlatctl.run.fold import fold
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import TRAIN_WRITER, Event, number
+from hlatctl.run.state import TRAIN_JOB
 
 PRODUCTIVE, DATA_WAIT, CHECKPOINT_STALL = "productive", "data_wait", "checkpoint_stall"
 BETWEEN_STEPS, LOST, START, RESTART = "between_steps", "lost", "start", "restart:"
 COMPILE, END, EVALUATION_WAIT, HEAD, IDLE = "compile", "end", "evaluation_wait", "head", "idle"
+QUEUED = "queued"
 _FINISHED = "finished"
 
 
@@ -134,10 +136,12 @@ class _Phase:
         self._cause = ""  # of the newest attempt's end
         self._restarting, self._over = False, True  # over: no driver is known
         self._pending: set[str] = set()
+        self._queued: set[str] = set()  # names of jobs
 
     def apply(self, event: Event) -> None:
         """Apply the next event."""
         kind, attempt = event["kind"], self._attempts.get(event["attempt"])
+        self._apply_queue(kind, event)
         if kind == "head_started":
             self._stage, self._restarting, self._over = "", False, False
         elif kind == "run_finished":
@@ -157,12 +161,24 @@ class _Phase:
         elif kind == "eval_finished" or (kind == "eval_failed" and event.get("final", True)):
             self._pending.discard(str(event.get("milestone_tokens")))
 
+    def _apply_queue(self, kind: str, event: Event) -> None:
+        if kind == "job_queued":
+            self._queued.add(str(event["job"]))
+        elif kind in ("job_started", "job_left_queue"):
+            self._queued.discard(str(event["job"]))
+        elif kind in ("attempt_started", "attempt_ended") or str(event.get("writer", "")).startswith(TRAIN_WRITER):
+            self._queued.discard(TRAIN_JOB)
+        elif kind in ("head_started", "run_finished"):
+            self._queued &= {TRAIN_JOB}
+
     def alive(self, index: int) -> bool:
         """Return whether the open attempt's trainer writes events after this one."""
         return self._open is not None and not (self._open.ended and index >= self._open.last)
 
     def name(self, index: int) -> str:
         """Return the category of the time after this event."""
+        if self._waits_in_queue(index):
+            return QUEUED
         if self.alive(index):
             return BETWEEN_STEPS if self._stepped else self._restart(self._cause)
         if self._stage:
@@ -176,6 +192,12 @@ class _Phase:
         if self._restarting:
             return self._restart(self._cause)
         return EVALUATION_WAIT if self._cause == _FINISHED and self._pending else HEAD
+
+    def _waits_in_queue(self, index: int) -> bool:
+        """Return whether the run holds no nodes because its job waits; jobs beside training don't matter."""
+        if self._open:
+            return TRAIN_JOB in self._queued
+        return bool(self._queued and not self._over and (self._stage or self._pending))
 
     @staticmethod
     def _restart(cause: str) -> str:

@@ -1,6 +1,15 @@
 """The types of the fields of events. Events with a field of another type are damaged.
 
 A field has the same type in every kind of event. ``hlatctl.run.fold`` interprets events.
+
+A job that a scheduler runs has these events besides those of its attempt or stage:
+
+- ``job_queued`` (``job``, ``reason``, ``expected_start_unix_s`` or None): it waits; again when the reason changes.
+- ``job_started`` (``job``, ``hosts``): it runs, on these hosts.
+- ``job_left_queue`` (``job``): it ended, or was given up, before it was seen to run.
+- ``scheduler_away``, ``scheduler_back`` (``job``): the scheduler does not answer, and answers again.
+
+``attempt_ended`` names the attempt's ``hosts`` and its ``blamed_hosts`` where the launcher knows them.
 """
 
 from __future__ import annotations
@@ -51,6 +60,7 @@ _NUMBERS = (
     "cold_start_s",
     "recovered_s",
     "detected_s",
+    "expected_start_unix_s",
 )
 _TEXTS = (
     "stage",
@@ -77,8 +87,9 @@ _TEXTS = (
     "what",
     "manifest_sha256",
     "evaluates",
+    "job",
 )
-_LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "left_out_hosts")
+_LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "left_out_hosts", "hosts", "blamed_hosts")
 _OBJECTS = ("handle", "scores", "point", "settings")
 _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(_WHOLE, int),
@@ -98,6 +109,9 @@ _NEEDED = {
     "checkpoint_committed": ("step",),
     "eval_finished": ("step", "milestone_tokens"),
     "amended": ("key", "value"),
+    "job_queued": ("job",),
+    "job_started": ("job",),
+    "job_left_queue": ("job",),
     "drill_outcome": ("fault", "title", "failure", "skipped"),
 }
 

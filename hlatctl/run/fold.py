@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from hlatctl.run import fold_queue
 from hlatctl.run.journal import TRAIN_WRITER, Event, read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
-from hlatctl.run.state import AttemptState, ContractScores, EvaluationProgress, MilestoneState, RunState, StageState
-
-#: Newest counts of an evaluation's answers that are kept, two seconds apart. They give its pace.
-_COUNTS_KEPT = 30
+from hlatctl.run.state import (
+    TRAIN_JOB,
+    AttemptState,
+    ContractScores,
+    EvaluationProgress,
+    MilestoneState,
+    RunState,
+    StageState,
+)
 
 
 def fold(events: Iterable[Event]) -> RunState:
@@ -53,6 +59,7 @@ def _run_created(state: RunState, event: Event) -> None:
 def _head_started(state: RunState, event: Event) -> None:
     # The run is driven again: an earlier outcome or request to stop no longer counts.
     state.status, state.message, state.stop_requested = "running", "", False
+    fold_queue.only_training_waits(state)
 
 
 def _stage(status: str) -> Any:
@@ -96,6 +103,8 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.why = event.get("why", "")
         attempt.signature = event.get("signature", "")
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
+        attempt.blamed_hosts = [str(host) for host in event.get("blamed_hosts") or []]
+        state.queued.pop(TRAIN_JOB, None)
 
 
 def _hang(state: RunState, event: Event) -> None:
@@ -195,15 +204,7 @@ def _eval_progress(state: RunState, event: Event) -> None:
         progress.updated_unix_s = float(event["time_unix_s"])
         if progress.done_before is None:
             progress.done_before, progress.task_started_unix_s = progress.done, progress.updated_unix_s
-        _count(progress)
-
-
-def _count(progress: EvaluationProgress) -> None:
-    """Keep the newest counts of answered requests, with their times."""
-    if progress.counted and progress.done < progress.counted[-1][1]:
-        progress.counted = []  # a partly answered batch is repeated
-    if progress.done > (progress.done_before or 0):
-        progress.counted = [*progress.counted[1 - _COUNTS_KEPT :], (progress.updated_unix_s, progress.done)]
+        progress.count()
 
 
 def _eval_finished(state: RunState, event: Event) -> None:
@@ -293,6 +294,9 @@ _HANDLERS = {
     "alarm": _warning,
     "environment_collision": _warning,
     "tracking_lost": _warning,
+    "job_queued": fold_queue.job_queued,
+    "job_started": fold_queue.job_started,
+    "job_left_queue": fold_queue.job_left_queue,
     "hang": _hang,
     "straggler": _straggler,
     "stop_requested": _stop_requested,

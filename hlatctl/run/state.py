@@ -11,6 +11,11 @@ from typing import Any
 
 from hlatctl.run.journal import Event, number
 
+#: Name of the job that trains.
+TRAIN_JOB = "train"
+#: Newest counts of an evaluation's answers that are kept, two seconds apart. They give its pace.
+_COUNTS_KEPT = 30
+
 
 @dataclass
 class StageState:
@@ -38,6 +43,8 @@ class AttemptState:
         oom_kills: the kernel's count of processes killed for lack of memory when it started; None if unknown.
         train_events: number of events that its processes have written.
         stragglers: events that name a slow process.
+        hosts: its nodes; empty if the launcher doesn't tell them, or until it starts.
+        blamed_hosts: those of them that failed first.
     """
 
     number: int
@@ -59,6 +66,23 @@ class AttemptState:
     oom_kills: int | None = None
     train_events: int = 0
     stragglers: list[Event] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    blamed_hosts: list[str] = field(default_factory=list)
+
+
+@dataclass
+class QueuedJob:
+    """A job that waits in a scheduler's queue.
+
+    Args:
+        reason: in the scheduler's words; empty if it gives none.
+        since_unix_s: when it was first seen there.
+        expected_start_unix_s: when the scheduler expects to start it; None if it doesn't say.
+    """
+
+    reason: str
+    since_unix_s: float
+    expected_start_unix_s: float | None = None
 
 
 @dataclass
@@ -91,6 +115,13 @@ class EvaluationProgress:
     task_started_unix_s: float = 0.0
     updated_unix_s: float = 0.0
     counted: list[tuple[float, int]] = field(default_factory=list)
+
+    def count(self) -> None:
+        """Keep the newest counts of answered requests, with their times."""
+        if self.counted and self.done < self.counted[-1][1]:
+            self.counted = []  # a partly answered batch is repeated
+        if self.done > (self.done_before or 0):
+            self.counted = [*self.counted[1 - _COUNTS_KEPT :], (self.updated_unix_s, self.done)]
 
 
 @dataclass
@@ -136,6 +167,7 @@ class RunState:
         evaluates: the external model that this run only evaluates; empty for a training run.
         contract: of the first evaluation that names one; the run's scores are shown under it.
         spikes: events of starts of gradient spikes; ``length_steps`` is added when a spike ends.
+        queued: jobs that wait in a scheduler's queue, by name.
         trust: of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps followed).
     """
 
@@ -150,6 +182,7 @@ class RunState:
     last_event_unix_s: float = 0.0
     stages: dict[str, StageState] = field(default_factory=dict)
     attempts: list[AttemptState] = field(default_factory=list)
+    queued: dict[str, QueuedJob] = field(default_factory=dict)
     steps: dict[int, Event] = field(default_factory=dict)
     peak_flops_per_s: float | None = None
     checkpoints: list[int] = field(default_factory=list)

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hlatctl.run.errors import LaunchError
 
@@ -56,6 +57,12 @@ def slurm(*words: str) -> str:
 def scancel(*words: str) -> None:
     """Signal or end jobs. Its exit code says nothing: for a job that is just ending it is an error."""
     subprocess.run(("scancel", *words), capture_output=True, check=False, stdin=subprocess.DEVNULL)
+
+
+@lru_cache(maxsize=64)
+def hosts_of(nodes: str) -> tuple[str, ...]:
+    """Return the names of Slurm's expression for nodes, in its order; this asks no scheduler."""
+    return tuple(slurm("scontrol", "show", "hostnames", nodes).split()) if nodes else ()
 
 
 class Queue:

@@ -32,12 +32,16 @@ class NodeRecord:
         code: exit code of the job's command there; None as long as there is none.
         ended_unix_s: by that host's clock.
         oom_kills: processes that its kernel killed for want of memory meanwhile.
+        asked_to_stop: by us or by the scheduler.
+        wall_s: time from the start to the end.
     """
 
     host: str
     code: int | None = None
     ended_unix_s: float = 0.0
     oom_kills: int = 0
+    asked_to_stop: bool = False
+    wall_s: float = 0.0
 
 
 def node_records(base: Path) -> list[NodeRecord]:
@@ -48,7 +52,14 @@ def node_records(base: Path) -> list[NodeRecord]:
     return records
 
 
-def conclude(state: str, code: int | None, records: Sequence[NodeRecord], down: Sequence[str], reason: str) -> Status:
+def conclude(
+    state: str,
+    code: int | None,
+    records: Sequence[NodeRecord],
+    down: Sequence[str] = (),
+    reason: str = "",
+    hosts: tuple[str, ...] = (),
+) -> Status:
     """How a job ended.
 
     Args:
@@ -57,6 +68,7 @@ def conclude(state: str, code: int | None, records: Sequence[NodeRecord], down: 
         records: of its nodes.
         down: its hosts that the scheduler says are down.
         reason: of the scheduler.
+        hosts: of the job, in the scheduler's words; empty: those of the records.
     """
     verdict = _VERDICTS.get(state, "")
     if down and code != 0:
@@ -65,10 +77,10 @@ def conclude(state: str, code: int | None, records: Sequence[NodeRecord], down: 
     if not verdict and any(record.oom_kills for record in records if record.host in blamed):
         verdict = "out_of_memory"
     own = [record.code for record in records if record.host in blamed and record.code is not None]
-    hosts = tuple(record.host for record in records)
+    hosts = hosts or tuple(record.host for record in records)
     common = {"reason": reason if verdict else "", "verdict": verdict, "hosts": hosts}
     if code == 0 and all(record.code == 0 for record in records):
-        return Status(state="succeeded", exit_code=0, hosts=hosts)
+        return Status(state="succeeded", exit_code=0, **common)  # type: ignore[arg-type]
     if own or code:
         return Status(state="failed", exit_code=own[0] if own else code, blamed_hosts=blamed, **common)  # type: ignore[arg-type]
     return Status(state="lost", blamed_hosts=blamed, **common)  # type: ignore[arg-type]
@@ -87,12 +99,20 @@ def _first_to_fail(records: Sequence[NodeRecord]) -> tuple[str, ...]:
 
 def _record(base: Path, rank: int) -> NodeRecord | None:
     try:
-        host = str(files.read_json(node.record(base, "pid", rank))["host"])
+        start = files.read_json(node.record(base, "pid", rank))
+        host, started_unix_s = str(start["host"]), float(start["time_unix_s"])
     except (OSError, *DAMAGED):
         return None
     try:
         end = files.read_json(node.record(base, "exit_code", rank))
-        kills = int(end["oom_kills"] or 0)
-        return NodeRecord(host=host, code=int(end["code"]), ended_unix_s=float(end["time_unix_s"]), oom_kills=kills)
+        ended_unix_s = float(end["time_unix_s"])
+        return NodeRecord(
+            host=host,
+            code=int(end["code"]),
+            ended_unix_s=ended_unix_s,
+            oom_kills=int(end["oom_kills"] or 0),
+            asked_to_stop=bool(end["asked_to_stop"]),
+            wall_s=ended_unix_s - started_unix_s,
+        )
     except (OSError, *DAMAGED):
         return NodeRecord(host=host)

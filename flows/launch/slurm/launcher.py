@@ -7,19 +7,21 @@ that dies while it submits leaves either no job or one that the next driver find
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from conf.schema import ClusterConfig
 from flows.launch.base import Handle, Job, Plan, Status
 from flows.launch.slurm import script as scripts
-from flows.launch.slurm.commands import Queue, Row, SchedulerAwayError, scancel, slurm
-from flows.launch.slurm.endings import conclude, node_records
+from flows.launch.slurm.commands import Queue, Row, SchedulerAwayError, hosts_of, scancel, slurm
+from flows.launch.slurm.endings import NodeRecord, conclude, node_records
 from hlatctl import node
 from hlatctl.run import files
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import LaunchError, StorageError
 from hlatctl.run.reading import DAMAGED
 
 _POLL_S = 0.2
@@ -27,6 +29,11 @@ _POLL_S = 0.2
 _HOSTS_FOR_S = 60.0
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED")
 _RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+#: A job that ends within the grace of a pre-emption or of its time limit has one of these states.
+_ENDED_BY_ITSELF = ("COMPLETED", "FAILED")
+_PREEMPTED = re.compile(r"\bPreemptTime=\d")
+#: Slurm sends the signal before the time limit up to this much earlier (sbatch(1), --signal).
+_EARLY_S = 60
 _UNUSABLE = ("down", "drain", "fail", "unk", "inval", "maint", "power", "reboot", "planned")
 
 
@@ -90,27 +97,30 @@ class SlurmLauncher:
         """From the record that the batch script writes last, else from the scheduler."""
         base, token = _base(handle), _token(handle)
         code = _ended(base)
-        if code == 0:
-            return conclude("", 0, node_records(base), (), "")
+        if code == 0 and not self._asked_from_outside(base):
+            return conclude("", 0, node_records(base))
         try:
             # After a bad end the scheduler's own account matters, and its last answer is from before.
             row = self._queue.job(_name(handle), token, now=code is not None) if token else None
             if row and row.state in _WAITS:
                 return Status(state="queued", reason=row.reason, expected_start_unix_s=_time(row.start))
             if row and row.state in _RUNS:
-                return Status(state="running")
+                return Status(state="running", hosts=hosts_of(row.nodes))
             code = _ended(base)  # it may have ended between the two looks
             records = node_records(base)
-            down = self._down([record.host for record in records]) if code != 0 else ()
+            hosts = hosts_of(row.nodes) if row else ()
+            down = self._down(hosts or [record.host for record in records]) if code != 0 else ()
+            state = self._state(base, row, records) if row else ""
         except SchedulerAwayError:
             return Status(state="unknown", reason="the scheduler does not answer")
-        return conclude(row.state if row else "", code, records, down, row.reason if row else "")
+        return conclude(state, code, records, down, row.reason if row else "", hosts)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask the nodes' programs to stop the job; after the grace, have Slurm end it; return when it has ended."""
-        if not _token(handle) or not self._lives(handle):
+        if not _token(handle):
             return
-        if grace_s:
+        row = self._lives(handle)
+        if grace_s and row and row.state not in _WAITS:
             self._order(handle, "stop")
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and _ended(_base(handle)) is None and self._lives(handle, now=False):
@@ -118,7 +128,7 @@ class SlurmLauncher:
         while row := self._lives(handle):
             scancel(row.id)
             time.sleep(_POLL_S)
-        if _ended(_base(handle)) is None:
+        if _ended(_base(handle)) is None:  # an sbatch of a dead driver may come late
             files.write_text(scripts.token_file(_base(handle)), f"given up {_token(handle)}\n")
 
     def dump_stacks(self, handle: Handle) -> str:
@@ -130,6 +140,29 @@ class SlurmLauncher:
     def oom_kills(self) -> int | None:
         """Each node tells its own, in its record of the end."""
         return None
+
+    def _asked_from_outside(self, base: Path) -> bool:
+        """Whether a job was asked to stop, and not by us: the scheduler says why."""
+        try:
+            ours = files.read_json(node.orders(base))["what"] == "stop"
+        except (OSError, *DAMAGED):
+            ours = False
+        return not ours and any(record.asked_to_stop for record in node_records(base))
+
+    def _state(self, base: Path, row: Row, records: list[NodeRecord]) -> str:
+        """Return the state of an ended job; of one that ended by itself within its grace, why it was asked to stop."""
+        if row.state not in _ENDED_BY_ITSELF or not self._asked_from_outside(base):
+            return row.state
+        try:
+            if _PREEMPTED.search(slurm("scontrol", "--oneliner", "show", "job", row.id)):
+                return "PREEMPTED"
+        except SchedulerAwayError:
+            raise
+        except LaunchError:
+            pass  # forgotten meanwhile
+        limit_s, early_s = self._cluster.slurm.time_limit_s, self._cluster.slurm.stop_before_limit_s + _EARLY_S
+        ran_s = max(record.wall_s for record in records)
+        return "TIMEOUT" if limit_s and ran_s > limit_s - early_s else row.state
 
     def _order(self, handle: Handle, what: str) -> None:
         files.write_json(node.orders(_base(handle)), {"v": 1, "what": what, "id": uuid.uuid4().hex})
@@ -144,7 +177,7 @@ class SlurmLauncher:
                 continue
             return row if row and row.state in (*_WAITS, *_RUNS) else None
 
-    def _down(self, hosts: list[str]) -> tuple[str, ...]:
+    def _down(self, hosts: Sequence[str]) -> tuple[str, ...]:
         if not hosts:
             return ()
         text = slurm("sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%T")

@@ -47,6 +47,11 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("finished", False, 10, "done", "training is finished"),
         ("stopped", True, 10, "stop", "stopped on request after writing a checkpoint"),
         ("preempted", False, 10, "restart", "restarting from step 5"),
+        ("time_limit", False, 10, "restart", "restarting from step 5"),
+        ("node_failed", False, 10, "restart", "restarting from step 5"),
+        ("node_failed", False, 0, "restart", "restarting from step 5"),
+        ("cancelled", False, 10, "stop", "hlatctl did not cancel it, so it stops the run"),
+        ("cancelled", True, 10, "stop", "stopped on request; it ended before it could write a checkpoint"),
         ("rollback", False, 10, "restart", "restarting from step 5"),
         ("error", False, 10, "stop", "a restart can't fix this"),
         (
