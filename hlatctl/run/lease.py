@@ -124,10 +124,12 @@ def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
     while True:
         with suppress(_ReplacedError), locked_file(path, lambda: _when_locked(path, when_busy)) as file:
             if _take(file, path, own, when_busy):
-                with _beating(path, own):
-                    yield
-                if _named(path) == own:
-                    file.truncate(0)
+                try:
+                    with _beating(path, own):
+                        yield
+                finally:
+                    if _named(path) == own:
+                        file.truncate(0)
                 return
 
 

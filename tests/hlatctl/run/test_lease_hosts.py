@@ -72,6 +72,12 @@ def test_a_driver_on_another_host_is_named_and_a_second_one_is_refused(run: RunP
         assert driver_pid(run) == os.getpid()
 
 
+def test_a_driver_that_ends_with_an_error_frees_its_run_for_every_host(run: RunPaths) -> None:
+    with pytest.raises(ValueError, match="failed"), hold_driver(run):
+        raise ValueError("failed")
+    assert run.driver_lock.read_text() == ""
+
+
 def test_a_driver_whose_heartbeat_is_old_is_taken_over_and_ends_itself_if_it_wakes(run: RunPaths) -> None:
     with holder_elsewhere(run) as process:
         process.send_signal(signal.SIGSTOP)  # it keeps its lock, as a file server keeps that of a dead host
