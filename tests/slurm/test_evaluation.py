@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hlatctl.run import files
 from tests.e2e.conftest import Cli, wait_for
+from tests.slurm.held import held, release
 from tests.slurm.lab import Lab
 
 RUN = "beside"
@@ -27,9 +28,8 @@ def test_evaluations_that_stay_in_the_queue_never_hold_up_training(lab: Lab, tmp
     try:
         wait_for(lambda: cli.events(RUN, "attempt_ended") or run.poll() is not None)
         assert [event["cause"] for event in cli.events(RUN, "attempt_ended")] == ["finished"], run.communicate()[0]
-        (waiting,) = jobs(lab)
-        assert waiting[:3] == ["PENDING", "scavenge", "1"]
-        assert waiting[3].endswith("/export-6000"), "one evaluation after another"
+        ((partition, nodes, name),) = held(lab)
+        assert (partition, nodes, name.split("/")[-1]) == ("scavenge", "1", "export-6000"), "one after another"
         wait_for(lambda: release(lab) or run.poll() is not None)
         output, _ = run.communicate()
     finally:
@@ -44,17 +44,3 @@ def test_evaluations_that_stay_in_the_queue_never_hold_up_training(lab: Lab, tmp
     scripts = cli.paths(RUN).launch(0)
     assert "--exclusive" not in (scripts / "eval-6000.sh").read_text()
     assert "--exclusive" in (cli.paths(RUN).launch(1) / "train.sh").read_text()
-
-
-def jobs(lab: Lab) -> list[list[str]]:
-    """State, partition, nodes and name of each job that waits or runs."""
-    return [line.split("|") for line in lab.command("squeue", "-h", "-o", "%T|%P|%D|%j").stdout.splitlines()]
-
-
-def release(lab: Lab) -> bool:
-    """Release the jobs that are held; never true."""
-    for line in lab.command("squeue", "-h", "-t", "PENDING", "-o", "%i %r").stdout.splitlines():
-        number, _, reason = line.partition(" ")
-        if reason == "JobHeldUser":
-            lab.command("scontrol", "release", number)
-    return False
