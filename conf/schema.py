@@ -235,6 +235,16 @@ class EvalGroupConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvalClusterConfig:
+    """Where evaluations and their exports run with `cluster.launcher=slurm`: jobs of their own, one node each."""
+
+    partition: str | None = None
+    """None: the partition of training, `cluster.slurm.partition`."""
+    extra: list[str] = field(default_factory=list)
+    """Further options of sbatch, such as `--gpus=1`, `--cpus-per-task=16` or `--time=4:00:00`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """How and when to evaluate checkpoints."""
 
@@ -262,6 +272,7 @@ class EvalConfig:
     """Requests per batch."""
     max_retries: NonNegativeInt = 1
     """Times that a failed milestone evaluation is retried."""
+    cluster: EvalClusterConfig = field(default_factory=EvalClusterConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

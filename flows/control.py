@@ -1,4 +1,4 @@
-"""Asking a run to stop, from any process of this machine."""
+"""Asking a run to stop, from any process that shares its runs folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
-from hlatctl.run.lease import driver_pid, wait_until_undriven
+from hlatctl.run.lease import driver, wait_until_undriven
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 
@@ -36,11 +36,13 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
         with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
             journal.append("stop_requested", durable=True, by=by)
     except StorageError as error:
-        pid = driver_pid(run)
-        error.hint = f"`kill -INT {pid}` asks the run's driver to stop; or free space" if pid else error.hint
+        found = driver(run)
+        if found and found.pid:
+            on = f" on {found.host}" if found.is_elsewhere else ""
+            error.hint = f"`kill -INT {found.pid}`{on} asks the run's driver to stop; or free space"
         raise
     wait_until_undriven(run, wait_s)
-    if driver_pid(run) is None:
+    if driver(run) is None:
         launcher = launcher_for(conf.load.load(run.config))
         if job := live_training(fold(read_events(run)), launcher):
             launcher.cancel(job, grace_s=STOP_GRACE_S)

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import conf.load
 from flows import control
+from flows.drill.reach import reach_for
 from flows.launch.base import Handle
-from flows.launch.local import LocalLauncher
 from flows.runtime import detached
 from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError, TrainingError
@@ -54,7 +54,8 @@ class Arena:
         self.state, self.events = RunState(), list[Event]()
         self.cold_start_s = 0.0
         """From the driver's start to the first optimizer step."""
-        self._journal, self._tail, self._launcher = journal, JournalTail(run), LocalLauncher()
+        self._journal, self._tail = journal, JournalTail(run)
+        self.reach = reach_for(self.config)
         self._driven = False
         self._fault_step = 0
 
@@ -144,22 +145,17 @@ class Arena:
         driver = processes.identify(driver_pid(self.run) or 0)
         if driver is None:
             raise NotRecovered("the run has no driver")
-        self._driven = False
+        self.may_end()
         return driver
 
-    def job(self) -> Identity:
-        """Return the process of the training job's node program."""
-        process = self._launcher.process(Handle.from_json(self.attempt.handle))
-        if process is None:
-            raise NotRecovered("the training job has no process")
-        return process
+    def may_end(self) -> None:
+        """From now on the driver's end is no failure."""
+        self._driven = False
 
-    def process(self) -> Identity:
-        """Return the training process of the last rank."""
-        ranks = processes.ranks(self.job().pid)
-        if not ranks:
-            raise NotRecovered("no training process is left")
-        return ranks[max(ranks)]
+    @property
+    def job(self) -> Handle:
+        """The training job of the newest attempt."""
+        return Handle.from_json(self.attempt.handle)
 
     def stop(self) -> None:
         """Stop the run with a checkpoint, in any state."""

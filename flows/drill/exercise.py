@@ -14,6 +14,7 @@ from flows import pretrain
 from flows.drill import small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried
 from flows.drill.faults import FAULTS, Seen, no_tracking
+from flows.drill.reach import LAUNCHERS
 from flows.drill.tracking import Servers
 from flows.runtime.signals import Signals
 from hlatctl.report.build import build
@@ -76,10 +77,10 @@ def exercise(
         ConfigError: the configuration can't be drilled.
         HlatctlError: the drilled run did not start, or the undisturbed one failed.
     """
-    if config.cluster.launcher != "local":
+    if config.cluster.launcher not in LAUNCHERS:
         raise ConfigError(
-            f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes of this machine",
-            hint="hlatctl drill cluster.launcher=local",
+            f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes",
+            hint="hlatctl drill cluster=local, or cluster=slurm",
         )
     skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
     if skipped.keys() == set(faults):

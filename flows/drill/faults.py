@@ -18,6 +18,7 @@ from pathlib import Path
 from conf.schema import Config
 from flows.drill import small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried
+from flows.drill.reach import last_rank
 from flows.drill.tracking import Servers
 from hlatctl.run import files
 from hlatctl.run.journal import Event, heartbeat, train_writer
@@ -73,12 +74,14 @@ class Fault:
         test: injects it into a running run and observes the recovery.
         skip: returns why a configuration doesn't allow it; empty if it does.
         small_disk: it needs a separate run on a small disk.
+        scheduler: it needs one; a drill of this machine leaves it out.
     """
 
     title: str
     test: Callable[[Arena, Servers], Seen]
     skip: Callable[[Config], str] = lambda config: ""
     small_disk: bool = False
+    scheduler: bool = False
 
 
 def kill_process(arena: Arena, _: Servers) -> Seen:
@@ -88,14 +91,29 @@ def kill_process(arena: Arena, _: Servers) -> Seen:
 
 def stop_process(arena: Arena, _: Servers) -> Seen:
     """SIGSTOP to one training process: nothing fails, and no step follows."""
-    rank = arena.process()
-    return _restarted(arena, "stop_process", lambda: send(rank, signal.SIGSTOP), "hang")
+    return _restarted(arena, "stop_process", lambda: arena.reach.rank(arena.job, signal.SIGSTOP), "hang")
 
 
 def preempt(arena: Arena, _: Servers) -> Seen:
-    """SIGTERM to the job's node program, as a scheduler sends it to reclaim the nodes."""
-    job = arena.job()
-    return _restarted(arena, "preempt", lambda: send(job, signal.SIGTERM), "attempt_ended")
+    """SIGTERM to the job, as a scheduler sends it to reclaim the nodes."""
+    return _restarted(arena, "preempt", lambda: arena.reach.preempt(arena.job), "attempt_ended")
+
+
+def kill_program(arena: Arena, _: Servers) -> Seen:
+    """SIGKILL to the program of the last node, which writes no record of its end."""
+    return _restarted(arena, "kill_program", lambda: arena.reach.program(arena.job, signal.SIGKILL), "attempt_ended")
+
+
+def cancel(arena: Arena, _: Servers) -> Seen:
+    """Cancel the job as an administrator does. If that stops the run, it is resumed, as a person would do."""
+    job = arena.job
+
+    def resume() -> None:
+        arena.wait_until("the run's end, or another attempt", lambda: _undriven(arena) or arena.job != job)
+        arena.revive()
+
+    arena.may_end()
+    return _restarted(arena, "cancel", lambda: arena.reach.cancel(job), "attempt_ended", resume)
 
 
 def bad_data(arena: Arena, _: Servers) -> Seen:
@@ -145,7 +163,7 @@ def cut_manifest(arena: Arena, _: Servers) -> Seen:
 def slow_process(arena: Arena, _: Servers) -> Seen:
     """Slow one process down until the journal names it."""
     attempt = arena.attempt.number
-    with _slowed(arena.process()) as begin:
+    with _slowed(last_rank(arena.job)) as begin:
         injected_s, mark = arena.inject("slow_process", begin)
         last = arena.config.world_size - 1  # on a busy machine others may be slow too
         named = arena.wait_for_event(
@@ -175,7 +193,7 @@ def kill_driver(arena: Arena, _: Servers) -> Seen:
     """SIGKILL to the driver; another driver takes over, and training continues."""
     attempt, driver = arena.attempt.number, arena.driver()
     injected_s, mark = arena.inject("kill_head", lambda: send(driver, signal.SIGKILL))
-    arena.wait_until("the driver's end", lambda: driver_pid(arena.run) is None)
+    arena.wait_until("the driver's end", lambda: _undriven(arena))
     detected_s = time.time() - injected_s
     arena.drive()
     attached = arena.wait_for_event("re-attachment", mark, _kind("attempt_attached"))
@@ -257,9 +275,12 @@ def _require_same(arena: Arena, attempt: int) -> None:
         raise NotRecovered(f"training was restarted (attempt {arena.attempt.number}), which was not necessary")
 
 
+def _undriven(arena: Arena) -> bool:
+    return driver_pid(arena.run) is None
+
+
 def _killer(arena: Arena) -> Callable[[], object]:
-    rank = arena.process()
-    return lambda: send(rank, signal.SIGKILL)
+    return lambda: arena.reach.rank(arena.job, signal.SIGKILL)
 
 
 def _newest_checkpoint(arena: Arena) -> Path:
@@ -293,6 +314,8 @@ def _slowed(process: Identity) -> Iterator[Callable[[], None]]:
 
 
 def _one_process(config: Config) -> str:
+    if config.cluster.launcher != "local":
+        return "a process of another machine can't be slowed evenly from here"
     alone = config.cluster.processes_per_node * config.cluster.nodes < 2
     return "with one process there is no slowest one" if alone else ""
 
@@ -306,8 +329,14 @@ def no_tracking(config: Config) -> str:
     return "" if config.tracking.enabled else "tracking.enabled=false"
 
 
-def _no_small_disk(_: Config) -> str:
+def _no_small_disk(config: Config) -> str:
+    if config.cluster.launcher != "local":
+        return "the nodes of a cluster would not see the small disk, which is in this machine's memory"
     return small_disk.why_unavailable()
+
+
+def _no_scheduler(config: Config) -> str:
+    return "cluster.launcher=local has no scheduler" if config.cluster.launcher == "local" else ""
 
 
 FAULTS: dict[str, Fault] = {
@@ -315,6 +344,8 @@ FAULTS: dict[str, Fault] = {
     "stop_process": Fault(title="SIGSTOP of a process", test=stop_process),
     "slow_process": Fault(title="a process slowed down", test=slow_process, skip=_one_process),
     "preempt": Fault(title="SIGTERM to the job", test=preempt),
+    "kill_program": Fault(title="kill -9 of a node's program", test=kill_program, skip=_no_scheduler, scheduler=True),
+    "cancel": Fault(title="the job cancelled from outside", test=cancel, skip=_no_scheduler, scheduler=True),
     "bad_data": Fault(title="the loader can't read its data", test=bad_data),
     "flip_bytes": Fault(title="bytes of the newest checkpoint flipped", test=flip_bytes, skip=_two_tiers),
     "cut_manifest": Fault(title="the newest manifest cut in half", test=cut_manifest, skip=_two_tiers),
@@ -322,3 +353,8 @@ FAULTS: dict[str, Fault] = {
     "kill_head": Fault(title="kill -9 of the driver", test=kill_driver),
     "fill_disk": Fault(title="the disk full", test=fill_disk, skip=_no_small_disk, small_disk=True),
 }
+
+
+def offered(config: Config) -> list[str]:
+    """Return the faults that a drill of this configuration's cluster tries unless it is told which."""
+    return [name for name, fault in FAULTS.items() if not (fault.scheduler and config.cluster.launcher == "local")]

@@ -40,6 +40,8 @@ class Job:
         nodes: number of nodes.
         excluded_hosts: hosts that it must not use.
         beside_training: it may run on the nodes of training and must not slow it.
+        partition: the scheduler's partition for this job; None: that of the cluster's configuration.
+        options: of the scheduler, for this job alone.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Job:
     nodes: int = 1
     excluded_hosts: tuple[str, ...] = ()
     beside_training: bool = False
+    partition: str | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def log(self) -> Path:

@@ -228,10 +228,6 @@ class FlowContext:
         except StorageError as error:
             self.message(f"nodes: {kind} not recorded; {error.message}")
 
-    def job_beside_training(self, name: str, *argv: str) -> Job:
-        """Return a job of one process that may run beside training and must not slow it."""
-        return dataclasses.replace(self.job(name, *argv), beside_training=True)
-
 
 def live_training(state: RunState, launcher: Launcher) -> Handle | None:
     """Return the handle of the newest attempt's job if that job runs now, whoever started it."""

@@ -79,12 +79,15 @@ def compile_graphs(ctx: FlowContext) -> None:
 
 
 def warm_cache(ctx: FlowContext) -> None:
-    """Copy the shared cache to each worker's own disk, verified, and record where it is."""
+    """Copy the shared cache to each worker's own disk, verified, and record where it is.
+
+    With a scheduler, each job of training copies by itself (:func:`warm_wrapper`), so no job is submitted here.
+    """
     key, shared, local = graph_key(ctx.config), shared_cache(ctx.config), local_cache(ctx.config)
 
     def work() -> dict[str, Any]:
-        places = ("--from", os.fspath(shared), "--to", os.fspath(local))
-        run_job(ctx, ctx.job("warm-cache", "-m", "trainer.cache", *places, each_node=True))
+        if not warm_wrapper(ctx.config):
+            run_job(ctx, ctx.job("warm-cache", *_copy(ctx.config), each_node=True))
         record = {"v": 1, "fingerprint": key, "shared": os.fspath(shared), "local": os.fspath(local)}
         files.write_json(ctx.run.compile_cache, record)
         return record
@@ -96,9 +99,25 @@ def warm_cache(ctx: FlowContext) -> None:
     run_stage(ctx, "warm_cache", key, work, done=done)
 
 
+def warm_wrapper(config: Config) -> tuple[str, ...]:
+    """Return the program that copies the cache to a node before a job's command runs there; empty: it is there.
+
+    A scheduler gives each job other nodes, so a copy that an earlier job made may be elsewhere.
+    """
+    if config.cluster.launcher != "slurm" or nothing_ahead(config):
+        return ()
+    return (*_copy(config), "--")
+
+
 def cache_env(config: Config, folder: Path) -> dict[str, str]:
     """Return the variable that sets the compiler's cache folder."""
     return {cache_variable(config): os.fspath(folder)}
+
+
+def _copy(config: Config) -> tuple[str, ...]:
+    """Return the arguments of ``python`` that copy the shared cache to a worker's own disk."""
+    places = ("--from", os.fspath(shared_cache(config)), "--to", os.fspath(local_cache(config)))
+    return ("-m", "trainer.cache", *places)
 
 
 def _wrapper(config: Config, folder: Path) -> tuple[str, ...]:

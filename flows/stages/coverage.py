@@ -13,7 +13,7 @@ from conf.schema import Config
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from flows.stages import run_stage
-from flows.stages.compile import cache_env, graph_key, local_cache, nothing_ahead, shared_cache
+from flows.stages.compile import cache_env, graph_key, local_cache, nothing_ahead, shared_cache, warm_wrapper
 from hlatctl.cache.layout import MANIFEST
 from hlatctl.run import files
 from hlatctl.run.reading import reading
@@ -32,7 +32,8 @@ def check_coverage(ctx: FlowContext) -> None:
     def work() -> dict[str, Any]:
         ctx.run.coverage.unlink(missing_ok=True)
         argv = ("-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--check-coverage")
-        job = ctx.job(STAGE, *argv, distributed=True, env=cache_env(ctx.config, local_cache(ctx.config)))
+        env, wrapper = cache_env(ctx.config, local_cache(ctx.config)), warm_wrapper(ctx.config)
+        job = ctx.job(STAGE, *argv, distributed=True, env=env, wrapper=wrapper)
         limit_s = ctx.config.recovery.start_timeout_s
         run_job(ctx, job, timeout_s=limit_s, timeout_key="recovery.start_timeout_s")
         with reading(ctx.run.coverage):

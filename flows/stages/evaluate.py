@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import conf.load
+from flows.launch.base import Job
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from hlatctl.run import files
@@ -124,12 +125,19 @@ def _run_beside_training(ctx: FlowContext, step: int, name: str, *argv: str, rea
     An unprivileged process can't raise its own priority. So a job that is still running when training ends is restarted
     at normal priority: an evaluation keeps its finished tasks and generated answers.
     """
+    job = _job(ctx, name, *argv)
     if _yields(ctx, step):
         until = (lambda: not _yields(ctx, step)) if ctx.launcher.weighs_jobs else None
-        if run_job(ctx, ctx.job_beside_training(name, *argv), reattach=reattach, until=until):
+        if run_job(ctx, replace(job, beside_training=True), reattach=reattach, until=until):
             return
         ctx.message(f"{name}: restarted at normal priority, because training has ended")
-    run_job(ctx, ctx.job(name, *argv), reattach=reattach)
+    run_job(ctx, job, reattach=reattach)
+
+
+def _job(ctx: FlowContext, name: str, *argv: str) -> Job:
+    """Return a job of one process. A scheduler places it beside training, never on nodes that training has alone."""
+    cluster = ctx.config.eval.cluster
+    return replace(ctx.job(name, *argv), partition=cluster.partition, options=tuple(cluster.extra))
 
 
 def _yields(ctx: FlowContext, step: int) -> bool:

@@ -18,7 +18,7 @@ from flows.recovery import blame, failure_causes, node_ledger, policy
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.job_watch import JobWatch
 from flows.runtime.jobs import ENDING_TAIL, log_tail
-from flows.stages.compile import cache_env, local_cache
+from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import preflight
 from hlatctl.run.batches import batches_drawn
 from hlatctl.run.errors import DamagedFileError, HlatctlError, StoppedError, TrainingError, load_error
@@ -74,9 +74,10 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
 def training_job(config: Config, run: RunPaths, number: int, *, max_checkpoint_step: int | None = None) -> Job:
     """Return the job of one attempt, which loads no checkpoint after ``max_checkpoint_step``; pure."""
     env = cache_env(config, local_cache(config)) if config.backend.compile else {}
+    wrapper = warm_wrapper(config)
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number), *ceiling)
-    return make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env)
+    return make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
 
 
 def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:

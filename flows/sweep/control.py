@@ -1,4 +1,4 @@
-"""Asking a sweep to stop, from any process of this machine."""
+"""Asking a sweep to stop, from any process that shares its runs folder."""
 
 from __future__ import annotations
 

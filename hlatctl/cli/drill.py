@@ -25,21 +25,20 @@ def drill(
     """Inject faults into a short run and check that it recovers.
 
     Injects one fault after another: processes killed, stopped, slowed and preempted; data and checkpoints damaged;
-    trackers, driver and disk lost. At the end every loss must equal that of an undisturbed run. All files are in a
-    new folder under the runs folder, and other runs are not changed. Takes a few minutes. The exit code is 20 if a
-    recovery failed.
+    trackers, driver and disk lost; on Slurm, also a node's program killed and the job cancelled. At the end every loss
+    must equal that of an undisturbed run. All files are in a new folder under the runs folder, and other runs are not
+    changed. Takes a few minutes. The exit code is 20 if a recovery failed.
     """
     from conf.compose import compose
     from flows.drill.exercise import check_names, exercise, new_folder
-    from flows.drill.faults import FAULTS
+    from flows.drill.faults import offered
 
-    faults = fault or list(FAULTS)
-    check_names(faults)
+    check_names(fault or [])
     chosen = overrides or []
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
     config = compose(chosen)
-    run = exercise(config, new_folder(Path(config.runs_dir)), faults, argv=sys.argv, say=say)
+    run = exercise(config, new_folder(Path(config.runs_dir)), fault or offered(config), argv=sys.argv, say=say)
     show(run, as_json=as_json)
 
 

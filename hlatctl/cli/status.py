@@ -45,6 +45,7 @@ def _record(view: RunView) -> dict[str, Any]:
         "path": str(view.run.root),
         "status": view.status,
         "head_pid": view.driver_pid,
+        "head_elsewhere": view.driver_elsewhere or None,
         "simulated": state.simulated,
         "step": state.step,
         "total_steps": view.total_steps,

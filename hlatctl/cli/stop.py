@@ -18,7 +18,7 @@ def stop(
 ) -> None:
     """Save a checkpoint and stop a run, or all runs of a sweep.
 
-    Works from any terminal of the machine on which the driver runs.
+    Works from any machine that shares the runs folder with the driver.
     """
     from flows.control import request_stop
 
@@ -31,6 +31,8 @@ def stop(
     if before.ended and job_ended and before.status in ("finished", "stopped"):
         say(f"{paths.run_id}: is already {before.status}")
         return
+    if before.driver_elsewhere:
+        say(f"{paths.run_id}: its driver is {before.driver_elsewhere}, which reads the request from the run's journal")
     request_stop(paths, by=user_name(), wait_s=wait)
     view = view_run(paths)
     if not view.ended:

@@ -19,7 +19,8 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     state = view.state
     yield "run", noted(view.run.run_id, simulated=state.simulated)
     yield "folder", str(view.run.root)
-    yield "status", view.status + (f" (process {view.driver_pid})" if view.driver_pid else "")
+    driver = view.driver_elsewhere or (f"process {view.driver_pid}" if view.driver_pid else "")
+    yield "status", view.status + (f" ({driver})" if driver else "")
     if view.problem:
         yield "problem", view.problem
     if state.message:

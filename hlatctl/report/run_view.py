@@ -9,7 +9,7 @@ from hlatctl.run import sweep
 from hlatctl.run.errors import HlatctlError, StorageError
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import read_events
-from hlatctl.run.lease import driver_pid
+from hlatctl.run.lease import driver, driver_pid
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.state import RunState
 
@@ -29,6 +29,7 @@ class RunView:
         status: as in ``RunState``, or ``interrupted`` (no process drives it), ``stopping``, ``damaged``.
         driver_pid: the process that drives it.
         config: None if it can't be read; ``problem`` says why.
+        driver_elsewhere: the driver's process and host, if that is not this host; else empty.
     """
 
     run: RunPaths
@@ -37,6 +38,7 @@ class RunView:
     driver_pid: int | None
     config: Config | None
     problem: str = ""
+    driver_elsewhere: str = ""
 
     @property
     def ended(self) -> bool:
@@ -51,13 +53,16 @@ class RunView:
 
 def view_run(run: RunPaths) -> RunView:
     """Return a run's state. A folder that can't be read gets the status ``damaged``."""
-    pid = driver_pid(run)
+    found = driver(run)
+    pid = found.pid if found else None
+    elsewhere = str(found) if found and found.is_elsewhere else ""
     config, problem = _read_config(run)
     try:
         state = read_state(run)
     except StorageError as error:
-        return RunView(run, RunState(), "damaged", pid, config, error.message)
-    return RunView(run, state, "damaged" if problem else _status(state, pid), pid, config, problem)
+        return RunView(run, RunState(), "damaged", pid, config, error.message, elsewhere)
+    status = "damaged" if problem else _status(state, pid)
+    return RunView(run, state, status, pid, config, problem, elsewhere)
 
 
 def view_sweep(paths: SweepPaths) -> tuple[sweep.SweepState, int | None]:

@@ -1,6 +1,8 @@
 """Leases: file locks that keep two processes from driving the same run or doing the same evaluation.
 
-The content of a lock file names the holder for other processes. Only the lock itself decides who holds it.
+On one host the lock itself (``flock``) decides who holds a lease, and falls with its holder. Between hosts of a shared
+file system a lock may not be seen, or may outlive a dead host. There the file's content decides: it names the holder,
+whose heartbeat is the file's time of change. Clocks of hosts must agree within half of ``_STALE_S``.
 """
 
 from __future__ import annotations
@@ -9,18 +11,26 @@ import json
 import os
 import platform
 import re
+import signal
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
 
-from hlatctl.run.errors import RunBusyError
+from hlatctl.run.errors import RunBusyError, cannot_write
 from hlatctl.run.locks import locked_file, try_lock
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, open_regular, parse_json
 
 _POLL_S = 0.2
+#: Interval of heartbeats, and the age at which another host's process may take a lease over.
+_BEAT_S, _STALE_S = 5.0, 60.0
+#: Two hosts that take the same lease over at once both see, after this time, which of them wrote last.
+_SETTLE_S = 2.0
 #: More than a lock file contains.
 _MAX_CHARS = 1000
 _PID = re.compile(r"[0-9]{1,10}")
@@ -33,10 +43,23 @@ class Holder:
     pid: int
     host: str
     since_unix_s: float
+    token: str = ""
 
     def __str__(self) -> str:
         """Return text for messages."""
         return f"process {self.pid or '?'} on {self.host or 'an unknown host'}"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is on another host than this process."""
+        return self.host not in ("", platform.node())
+
+
+_UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
+
+
+class _ReplacedError(Exception):
+    """The lock file is a new one now."""
 
 
 @contextmanager
@@ -48,37 +71,46 @@ def hold_driver(run: RunPaths) -> Iterator[None]:
         StorageError: the lock file can't be written.
     """
 
-    def refuse() -> None:
-        raise RunBusyError(
-            f"run {run.run_id}: process {driver_pid(run) or '?'} is already driving it",
-            hint=f"`hlatctl status {run.run_id}` shows the run's state",
-        )
+    def refuse(holder: Holder) -> None:
+        hint = f"`hlatctl status {run.run_id}` shows the run's state"
+        if holder.is_elsewhere:
+            hint += f"; if {holder.host} is dead, try again {_STALE_S:g} s after the driver's last heartbeat"
+        by = str(holder) if holder.is_elsewhere else f"process {holder.pid or '?'}"
+        raise RunBusyError(f"run {run.run_id}: {by} is already driving it", hint=hint)
 
-    with _locked(run.driver_lock, str(os.getpid()), refuse):
+    with hold(run.driver_lock, refuse):
         yield
+
+
+def driver(run: RunPaths) -> Holder | None:
+    """Return the process that drives a run, on any host; None if no process does."""
+    return holder(run.driver_lock)
 
 
 def driver_pid(run: RunPaths) -> int | None:
     """Return the id of the process that drives a run; 0 if it is unknown, None if no process does."""
-    text = _read_if_held(run.driver_lock)
-    return None if text is None else int(text) if _PID.fullmatch(text) else 0
+    found = driver(run)
+    return None if found is None else found.pid
 
 
 def is_held(path: Path) -> bool:
     """Return whether a process holds the lock of a file."""
-    return _read_if_held(path) is not None
+    return holder(path) is not None
 
 
 def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
     """Wait until no process drives a run or a sweep, but at most ``wait_s``."""
     deadline = time.monotonic() + wait_s
-    while driver_pid(run) is not None and time.monotonic() < deadline:
+    while driver(run) is not None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
 @contextmanager
 def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
     """Hold the lease of a file.
+
+    A process that has lost its lease to another host ends itself with SIGTERM: it was asleep for longer than
+    ``_STALE_S``, or couldn't reach the storage.
 
     Args:
         path: of the lock file.
@@ -88,39 +120,121 @@ def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
     Raises:
         StorageError: the file can't be written.
     """
-    own = Holder(pid=os.getpid(), host=platform.node(), since_unix_s=time.time())
-    with _locked(path, json.dumps(asdict(own)), lambda: when_busy(holder(path) or _UNKNOWN)):
-        yield
+    own = Holder(pid=os.getpid(), host=platform.node(), since_unix_s=time.time(), token=uuid.uuid4().hex)
+    while True:
+        with suppress(_ReplacedError), locked_file(path, lambda: _when_locked(path, when_busy)) as file:
+            if _take(file, path, own, when_busy):
+                try:
+                    with _beating(path, own):
+                        yield
+                finally:
+                    if _named(path) == own:
+                        file.truncate(0)
+                return
 
 
 def holder(path: Path) -> Holder | None:
     """Return the holder of a lease, or None if no process holds it."""
-    text = _read_if_held(path)
-    if text is None:
+    try:
+        with open(path, errors="replace", opener=open_regular) as file:
+            named = _parse(file.read(_MAX_CHARS))
+            if named.is_elsewhere:
+                return None if _is_stale(file.fileno()) else named
+            return None if try_lock(file, shared=True) else named
+    except OSError:
         return None
+
+
+def _when_locked(path: Path, when_busy: Callable[[Holder], None]) -> None:
+    """Call ``when_busy``, or replace a file whose lock the file server keeps for a dead host."""
+    found = _named(path)
+    if found.is_elsewhere and holder(path) is None:
+        new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            new.touch(mode=path.stat().st_mode & 0o777)
+            new.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            os.utime(new, (0, 0))
+            new.replace(path)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        raise _ReplacedError
+    when_busy(found)
+
+
+def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], None]) -> bool:
+    """Write the name of a new holder into its locked file. Return False if another host's process has the lease."""
+    if not _is_same(file, path):
+        return False  # another process replaced it
+    before = _named(path)
+    if before.is_elsewhere and not _is_stale(file.fileno()):
+        when_busy(before)
+        return False
+    try:
+        file.truncate(0)
+        file.write(json.dumps(asdict(own)).encode())
+    except OSError as error:  # on a full disk, the lock is held all the same
+        if before.is_elsewhere:
+            raise cannot_write(path, error) from None
+    if before.is_elsewhere:
+        time.sleep(_SETTLE_S)
+        return _named(path) == own
+    return True
+
+
+@contextmanager
+def _beating(path: Path, own: Holder) -> Iterator[None]:
+    """Renew the heartbeat of a lease during the block."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(_BEAT_S):
+            named = _named(path)
+            if named.token and named != own:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            with suppress(OSError):
+                os.utime(path)
+
+    thread = threading.Thread(target=beat, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _named(path: Path) -> Holder:
+    """Return the process that a lock file names, alive or not."""
+    try:
+        with open(path, errors="replace", opener=open_regular) as file:
+            return _parse(file.read(_MAX_CHARS))
+    except OSError:
+        return _UNKNOWN
+
+
+def _parse(text: str) -> Holder:
+    text = text.strip()
+    if _PID.fullmatch(text):  # of an older version
+        return replace(_UNKNOWN, pid=int(text))
     try:
         record = parse_json(text)
-        return Holder(pid=int(record["pid"]), host=str(record["host"]), since_unix_s=float(record["since_unix_s"]))
+        return Holder(
+            pid=int(record["pid"]),
+            host=str(record["host"]),
+            since_unix_s=float(record["since_unix_s"]),
+            token=str(record.get("token", "")),
+        )
     except DAMAGED:
         return _UNKNOWN  # it has the lock but has not written its name yet
 
 
-_UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
+def _is_stale(descriptor: int) -> bool:
+    return time.time() - os.fstat(descriptor).st_mtime > _STALE_S
 
 
-@contextmanager
-def _locked(path: Path, text: str, when_busy: Callable[[], None]) -> Iterator[None]:
-    with locked_file(path, when_busy) as file:
-        with suppress(OSError):  # a full disk: the lock is held all the same
-            file.truncate(0)
-            file.write(text.encode())
-        yield
-
-
-def _read_if_held(path: Path) -> str | None:
-    """Return the content of a lock file, or None if no process holds it."""
+def _is_same(file: FileIO, path: Path) -> bool:
     try:
-        with open(path, errors="replace", opener=open_regular) as file:
-            return None if try_lock(file, shared=True) else file.read(_MAX_CHARS).strip()
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
-        return None
+        return False

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_later_driver_does_not_wait_for_an_evaluation_at_low_priority_after_tr
     ctx: FlowContext, tmp_path: Path, evaluate: Callable[[int], threading.Thread]
 ) -> None:
     """An evaluation that a dead driver left running continues, unless training has ended and its priority is low."""
-    job = ctx.job_beside_training("eval-1", "-c", _JOB, os.fspath(tmp_path / "notes"), str(os.nice(0)))
+    job = replace(ctx.job("eval-1", "-c", _JOB, os.fspath(tmp_path / "notes"), str(os.nice(0))), beside_training=True)
     ctx.launcher.submit(ctx.launcher.render(job))
     first = _notes(tmp_path, 1)
     assert not run_job(ctx, job, reattach=True, until=lambda: True)

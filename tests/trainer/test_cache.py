@@ -48,6 +48,20 @@ def test_command_needs_only_the_standard_library(tmp_path: Path) -> None:
     }
 
 
+def test_a_command_runs_after_the_copy_and_also_without_one(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "fxgraph" / "ab").mkdir(parents=True)
+    (source / "fxgraph" / "ab" / "graph").write_bytes(b"graph")
+    write_manifest(source)
+    argv = [sys.executable, "-m", "trainer.cache", "--to", os.fspath(target), "--from"]
+    for place, warning in ((source, ""), (tmp_path / "missing", "graphs are compiled again")):
+        command = ("--", sys.executable, "-c", "import sys; print('ran'); sys.exit(7)")
+        result = subprocess.run([*argv, os.fspath(place), *command], capture_output=True, text=True, check=False)
+        assert (result.stdout, result.returncode) == ("ran\n", 7)
+        assert warning in result.stderr
+    assert (target / "fxgraph" / "ab" / "graph").read_bytes() == b"graph"
+
+
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
 def test_a_copied_cache_lacks_only_the_graph_that_was_removed(
     tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, error_file: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from signal import Signals
 
 from conf.schema import ClusterConfig
 from flows.launch.base import Handle, Job, Plan, Status
@@ -136,6 +138,23 @@ class SlurmLauncher:
         records = node_records(_base(handle))
         self._order(handle, "stacks")
         return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
+
+    def signal(self, handle: Handle, number: Signals | None) -> None:
+        """Signal all processes of a job; None: cancel it, as an administrator does."""
+        if row := self._lives(handle):
+            scancel(*([f"--signal={number.name.removeprefix('SIG')}"] if number else []), row.id)
+
+    def run_beside(self, handle: Handle, rank: int, *argv: str) -> None:
+        """Run ``python`` on a node of a job that runs, beside the job's own step.
+
+        Raises:
+            LaunchError: the job does not run, or the command fails.
+        """
+        row, records = self._lives(handle), node_records(_base(handle))
+        if row is None or len(records) <= rank:
+            raise LaunchError(f"job {handle.name}: does not run on node {rank}")
+        one = ("--nodes=1", "--ntasks=1", f"--nodelist={records[rank].host}")
+        slurm("srun", "--overlap", f"--jobid={row.id}", *one, sys.executable, *argv)
 
     def oom_kills(self) -> int | None:
         """Each node tells its own, in its record of the end."""

@@ -73,7 +73,7 @@ exit $code
 def _options(job: Job, cluster: ClusterConfig) -> list[str]:
     settings = cluster.slurm
     on_all = bool(job.processes_per_node or job.each_node)
-    given = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
+    given = {"partition": job.partition or settings.partition, "account": settings.account, "qos": settings.qos}
     options = [
         f"--job-name={job_name(os.fspath(job.launch_dir), job.name)}",
         f"--nodes={job.nodes if on_all else 1}",
@@ -83,10 +83,11 @@ def _options(job: Job, cluster: ClusterConfig) -> list[str]:
         f"--output={_pattern(job)}",
         *(f"--{name}={value}" for name, value in given.items() if value),
     ]
-    if settings.time_limit_s:
+    if settings.time_limit_s and not job.partition:  # another partition has limits of its own
         options += [f"--time={_clock(settings.time_limit_s)}", f"--signal=TERM@{settings.stop_before_limit_s}"]
     if job.processes_per_node:
         options += [*(["--exclusive"] if settings.exclusive else []), *settings.extra]
+    options += job.options
     if job.excluded_hosts:
         options.append(f"--exclude={','.join(job.excluded_hosts)}")
     return options

@@ -1,0 +1,40 @@
+"""``python -m flows.drill.on_node BASE NODE WHAT SIGNAL``: signals a job's process on the node that runs this.
+
+Standard library only, like the program that it signals.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from hlatctl import node
+from hlatctl.run import files, processes
+from hlatctl.run.reading import DAMAGED
+
+#: The training process of the last rank of the node, or the node's program itself.
+RANK, PROGRAM = "rank", "program"
+
+
+def main(argv: list[str]) -> int:
+    """Send the signal; 0 if there was a process to send it to."""
+    base, number, what, name = argv
+    try:
+        record = files.read_json(node.record(Path(base), "pid", int(number)))
+        program = processes.Identity(
+            pid=int(record["pid"]), started=str(record["started"]), boot_id=str(record["boot_id"])
+        )
+    except (OSError, *DAMAGED) as error:
+        print(f"{base}: node {number} has no record of its start ({error})", file=sys.stderr)
+        return 1
+    ranks = processes.ranks(program.pid)
+    target = program if what == PROGRAM else ranks[max(ranks)] if ranks else None
+    if target is None or not processes.send(target, signal.Signals[name]):
+        print(f"{base}: node {number} has no such process", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
