@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # The environment is made anew only when what it is made from changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup train test pytest lint benchmark clean
+.PHONY: help setup train test test-fast pytest lint benchmark clean
 
 help:
 	@echo "make setup      create $(VENV) with everything (about two minutes, once)"
 	@echo "make train      pre-train a small real model on this machine: hlatctl train"
 	@echo "make test       ruff, mypy, import-linter and pytest"
+	@echo "make test-fast  only the tests that start no process (two minutes)"
 	@echo "make benchmark  the benchmarks of tests/benchmarks"
 	@echo "make clean      remove $(VENV) and caches; runs/ is never touched"
 
@@ -38,6 +39,10 @@ test: $(STAMP)
 
 pytest: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The inner loop: no servers, no trainers, no sandboxes.
+test-fast: $(STAMP)
+	$(BIN)/pytest -n 2 -m "not processes"
 
 benchmark: $(STAMP)
 	$(BIN)/python -m tests.benchmarks

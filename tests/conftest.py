@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
     place = {Path(__file__).parent / name: number for number, name in enumerate(_FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+_STARTS_A_PROCESS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system")
+_in_unmarked_test = False
+
+
+def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
+    if _in_unmarked_test and event in _STARTS_A_PROCESS:
+        raise AssertionError(f"an unmarked test starts a process {args[:2]}: mark it with @pytest.mark.processes")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let only tests marked ``processes`` start any: `make test-fast` leaves those out."""
+    global _in_unmarked_test
+    _in_unmarked_test = item.get_closest_marker("processes") is None
+    try:
+        return (yield)
+    finally:
+        _in_unmarked_test = False
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ import pytest
 
 from tests.e2e.conftest import Cli, wait_for
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).parents[1]
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 

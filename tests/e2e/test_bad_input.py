@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.conftest import Cli
 
+pytestmark = pytest.mark.processes
+
 #: Overrides, exit code, and what the message must say.
 CASES = [
     (["train.tokenz=5"], 10, "train.tokenz: unknown key\nhint: did you mean train.tokens?"),
@@ -70,9 +72,9 @@ def test_a_run_id_that_exists_is_refused(cli: Cli, existing: str) -> None:
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show"])
 def test_an_unknown_run_is_named_with_the_nearest(cli: Cli, existing: str, command: str) -> None:
-    result = cli.run(command, "rehaersed")
+    result = cli.run(command, "existnig")
     assert result.returncode == 13
-    assert "rehaersed: no run of that name" in result.stderr
+    assert "existnig: no run of that name" in result.stderr
     assert "did you mean existing?" in result.stderr
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.conftest import Cli
 
+pytestmark = pytest.mark.processes
+
 
 def test_an_exported_model_is_imported_again_and_trained_further(cli: Cli, undisturbed: str, tmp_path: Path) -> None:
     before = sorted(path.name for path in (cli.paths(undisturbed).root).rglob("*"))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from flows.drill.faults import FAULTS
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
+
+pytestmark = pytest.mark.processes
 
 #: The journal's name of each fault; those in CONTINUED don't restart training.
 RESTARTED = {

@@ -16,6 +16,8 @@ from hlatctl.run.errors import StoppedError
 from tests.e2e.conftest import Cli, wait_for
 from tests.sockets import IPV4_LOOPBACK, hosts, listening
 
+pytestmark = pytest.mark.processes
+
 #: Enough steps to interrupt a run while it trains.
 LONG = "train.max_steps=800"
 

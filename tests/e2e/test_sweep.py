@@ -8,12 +8,16 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 import conf.load
 from conf.compose import local_cores
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import fold
 from tests.e2e.conftest import Cli, wait_for
+
+pytestmark = pytest.mark.processes
 
 
 def prefect_flow_runs(cli: Cli) -> dict[str, Any]:

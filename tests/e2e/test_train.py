@@ -20,6 +20,8 @@ from hlatctl.run.manifest import checkpoint_steps, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
 
+pytestmark = pytest.mark.processes
+
 STEP_FIELDS = {"step", "tokens", "loss", "grad_norm", "param_norm", "lr", "step_s", "data_wait_s", "tokens_per_s"}
 
 

@@ -20,6 +20,8 @@ from eval.model import Loaded
 from eval.programs import Program, run_programs, without_sandbox
 from hlatctl.run.errors import DamagedFileError, EvaluationError
 
+pytestmark = pytest.mark.processes
+
 _WHY_NOT = sandbox.why_unavailable()
 needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
 _LIMITS = CodeConfig(memory_bytes=512 << 20)

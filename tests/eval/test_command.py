@@ -20,6 +20,8 @@ from hlatctl.run.model_folder import fingerprint
 from hlatctl.run.paths import RunPaths
 from tests.eval.conftest import REPO
 
+pytestmark = pytest.mark.processes
+
 _OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=24", "eval.batch_size=1", "tracking=none"]
 
 

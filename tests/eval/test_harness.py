@@ -65,6 +65,7 @@ def _assert_same(ours: harness.TaskResult, direct: dict[str, Any]) -> None:
         assert (mine["arguments"], mine["filtered_resps"]) == (theirs["arguments"], theirs["filtered_resps"])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "splits", "shots"),
     [
@@ -91,6 +92,7 @@ def test_the_numbers_are_those_of_the_harness_itself(
     assert next(iter(ours.scores.values())).n == 3
 
 
+@pytest.mark.processes
 def test_the_numbers_of_a_built_in_task_are_too(lm: object, model_folder: Path, tmp_path: Path) -> None:
     task = suites.task("smoke", "smoke_mmlu")
     ours = harness.run(lm, task, tmp_path, limit=12, seed=7)

@@ -57,6 +57,7 @@ def _finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sandbox.why_unavailable() is not None, reason=f"no sandbox here: {sandbox.why_unavailable()}")
 def test_the_process_scores_every_task_of_the_suite(make_run: MakeRun, start_eval: StartEval) -> None:
     run = make_run()
@@ -149,6 +150,7 @@ def test_a_missing_event_is_appended_once(make_run: MakeRun, model_folder: Path)
     assert _kinds(run) == ["eval_started", "eval_task_finished", "eval_task_finished", "eval_finished"]
 
 
+@pytest.mark.processes
 def test_a_second_evaluator_waits_and_continues_a_killed_one_in_the_middle_of_its_task(
     make_run: MakeRun, start_eval: StartEval, model_folder: Path, tmp_path: Path
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_tokenizer_that_has_changed_is_another_contract_and_leaves_the_results
     assert contract.across_runs(own) == contract.across_runs(other), "models may have tokenizers of their own"
 
 
+@pytest.mark.processes
 def test_a_fork_of_the_harness_with_the_same_version_is_another_contract(
     make_run: MakeRun, start_eval: StartEval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +317,7 @@ def test_the_batch_size_is_no_part_of_the_contract(make_run: MakeRun, model_fold
         assert second["scores"][name]["value"] == pytest.approx(score["value"], rel=1e-4)
 
 
+@pytest.mark.processes
 def test_without_bubblewrap_the_code_task_is_skipped_and_run_once_it_is_installed(
     make_run: MakeRun, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -386,6 +390,7 @@ def test_a_missing_harness_names_the_extra(
         _evaluate(make_run(tasks=_QUICK), model_folder)
 
 
+@pytest.mark.processes
 def test_an_error_of_the_process_reaches_the_one_that_started_it(
     make_run: MakeRun, start_eval: StartEval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,6 +406,7 @@ def test_an_error_of_the_process_reaches_the_one_that_started_it(
     assert f"error: {error}\n" == stderr
 
 
+@pytest.mark.processes
 def test_a_folder_that_is_no_run_is_refused(start_eval: StartEval, tmp_path: Path) -> None:
     code, _, stderr = _finish(start_eval(RunPaths(tmp_path)))
     assert code == 13

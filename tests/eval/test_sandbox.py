@@ -22,6 +22,8 @@ from eval.cell import seccomp
 from eval.cell.confine import Limits
 from hlatctl.run.errors import EvaluationError
 
+pytestmark = pytest.mark.processes
+
 _WHY_NOT = sandbox.why_unavailable()
 needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
 _LIMITS = Limits(cpu_s=0, memory_bytes=0)

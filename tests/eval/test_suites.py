@@ -15,6 +15,7 @@ def test_the_smoke_suite_has_a_task_of_each_kind() -> None:
     }
 
 
+@pytest.mark.processes
 def test_listing_the_tasks_needs_no_heavy_package() -> None:
     program = "import sys; from eval import suites; suites.known(); print({'torch', 'lm_eval'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

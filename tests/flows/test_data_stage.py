@@ -20,6 +20,8 @@ from hlatctl.run.errors import DataError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 
+pytestmark = pytest.mark.processes
+
 
 def _write(corpus: Path, documents: int) -> None:
     lines = [json.dumps({"text": f"document {i} of some words"}) for i in range(documents)]

@@ -22,6 +22,8 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from tests.flows.conftest import Recorder
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def unevaluated(mock_config: Config) -> RunPaths:

@@ -20,6 +20,8 @@ from flows.runtime.jobs import run_job
 from flows.stages.evaluate import _run_beside_training
 from tests.flows.conftest import Recorder
 
+pytestmark = pytest.mark.processes
+
 #: Writes its priority; at a low one it runs until it is ended.
 _JOB = """
 import os, sys, time

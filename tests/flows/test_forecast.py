@@ -8,7 +8,11 @@ import time
 from collections.abc import Callable
 from signal import SIGKILL, SIGTERM
 
+import pytest
+
 from hlatctl.run import processes
+
+pytestmark = pytest.mark.processes
 
 #: Two workers on any machine, and more simulations than they can finish.
 FORECAST = """

@@ -25,6 +25,8 @@ from flows.simulation.world import World
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
 
+pytestmark = pytest.mark.processes
+
 WAIT_S = 20.0
 
 

@@ -28,6 +28,8 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from tests.flows.conftest import Recorder
 
+pytestmark = pytest.mark.processes
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "neuron"
 #: Set to write the golden files anew; look at the difference before it is committed.
 UPDATE = "HLATCTL_UPDATE_GOLDEN"

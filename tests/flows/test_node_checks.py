@@ -9,6 +9,8 @@ import pytest
 
 from flows.node_checks import run_command
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_command_is_a_check_that_shows_the_last_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hlatctl.py").write_text("raise SystemExit('the working directory is not searched')")

@@ -35,6 +35,8 @@ from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths, nodes_file
 from tests.flows.conftest import Recorder
 
+pytestmark = pytest.mark.processes
+
 
 def kinds(run: RunPaths, *names: str) -> list[str]:
     return [event["kind"] for event in read_events(run) if event["kind"] in names]

@@ -28,6 +28,8 @@ from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.flows.conftest import Recorder
 
+pytestmark = pytest.mark.processes
+
 
 def of_kind(run: RunPaths, kind: str) -> list[Event]:
     return [event for event in read_events(run) if event["kind"] == kind]

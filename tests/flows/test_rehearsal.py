@@ -21,6 +21,8 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 
+pytestmark = pytest.mark.processes
+
 NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(FailureRatesConfig)), 0.0))
 
 

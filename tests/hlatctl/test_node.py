@@ -16,6 +16,8 @@ import pytest
 
 from hlatctl.run import processes
 
+pytestmark = pytest.mark.processes
+
 _WAIT_S = 60.0
 
 #: A substitute for torchrun: two ranks in sessions of their own, which stop slowly. It records its own SIGTERM.

@@ -16,6 +16,8 @@ from hlatctl.run.errors import CompileError, StorageError, load_error
 from tests.trainer.conftest import Finish, MakeRun, Start
 from trainer import cache, coverage
 
+pytestmark = pytest.mark.processes
+
 
 def _tree(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

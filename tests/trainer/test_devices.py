@@ -24,6 +24,7 @@ from trainer.precision import PRECISIONS
 _STEPS = {"tokens": 6 * 4 * 32}
 
 
+@pytest.mark.processes
 def test_neuron_trains_like_the_cpu_by_configuration_alone(
     tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, train_here: TrainHere, events_of: EventsOf
 ) -> None:

@@ -17,6 +17,8 @@ from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
 
+pytestmark = pytest.mark.processes
+
 #: Processes, and keys of ``parallel``.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),

@@ -21,6 +21,7 @@ from trainer import preflight, preflight_nodes
 from trainer.checkpoint.tiers import Tiers
 
 
+@pytest.mark.processes
 def test_workers_that_pass_are_recorded_with_their_measurements(
     tmp_path: Path, make_run: Callable[..., RunPaths], start: Callable[..., Any], finish: Callable[..., str]
 ) -> None:
@@ -37,6 +38,7 @@ def test_workers_that_pass_are_recorded_with_their_measurements(
         assert worker["allreduce_mib_per_s"] > 0
 
 
+@pytest.mark.processes
 def test_worker_that_fails_is_named_with_measurement_and_limit(
     tmp_path: Path,
     make_run: Callable[..., RunPaths],

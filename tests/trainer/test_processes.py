@@ -19,6 +19,8 @@ from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
 from trainer.convert.export import read_weights
 
+pytestmark = pytest.mark.processes
+
 _LONG: dict[str, Any] = {
     "train": {"tokens": 240 * 4 * 32, "global_batch_size": 4, "micro_batch_size": 1},
     "checkpoint": {"every_steps": 50},

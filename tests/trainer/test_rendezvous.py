@@ -21,7 +21,7 @@ from tests.sockets import LOOPBACK, hosts, listening
 _PEERS = os.fspath(Path(__file__).with_name("peers.py"))
 _WAIT_S = 120.0
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")]
 
 #: Another user's process, which connects to the gloo ports like a rank.
 _STRANGER = """

@@ -6,7 +6,11 @@ import os
 import platform
 from pathlib import Path
 
+import pytest
+
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
+
+pytestmark = pytest.mark.processes
 
 
 def test_the_slow_process_is_reported_and_not_the_one_that_waits(

@@ -101,6 +101,7 @@ for _ in range(50):
 """
 
 
+@pytest.mark.processes
 def test_several_runs_write_at_once_without_damaging_lines(tmp_path: Path) -> None:
     path = tmp_path / "nodes.jsonl"
     writers = [subprocess.Popen([sys.executable, "-c", _RECORD_MANY, path, host]) for host in "ab"]

@@ -32,6 +32,8 @@ from hlatctl.run.state import StageState
 from hlatctl.run.sweep import SweepState, fold
 from hlatctl.run.sweep import apply as apply_to_sweep
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 SMALL = (
     "eval.enabled=false",

@@ -20,6 +20,8 @@ from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.paths import SweepPaths
 from tests.flows.sweep.test_driver import make, silent, state_of
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> SweepPaths:

@@ -27,8 +27,11 @@ from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_w
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 
-# MLflow's own model of its tables, with the SQLAlchemy of today.
-pytestmark = pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+pytestmark = [
+    pytest.mark.processes,
+    # MLflow's own model of its tables, with the SQLAlchemy of today.
+    pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated"),
+]
 
 Rows = list[tuple[str, int, float]]
 

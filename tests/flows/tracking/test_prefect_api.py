@@ -107,6 +107,7 @@ def without_network() -> tuple[str, ...]:
     return command if works and works.returncode == 0 else ()
 
 
+@pytest.mark.processes
 def test_a_flow_runs_without_any_network_quietly_and_leaves_no_server(runs_dir: Path) -> None:
     done = run_flow(runs_dir, "alone", before=without_network())
     assert (done.returncode, done.stderr) == (0, "")
@@ -115,12 +116,14 @@ def test_a_flow_runs_without_any_network_quietly_and_leaves_no_server(runs_dir: 
     assert query(runs_dir, "SELECT name, state_type FROM task_run") == [("stage", "COMPLETED")] * 2
 
 
+@pytest.mark.processes
 def test_the_api_of_a_killed_flow_ends_by_itself(runs_dir: Path) -> None:
     done = run_flow(runs_dir, "killed")
     assert done.returncode == -signal.SIGKILL
     assert ends_soon(json.loads(done.stdout)["server"])
 
 
+@pytest.mark.processes
 def test_the_body_of_a_flow_continues_without_its_api(runs_dir: Path) -> None:
     done = run_flow(runs_dir, "lonely", env={"PREFECT_CLIENT_MAX_RETRIES": "0"})
     assert done.stdout.splitlines()[-1] == "body ended"
@@ -243,6 +246,7 @@ def test_a_ui_that_is_gone_is_not_used(tmp_path: Path) -> None:
     assert ui_record.read(tmp_path) is None
 
 
+@pytest.mark.processes
 def test_a_users_api_that_does_not_answer_is_named_without_its_password(
     tmp_path: Path, environment: dict[str, str], nobody: str
 ) -> None:
@@ -254,6 +258,7 @@ def test_a_users_api_that_does_not_answer_is_named_without_its_password(
     assert environment["PREFECT_API_URL"] != f"{nobody}/api"
 
 
+@pytest.mark.processes
 def test_the_api_beside_a_flow_answers_nobody_without_its_password(tmp_path: Path, environment: dict[str, str]) -> None:
     prefect_api.configure(tmp_path)
     url, auth = environment["PREFECT_API_URL"], environment["PREFECT_API_AUTH_STRING"]
@@ -274,6 +279,7 @@ def test_the_users_settings_are_kept_and_telemetry_is_off(tmp_path: Path, enviro
     assert values["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
+@pytest.mark.processes
 def test_prefect_knows_every_setting(tmp_path: Path, environment: dict[str, str]) -> None:
     code = "import json, prefect.settings as s; print(json.dumps(s.get_current_settings().to_environment_variables()))"
     asked = prefect_api.settings(tmp_path)

@@ -22,6 +22,8 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 
+pytestmark = pytest.mark.processes
+
 DRIVE = """
 import os, signal, sys
 from pathlib import Path

@@ -20,6 +20,8 @@ from flows.tracking import local_server, ui, ui_record
 from flows.tracking.ui import serve
 from hlatctl.run.errors import LaunchError, PortInUseError, RunBusyError
 
+pytestmark = pytest.mark.processes
+
 SERVE = """
 import sys
 from pathlib import Path

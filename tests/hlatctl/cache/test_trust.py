@@ -19,6 +19,7 @@ _SOMEBODY = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write_is_refused_and_its_hint_works(
     source: Path, tmp_path: Path, make_module: MakeModule, mode: int
@@ -69,6 +70,7 @@ def test_a_folder_that_another_user_made_first_is_not_filled(tmp_path: Path) -> 
     trust.make_private(public / "ours" / "cache")
 
 
+@pytest.mark.processes
 def test_a_folder_that_others_can_replace_is_refused(tmp_path: Path) -> None:
     public = tmp_path / "public"
     public.mkdir()

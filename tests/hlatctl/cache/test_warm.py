@@ -108,6 +108,7 @@ def test_truncated_program_is_not_copied_without_a_manifest(
         warm.warm(Folder(source), target)
 
 
+@pytest.mark.processes
 def test_warm_up_that_was_killed_continues_where_it_stopped(
     source: Path, target: Path, make_module: MakeModule
 ) -> None:
@@ -129,6 +130,7 @@ def test_warm_up_that_was_killed_continues_where_it_stopped(
     assert all((target / VERSION / name / "model.done").stat().st_mtime_ns == mtime for name, mtime in there.items())
 
 
+@pytest.mark.processes
 def test_of_two_at_once_the_second_copies_nothing(source: Path, target: Path, make_module: MakeModule) -> None:
     for number in range(50):
         make_module(number)
@@ -211,6 +213,7 @@ def test_target_that_can_t_be_written_is_an_error(source: Path, make_module: Mak
         warm.warm(Folder(source), occupied / "cache")
 
 
+@pytest.mark.processes
 def test_full_disk_is_an_error_and_files_in_place_are_kept(
     source: Path, tmp_path: Path, make_module: MakeModule
 ) -> None:

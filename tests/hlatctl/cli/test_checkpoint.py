@@ -176,6 +176,7 @@ def test_export_passes_its_options_on(
     assert not list(run.root.glob("launch")), "nothing of it is a job of the run"
 
 
+@pytest.mark.processes
 def test_a_helper_process_returns_its_output_or_its_error(tmp_path: Path) -> None:
     assert "usage: trainer.convert.export" in asking.ask("trainer.convert.export", "--help")
     with pytest.raises(CheckpointError, match=r"nowhere: no such folder") as caught:

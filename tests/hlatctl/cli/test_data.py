@@ -20,6 +20,8 @@ from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 _KEYS = ["tokenizer.train_vocab_size=300", "model.vocab_size=300", "train.seq_len=128", "cluster.processes_per_node=1"]
 
@@ -117,7 +119,7 @@ def test_skip_is_journalled_as_batches(run: RunPaths, capsys: pytest.CaptureFixt
     assert main(["data", "skip", "the-run", "--steps", "4"]) == 0
     assert _amendments(run)[1]["value"] == [7], "step 4 has got batch 7 now"
     assert main(["data", "skip", "the-run", "--steps", "four"]) == 10
-    assert "data.skip_steps='four': is neither a number" in capsys.readouterr().err
+    assert "data.skip_steps='four': must be a number" in capsys.readouterr().err
 
 
 def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(

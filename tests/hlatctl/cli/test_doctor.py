@@ -14,6 +14,8 @@ from hlatctl import machine_checks
 from hlatctl.cli.main import main
 from hlatctl.run.checks import Check
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ def test_the_mirror_is_asked_for_the_suite_that_is_named(
     assert asked == [("eval.data", "hlat_core", "None", "mirror", "--to", os.fspath(tmp_path / "here"))]
 
 
+@pytest.mark.processes
 def test_an_error_of_the_process_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     """The real process, whose stderr is ours."""
     assert main(["eval", "data", "status", "eval=smoke", "eval.tasks=[smoke_mmul]"]) == 10
@@ -101,6 +102,7 @@ def test_an_error_of_the_process_is_printed_once(capfd: pytest.CaptureFixture[st
     )
 
 
+@pytest.mark.processes
 def test_the_built_in_suite_needs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "data", "status", "eval=smoke"]) == 0
     assert capfd.readouterr() == ("", "suite smoke needs no datasets: its items are built in\n")

@@ -62,6 +62,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert f"Usage: hlatctl {command}" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_help_imports_nothing_slow() -> None:
     code = (
         "import sys\nfrom hlatctl.cli.main import main\nmain(['--help'])\n"
@@ -71,6 +72,7 @@ def test_help_imports_nothing_slow() -> None:
     assert "SLOW []" in in_a_process("-c", code).stdout
 
 
+@pytest.mark.processes
 def test_the_module_is_the_command() -> None:
     result = in_a_process("-m", "hlatctl", "--version")
     assert (result.returncode, result.stdout) == (0, f"hlatctl {__version__}\n")
@@ -89,6 +91,7 @@ def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]
     assert "Usage: hlatctl" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("argv", "code", "error"),
     [
@@ -159,6 +162,7 @@ def test_an_interrupt_exits_130_without_a_word_too_many(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_reader_that_goes_away_is_no_error(make_run: MakeRun) -> None:
     run = make_run()
     log = run.logs(1) / "train.log"

@@ -34,6 +34,7 @@ def swept(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     return tmp_path
 
 
+@pytest.mark.processes
 def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "rates"]) == 0
     assert "optimizer.lr=0.003" in capsys.readouterr().out

@@ -38,6 +38,7 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.processes
 def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 0
     captured = capsys.readouterr()
@@ -66,6 +67,7 @@ def test_only_an_explicit_dry_run_simulates(
     assert not runs_dir.exists()
 
 
+@pytest.mark.processes
 def test_commands_that_continue_a_simulated_run_announce_it_first(
     make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +85,7 @@ def test_commands_that_continue_a_simulated_run_announce_it_first(
     assert "SIMULATED" not in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_resuming_a_finished_run_prints_its_summary(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "--run-id", "done", *OVERRIDES]) == 0
     capsys.readouterr()
@@ -161,6 +164,7 @@ def test_plan_marks_configurations_that_can_only_be_simulated_first(
     assert capsys.readouterr().out.startswith("# simulation only\nSIMULATED: cluster.launcher=mock starts no jobs.")
 
 
+@pytest.mark.processes
 def test_a_detached_run_continues_after_its_command_has_returned(
     runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ with partial_folder(Path(sys.argv[1])) as partial:
 """
 
 
+@pytest.mark.processes
 def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_for_the_same_target(tmp_path: Path) -> None:
     target = tmp_path / "abc"
     subprocess.run([sys.executable, "-c", _DIES, os.fspath(target)], check=False)

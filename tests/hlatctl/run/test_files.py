@@ -10,6 +10,8 @@ import pytest
 
 from hlatctl.run import provenance
 
+pytestmark = pytest.mark.processes
+
 
 def test_provenance_has_commit_and_changes_but_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "a-secret-value")

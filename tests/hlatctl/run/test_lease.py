@@ -62,6 +62,7 @@ def test_a_run_without_a_driver_has_no_driver_pid(run: RunPaths) -> None:
     assert driver_pid(run) is None
 
 
+@pytest.mark.processes
 def test_the_driver_is_known_and_a_second_one_is_refused(run: RunPaths) -> None:
     with holder(run) as process:
         assert driver_pid(run) == process.pid
@@ -69,6 +70,7 @@ def test_the_driver_is_known_and_a_second_one_is_refused(run: RunPaths) -> None:
             pass
 
 
+@pytest.mark.processes
 def test_a_driver_that_is_killed_never_looks_alive(run: RunPaths) -> None:
     with holder(run) as process:
         process.send_signal(signal.SIGKILL)

@@ -14,6 +14,8 @@ import pytest
 from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError
 
+pytestmark = pytest.mark.processes
+
 _SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
 _LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -248,6 +248,7 @@ def test_full_disk_skips_interval_saves_and_training_continues(
     assert checkpoint_steps(run) == [6, 24]
 
 
+@pytest.mark.processes
 def test_disk_that_fills_during_a_write_loses_no_earlier_checkpoint(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

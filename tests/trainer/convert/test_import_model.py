@@ -156,6 +156,7 @@ def test_run_takes_only_the_weights_of_another_run_s_checkpoint(tmp_path: Path, 
     assert began["lr"] == local.events(first, "step")[0]["lr"]
 
 
+@pytest.mark.processes
 def test_every_layout_starts_from_the_same_weights(
     tmp_path: Path, local: Local, start: Callable[..., Any], finish: Callable[..., str]
 ) -> None:

@@ -157,6 +157,7 @@ def test_real_standard_library_passes_the_check(make_config: MakeConfig, tmp_pat
     assert check.main(["--config", os.fspath(tmp_path / "config.yaml")]) == 0
 
 
+@pytest.mark.processes
 def test_check_refuses_what_prepare_would_and_needs_no_torch(make_config: MakeConfig, tmp_path: Path) -> None:
     pq.write_table(__import__("pyarrow").table({"body": ["x"]}), tmp_path / "a.parquet")
     (tmp_path / "config.yaml").write_text(dump(make_config(data={"path": os.fspath(tmp_path / "a.parquet")})))

@@ -99,6 +99,7 @@ def install(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
+@pytest.mark.processes
 def test_the_tools_are_run_and_their_failures_shown(tools_on_path: Path) -> None:
     install(tools_on_path, "neuron-ls", f"cat <<'END'\n{samples.neuron_ls()}\nEND")
     install(tools_on_path, "neuron-monitor", f"echo '{samples.neuron_monitor()}'; exec sleep 60")
@@ -112,6 +113,7 @@ def test_the_tools_are_run_and_their_failures_shown(tools_on_path: Path) -> None
     assert outcome(collectives.check(32, 1, 1.0, key="k")) == ("fail", "nccom-test: exit code 1 (rank 3 mismatch)")
 
 
+@pytest.mark.processes
 def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.setattr(tools, "_BIN", os.fspath(tmp_path))
@@ -186,6 +188,7 @@ def test_missing_software_is_named(installed: dict[str, str], problem: str) -> N
     assert versions.check(config, installed).shows.startswith(problem)
 
 
+@pytest.mark.processes
 def test_the_loaded_driver_gives_its_version(tmp_path: Path) -> None:
     (tmp_path / "version").write_text("2.27.4.0\n")
     assert versions.installed(tmp_path / "version")["driver"] == "2.27.4.0"

@@ -15,6 +15,8 @@ from tests.trainer.neuron import samples
 from tests.trainer.neuron.test_node import install, tools_on_path
 from trainer.neuron import parallel_compile
 
+pytestmark = pytest.mark.processes
+
 __all__ = ["tools_on_path"]
 NODE = f"node-{platform.node()}"
 
