@@ -5,6 +5,7 @@ One process of each node takes part; the others do nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -21,8 +22,8 @@ from hlatctl.run.reading import reading
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
 
-#: A client of NFS may show a new file of another machine only after this time (nfs(5), acdirmax).
-_VISIBLE_S = 60.0
+#: A client of NFS may show a new file of another machine only after this time (nfs(5), acdirmin).
+_VISIBLE_S = 30.0
 _POLL_S = 0.2
 
 
@@ -34,21 +35,25 @@ def versions() -> dict[str, str]:
 def compare(run: RunPaths, backend: Backend) -> tuple[dict[str, str], list[str]]:
     """Return this node's versions, and what is wrong with it; for all but one of its processes, nothing.
 
-    Each node writes a token into the run directory. It reads its own and that of the first node; the first node reads
-    all.
+    Each node writes a token into the run directory and reads the first node's; the first node reads all. A node whose
+    folder differs from the first node's fails.
     """
     first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
     own, problem = _write_token(run) if first_of_node else ({}, "")
     nodes = [node for node in backend.gather(own) if node]
     failures = [problem] if problem else []
-    if first_of_node and not problem:
-        wanted = nodes if backend.rank == 0 else [nodes[0], own]
-        deadline = time.monotonic() + _VISIBLE_S
-        failures += [text for node in wanted if (text := _why_not_visible(run, node, deadline))]
-    backend.gather(None)  # nobody removes a token that another node still reads
+    wanted = nodes[1:] if backend.rank == 0 else nodes[:1]
+    deadline = time.monotonic() + _VISIBLE_S
+    unseen = {node["host"]: _why_not_visible(run, node, deadline) for node in wanted if first_of_node}
+    if backend.rank:
+        failures += filter(None, unseen.values())
+    seen_by_first = backend.gather(unseen)[0]  # from here on, nobody reads a token
     if not first_of_node:
         return {}, failures
-    Path(own["path"]).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        Path(own["path"]).unlink()
+    if backend.rank and not failures and (text := seen_by_first.get(node_name())):
+        failures.append(text)
     return own["versions"], [*failures, *_other_software(run, own["versions"], [node["versions"] for node in nodes])]
 
 

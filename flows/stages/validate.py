@@ -78,8 +78,12 @@ def check_shape(config: Config) -> None:
         ConfigError: they never can.
         LaunchError: the scheduler does not answer, or is not here.
     """
-    if config.cluster.launcher == "slurm":
+    if config.cluster.launcher != "slurm":
+        return
+    try:
         limits.check(config.cluster)
+    except SchedulerAwayError as error:
+        raise SchedulerAwayError(error.message, hint="see `scontrol ping`, and try again later") from None
 
 
 def _check_shape(ctx: FlowContext) -> None:

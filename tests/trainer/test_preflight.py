@@ -117,36 +117,39 @@ def test_fast_folder_needs_room_for_two_checkpoints(
 
 
 class TwoNodes:
-    """The collectives of two nodes' first processes: this one, and another with what it says."""
+    """The collectives of two nodes' first processes: this one, and another with what it says, one answer a call."""
 
-    def __init__(self, rank: int, other: dict[str, Any]) -> None:
-        self.rank, self._other = rank, other
+    def __init__(self, rank: int, *others: dict[str, Any]) -> None:
+        self.rank, self._others = rank, list(others)
 
     def gather(self, value: Any) -> list[Any]:
-        if value is None:
-            return [None, None]
-        return [value, self._other] if self.rank == 0 else [self._other, value]
+        other = self._others.pop(0)
+        return [value, other] if self.rank == 0 else [other, value]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_node_that_does_not_share_the_run_directory_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+def compare(run: RunPaths, rank: int, *others: dict[str, Any]) -> list[str]:
+    return preflight_nodes.compare(run, TwoNodes(rank, *others))[1]  # type: ignore[arg-type]
+
+
+def test_the_node_that_does_not_share_the_run_directory_fails_and_the_first_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HLATCTL_NODE_NAME", "n1")
     monkeypatch.setattr(preflight_nodes, "_VISIBLE_S", 0.1)
     run = RunPaths(tmp_path / "run")
-    theirs = run.preflight_nodes / "n2.node-1.token"
+    theirs = run.preflight_nodes / "n2.token"
     other = {"host": "n2", "path": os.fspath(theirs), "token": "theirs", "versions": preflight_nodes.versions()}
-    backend: Any = TwoNodes(rank, other)
-    _, (failure,) = preflight_nodes.compare(run, backend)
-    assert failure == (
+    missing = (
         f"run directory {run.root}: is not the same folder on n1 and n2: what n2 wrote there can't be read "
         "(No such file or directory); runs_dir must be on storage that all nodes share"
     )
+    assert compare(run, 1, other, {}) == [missing]
+    assert compare(run, 0, other, {}) == [], "the first node tells the other one"
     theirs.write_text("of another folder")
-    assert "what n2 wrote there has another content" in preflight_nodes.compare(run, backend)[1][0]
+    assert "what n2 wrote there has another content" in compare(run, 1, other, {})[0]
     theirs.write_text("theirs")
-    assert preflight_nodes.compare(run, backend) == (preflight_nodes.versions(), [])
+    assert compare(run, 1, other, {"n1": "what n1 wrote there can't be read"}) == ["what n1 wrote there can't be read"]
+    assert compare(run, 1, other, {}) == compare(run, 0, other, {}) == []
     assert [path.name for path in run.preflight_nodes.iterdir()] == [theirs.name], "its own token is removed"
 
 
@@ -162,5 +165,7 @@ def test_a_node_with_other_software_fails_and_the_driver_decides_a_draw(
     usual = {**preflight_nodes.versions(), "torch": "0.1"}
     files.write_json(run.provenance, {"packages": {"torch": driver_has or preflight_nodes.versions()["torch"]}})
     other = {"host": "n1", "path": os.fspath(theirs), "token": "theirs", "versions": usual}
-    own, failures = preflight_nodes.compare(run, TwoNodes(1, other))  # type: ignore[arg-type]
-    assert failures == ([f"torch {own['torch']}: 1 of 2 nodes have 0.1"] if failing == "n2" else [])
+    failures = compare(run, 1, other, {})
+    assert failures == (
+        [f"torch {preflight_nodes.versions()['torch']}: 1 of 2 nodes have 0.1"] if failing == "n2" else []
+    )
