@@ -183,7 +183,8 @@ def verdict_in_words(status: Status) -> str:
     if not status.verdict:
         return ""
     on = f" on {host_names(status.blamed_hosts)}" if status.blamed_hosts else ""
-    reason = f" ({status.reason})" if status.reason not in ("", "None") else ""
+    # The reasons of other ends only repeat the exit code.
+    reason = f" ({status.reason})" if status.verdict == "node_failed" and status.reason not in ("", "None") else ""
     return _VERDICTS[status.verdict].format(on=on) + reason
 
 

@@ -1,4 +1,4 @@
-"""The restart policy: decide what follows the end of a training attempt or of a stage's job. Pure.
+"""The restart policy: decide what follows the end of a training attempt. Pure.
 
 ``decide`` takes the first row of the table ``POLICY`` that applies; ``hanging`` decides whether an attempt hangs. The
 causes come from ``flows.recovery.failure_causes``.
@@ -6,13 +6,12 @@ causes come from ``flows.recovery.failure_causes``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from conf.schema import RecoveryConfig
-from flows.recovery.failure_causes import NODE_CAUSES, Cause, Ending
-from hlatctl.run.errors import LaunchError
+from flows.recovery.failure_causes import Cause, Ending
 from hlatctl.run.pace import median_step_s, newest_steps
 from hlatctl.run.state import AttemptState, RunState
 
@@ -20,8 +19,6 @@ Action = Literal["done", "restart", "restart_without", "walk_back", "skip_data",
 
 #: Causes that never count as repeated: they come from outside of the job, or the attempt excluded a batch.
 _NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "time_limit", "node_failed", "rollback"})
-#: Ends that the scheduler decides, without a fault of a node.
-_OUTSIDE = ("preempted", "time_limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,37 +184,10 @@ def decide(
         action=row.action,
         why=why,
         hint=hint,
-        wait_s=_wait_s(case.no_progress, config),
+        wait_s=wait_s(case.no_progress, config),
         max_checkpoint_step=case.earlier if row.action == "walk_back" else case.ceiling,
         skip_batch=case.batch if row.action == "skip_data" else None,
     )
-
-
-def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
-    """Decide what follows the end of a stage's job, by the limits and delays of training's attempts.
-
-    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, if a node failed, if
-    the scheduler ended it, and once after it ran out of memory. One that somebody cancelled stops the run.
-
-    Args:
-        ends: errors of the stage's jobs in this flow that left no error of their own, newest last.
-        config: the policy's limits.
-    """
-    newest, limit = ends[-1], config.max_restarts_without_progress
-    alike = sum(end.code == newest.code for end in ends)
-    if newest.code == "cancelled":
-        return Decision(action="stop", why="hlatctl did not cancel it, so it stops the run")
-    if newest.code not in (*NODE_CAUSES, *_OUTSIDE, "out_of_memory"):
-        return Decision(action="stop", why="a restart can't fix this")
-    if not config.enabled:
-        return Decision(action="stop", why="nothing is restarted automatically (recovery.enabled=false)")
-    if newest.code == "out_of_memory" and alike > 1:
-        return Decision(action="stop", why="out of memory again after a restart")
-    if len(ends) > limit:
-        return Decision(
-            action="stop", why=f"{limit} restarts did not help (recovery.max_restarts_without_progress={limit})"
-        )
-    return Decision(action="restart", why="restarting", wait_s=_wait_s(len(ends), config))
 
 
 def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:
@@ -308,7 +278,8 @@ def _ceiling(state: RunState) -> int | None:
     return reached if below and len(below) < len(state.checkpoints) else None
 
 
-def _wait_s(no_progress: int, config: RecoveryConfig) -> float:
+def wait_s(no_progress: int, config: RecoveryConfig) -> float:
+    """Return the time to wait after so many failures in a row."""
     if not no_progress:
         return 0.0
     # 2**64 times the first delay is above any maximum; more would overflow a float.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from conf.schema import Config
 from hlatctl.plan import checkpoint_interval
-from hlatctl.report import timeline
+from hlatctl.report import measured, timeline
 from hlatctl.report.numbers import column, mean, median
 from hlatctl.report.timeline import RESTART, Account, account
 from hlatctl.run.fold import fold
@@ -119,7 +119,7 @@ def measure_goodput(events: Sequence[Event], config: Config) -> Goodput:
 
 def _checkpointing(events: Sequence[Event], config: Config, time: Account, up_s: float) -> Checkpointing:
     written = [event for event in events if event["kind"] == "checkpoint_written"]
-    stalls_s = [number(event, timeline.stall_field(event)) for event in written]
+    stalls_s = [number(event, measured.stall_field(event)) for event in written]
     save_s = mean([stall_s for stall_s in stalls_s if stall_s >= 0])  # damaged: NaN or negative
     step_s = median(column(list(fold(events).steps.values()), "step_s"))
     failures = sum(time.failures.values())

@@ -9,11 +9,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hlatctl.report.measured import length_us, made, stalls_us, typical_us, us
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import TRAIN_WRITER, Event, number
 from hlatctl.run.state import TRAIN_JOB
@@ -217,27 +217,27 @@ def _phases(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int
 def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
     """Yield the times of steps and checkpoint stalls, in order and without overlap."""
     counted = {(step["attempt"], step["seq"]) for step in fold(events).steps.values()}
-    steps, stalls_us = _steps(events, attempts), _stalls_us(events)
-    typical_us = _typical_us(events, steps)
+    steps, stalls = _steps(events, attempts), stalls_us(events)
+    typical = typical_us(events, steps)
     cursor_us, seen = times_us[0], set()
     for index, after in itertools.zip_longest(steps, steps[1:]):
         event, end_us = events[index], times_us[index]
         attempt = event["attempt"]
         cursor_us = max(cursor_us, times_us[attempts[attempt].started])
-        measured_us = _length_us(event)
+        measured_us = length_us(event)
         # An attempt's first step loads or compiles graphs; the time beyond the median step isn't training.
-        length_us = measured_us if attempt in seen else min(measured_us, typical_us.get(attempt, measured_us))
+        own_us = measured_us if attempt in seen else min(measured_us, typical.get(attempt, measured_us))
         seen.add(attempt)
-        start_us = max(cursor_us, end_us - length_us)
-        if attempts[attempt].compiled and length_us < measured_us:
+        start_us = max(cursor_us, end_us - own_us)
+        if attempts[attempt].compiled and own_us < measured_us:
             yield _Span(max(cursor_us, end_us - measured_us), start_us, COMPILE)
         yield from _step_spans(event, start_us, end_us, counts=(attempt, event["seq"]) in counted)
         # The stall follows the step, even if the checkpoint was written later.
         free_until_us = times_us[attempts[attempt].last]
         if after is not None:
-            next_us = _length_us(events[after]) if events[after]["attempt"] == attempt else 0
+            next_us = length_us(events[after]) if events[after]["attempt"] == attempt else 0
             free_until_us = min(free_until_us, times_us[after] - next_us)
-        stalled_until_us = min(end_us + stalls_us.get((attempt, number(event, "step")), 0), free_until_us)
+        stalled_until_us = min(end_us + stalls.get((attempt, number(event, "step")), 0), free_until_us)
         cursor_us = max(end_us, stalled_until_us)
         yield _Span(end_us, cursor_us, CHECKPOINT_STALL)
 
@@ -246,7 +246,7 @@ def _step_spans(event: Event, start_us: int, end_us: int, *, counts: bool) -> It
     if not counts:
         yield _Span(start_us, end_us, LOST)
         return
-    waited_until_us = min(end_us, start_us + _made(event) * _us(event, "data_wait_s"))
+    waited_until_us = min(end_us, start_us + made(event) * us(event, "data_wait_s"))
     yield _Span(start_us, waited_until_us, DATA_WAIT)
     yield _Span(waited_until_us, end_us, PRODUCTIVE)
 
@@ -260,45 +260,6 @@ def _steps(events: Sequence[Event], attempts: dict[int, _Attempt]) -> list[int]:
         and (attempt := attempts.get(event["attempt"]))
         and attempt.started < index <= attempt.last
     ]
-
-
-def _stalls_us(events: Sequence[Event]) -> dict[tuple[int, float], int]:
-    """Return how long training paused for a checkpoint, by attempt and step."""
-    stalls_us: dict[tuple[int, float], int] = defaultdict(int)
-    for event in events:
-        if event["kind"] == "checkpoint_written":
-            stalls_us[event["attempt"], number(event, "step")] += _us(event, stall_field(event))
-    return stalls_us
-
-
-def stall_field(event: Event) -> str:
-    """Return the field of a ``checkpoint_written`` event that says how long training paused."""
-    return "stall_s" if "stall_s" in event else "wall_s"
-
-
-def _typical_us(events: Sequence[Event], steps: Sequence[int]) -> dict[int, int]:
-    """Return the median time of each attempt's steps after its first."""
-    lengths_us: dict[int, list[int]] = defaultdict(list)
-    for index in steps:
-        lengths_us[events[index]["attempt"]].append(_us(events[index], "step_s"))
-    return {attempt: round(statistics.median(rest)) for attempt, (_, *rest) in lengths_us.items() if rest}
-
-
-def _length_us(event: Event) -> int:
-    """Return the time of the steps of a ``step`` event."""
-    return _made(event) * _us(event, "step_s")
-
-
-def _made(event: Event) -> int:
-    """Return the number of steps of a ``step`` event; a dry run's may cover many."""
-    made = event.get("steps", 1)
-    return made if isinstance(made, int) and made > 0 else 1
-
-
-def _us(event: Event, name: str) -> int:
-    """Return a duration of an event in microseconds; 0 if it is missing, damaged or negative."""
-    value_s = number(event, name)
-    return round(value_s * 1e6) if math.isfinite(value_s) and value_s > 0 else 0
 
 
 def _totals_us(phases: Iterator[_Span], claims: Sequence[_Span]) -> dict[str, int]:

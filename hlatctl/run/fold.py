@@ -9,15 +9,7 @@ from hlatctl.run import fold_queue
 from hlatctl.run.journal import TRAIN_WRITER, Event, read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
-from hlatctl.run.state import (
-    TRAIN_JOB,
-    AttemptState,
-    ContractScores,
-    EvaluationProgress,
-    MilestoneState,
-    RunState,
-    StageState,
-)
+from hlatctl.run.state import AttemptState, ContractScores, EvaluationProgress, MilestoneState, RunState, StageState
 
 
 def fold(events: Iterable[Event]) -> RunState:
@@ -104,7 +96,7 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.signature = event.get("signature", "")
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
         attempt.blamed_hosts = [str(host) for host in event.get("blamed_hosts") or []]
-        state.queued.pop(TRAIN_JOB, None)
+        fold_queue.training_left(state)
 
 
 def _hang(state: RunState, event: Event) -> None:

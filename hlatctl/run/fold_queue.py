@@ -30,3 +30,8 @@ def job_left_queue(state: RunState, event: Event) -> None:
 def only_training_waits(state: RunState) -> None:
     """Forget the jobs of stages, which end with their driver."""
     state.queued = {name: job for name, job in state.queued.items() if name == TRAIN_JOB}
+
+
+def training_left(state: RunState) -> None:
+    """Training's job no longer waits: its attempt has ended."""
+    state.queued.pop(TRAIN_JOB, None)

@@ -28,6 +28,7 @@ AuthType=auth/munge
 AuthInfo=socket={root}/munge/socket
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmctldPort={port}
+FirstJobId={first_job}
 SlurmctldPidFile={root}/slurmctld.pid
 SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdPidFile={root}/slurmd.%n.pid
@@ -190,8 +191,10 @@ class Lab:
 
     def _write_conf(self) -> None:
         ports = _free_ports(len(self.nodes) + 1)
+        # Labs share one machine's ports, and a job's number gives its port.
+        first = 1 + os.getpid() % 199 * 100
         memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10 // len(self.nodes) >> 20
-        lines = [_CONF.format(host=socket.gethostname().split(".")[0], root=self.root, port=ports[0])]
+        lines = [_CONF.format(host=socket.gethostname().split(".")[0], root=self.root, port=ports[0], first_job=first)]
         for node, port in zip(self.nodes, ports[1:], strict=True):
             lines.append(
                 f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=1 "

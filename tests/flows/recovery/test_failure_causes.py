@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.launch.base import Status
+from flows.launch.base import Status, Verdict
 from flows.recovery.failure_causes import Cause, Ending, classify, failed_host
 from hlatctl.run.errors import DISK_FULL, NONFINITE, ConfigError, DataError, HlatctlError, StorageError, TrainingError
 from hlatctl.run.state import AttemptState
@@ -139,3 +139,37 @@ def test_equal_failures_have_equal_signatures() -> None:
 def test_an_empty_log_is_a_crash(log: str) -> None:
     assert ending(log).cause == "crashed"
     assert ending(log).evidence in ("no output", "no exception at all")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "train_stopped", "hang", "stop_requested", "cause"),
+    [
+        ("node_failed", "", "", False, "node_failed"),
+        ("node_failed", "", "no step", False, "node_failed"),
+        ("cancelled", "", "no step", False, "hang"),
+        ("cancelled", "stop", "", False, "cancelled"),
+        ("cancelled", "stop", "", True, "stopped"),
+        ("preempted", "", "", False, "preempted"),
+        ("time_limit", "stop", "", False, "time_limit"),
+        ("out_of_memory", "", "", False, "out_of_memory"),
+        ("preempted", "finished", "", False, "finished"),
+    ],
+)
+def test_what_the_scheduler_says_counts_before_the_log_and_the_error(
+    verdict: Verdict, train_stopped: str, hang: str, stop_requested: bool, cause: Cause
+) -> None:
+    end = classify(
+        status=Status(state="failed", exit_code=143, verdict=verdict, blamed_hosts=("n2",), reason="NodeDown"),
+        attempt=attempt(hang=hang),
+        train_stopped=train_stopped,
+        error=StorageError("closed"),
+        log_tail=SIGKILL_LOG,
+        stop_requested=stop_requested,
+    )
+    assert end.cause == cause
+    assert ("n2 (NodeDown)" in end.evidence) == (cause == "node_failed")
+
+
+def test_failures_of_two_nodes_are_not_alike() -> None:
+    ends = [Ending(cause="killed", evidence="a trainer process died", hosts=(host,)) for host in ("n-1", "n-2")]
+    assert ends[0].signature != ends[1].signature

@@ -154,3 +154,30 @@ def test_the_excess_time_of_a_first_step_is_not_training(journal: Journal, misse
     seconds = journal.seconds
     assert seconds["productive"] == 30.0
     assert seconds[category] == (40.0 if category == "start" else 35.0)
+
+
+def test_time_in_a_queue_has_its_own_category_and_costs_nothing(journal: Journal) -> None:
+    journal.add(0, "stage_started", stage="preflight")
+    journal.add(0, "job_queued", job="preflight", reason="Resources")
+    journal.add(3600, "job_started", job="preflight", hosts=["n1"])
+    journal.add(3610, "stage_finished", stage="preflight", wall_s=3610)
+    journal.add(3610, "attempt_started", attempt=1, handle={})
+    journal.add(3610, "job_queued", attempt=1, job="train", reason="Priority")
+    journal.add(7210, "job_queued", attempt=1, job="train", reason="Resources")
+    journal.add(10810, "job_started", attempt=1, job="train", hosts=["n1"])
+    journal.train(10815, "train_started", resumed_from_step=0)
+    journal.add(10815, "job_queued", attempt=1, job="eval-3", reason="Resources")
+    journal.step(10830, 1)
+    journal.end(10830, "cancelled", "stop")
+    assert journal.seconds == {"productive": 10.0, "preflight": 10.0, "start": 10.0, "queued": 10800.0}
+    goodput = measure_goodput(journal.events, CONFIG)
+    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 30 / 3600)
+    assert goodput.process_hours == pytest.approx(8 * 30 / 3600)
+
+
+def test_an_attempt_that_is_cancelled_in_the_queue_was_queued(journal: Journal) -> None:
+    journal.add(0, "attempt_started", attempt=1, handle={})
+    journal.add(0, "job_queued", attempt=1, job="train", reason="Priority")
+    journal.add(50, "job_left_queue", attempt=1, job="train")
+    journal.end(50, "cancelled", "stop")
+    assert journal.seconds == {"queued": 50.0}
