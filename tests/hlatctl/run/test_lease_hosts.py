@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -91,13 +92,13 @@ def test_a_driver_whose_heartbeat_is_old_is_taken_over_and_ends_itself_if_it_wak
 
 
 def test_a_heartbeat_counts_where_locks_of_other_hosts_are_not_seen(run: RunPaths) -> None:
-    other = {"pid": 7, "host": ELSEWHERE, "since_unix_s": time.time(), "token": "t"}
-    run.driver_lock.write_text(json.dumps(other), encoding="utf-8")
+    other = Holder(pid=7, host=ELSEWHERE, since_unix_s=time.time(), token="t")
+    run.driver_lock.write_text(json.dumps(asdict(other)), encoding="utf-8")
     with pytest.raises(RunBusyError, match=f"process 7 on {ELSEWHERE}"), hold_driver(run):
         pass
     os.utime(run.driver_lock, LONG_AGO)
     with hold_driver(run):
-        assert driver(run) != Holder(**other)
+        assert driver(run) != other
 
 
 def test_a_lease_is_waited_for_until_its_heartbeat_is_old(run: RunPaths) -> None:
