@@ -22,6 +22,7 @@ settings.load_profile("hlatctl")
 
 #: The files that take longest; a worker that began one of them last would end long after the others.
 _FIRST = (
+    "slurm/test_training.py",
     "e2e/test_drill.py",
     "e2e/test_train.py",
     "e2e/test_survival.py",

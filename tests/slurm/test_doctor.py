@@ -11,6 +11,8 @@ from flows.cluster_checks import check_cluster
 from hlatctl.cli.main import main
 from tests.slurm.lab import Lab
 
+pytestmark = pytest.mark.processes
+
 
 def shown(*overrides: str) -> dict[str, tuple[str, str]]:
     return {check.name: (check.status, check.shows) for check in check_cluster(compose(["cluster=slurm", *overrides]))}

@@ -18,6 +18,8 @@ from flows.launch.slurm.launcher import SlurmLauncher
 from hlatctl.run.errors import LaunchError
 from tests.slurm.lab import Lab, wait_for
 
+pytestmark = pytest.mark.processes
+
 SLEEPS = "import time; print('started', flush=True); time.sleep(600)"
 
 

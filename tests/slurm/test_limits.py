@@ -15,6 +15,8 @@ from flows.launch.slurm.limits import check, partitions, seconds
 from hlatctl.run.errors import ConfigError
 from tests.slurm.lab import Lab
 
+pytestmark = pytest.mark.processes
+
 
 def cluster(nodes: int = 2, **settings: object) -> ClusterConfig:
     return ClusterConfig(launcher="slurm", nodes=nodes, slurm=SlurmConfig(**settings))  # type: ignore[arg-type]

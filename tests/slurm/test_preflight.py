@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from conf.compose import compose
 from flows import pretrain
 from flows.launch.base import Status
@@ -12,6 +14,8 @@ from flows.runtime.context import make_job
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from tests.slurm.lab import Lab, wait_for
+
+pytestmark = pytest.mark.processes
 
 SETTINGS = [
     "cluster=slurm",

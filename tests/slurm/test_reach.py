@@ -15,6 +15,8 @@ from flows.launch.slurm.launcher import SlurmLauncher
 from hlatctl.run.errors import LaunchError
 from tests.slurm.lab import Lab, wait_for
 
+pytestmark = pytest.mark.processes
+
 #: Starts one process like a training process, and ends with its code.
 TRAINS = """
 import os, subprocess, sys

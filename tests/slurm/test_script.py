@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from conf.schema import ClusterConfig
 from flows.launch.slurm.launcher import SlurmLauncher
 from tests.slurm.lab import Lab, wait_for
 from tests.slurm.test_launcher import job
+
+pytestmark = pytest.mark.processes
 
 EVIL = "'; touch pwned; $(touch pwned) `touch pwned` \" \\ %j\nnext line"
 

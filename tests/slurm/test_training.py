@@ -16,6 +16,8 @@ from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli, wait_for
 from tests.slurm.lab import Lab
 
+pytestmark = pytest.mark.processes
+
 STEPS = 20
 #: More than a test waits for: it ends such a run.
 ENDLESS = ("train.tokens=50M", "train.max_steps=90000", "checkpoint.every_steps=20")

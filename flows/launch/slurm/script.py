@@ -14,6 +14,7 @@ from flows.launch.slurm.container import container
 from hlatctl import node
 from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError
 from hlatctl.run.host import NODE_NAME_ENV
+from hlatctl.run.state import TRAIN_JOB
 
 TOKEN_ENV = "HLATCTL_TOKEN"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -84,7 +85,9 @@ def _options(job: Job, cluster: ClusterConfig) -> list[str]:
         *(f"--{name}={value}" for name, value in given.items() if value),
     ]
     if settings.time_limit_s and not job.partition:  # another partition has limits of its own
-        options += [f"--time={_clock(settings.time_limit_s)}", f"--signal=TERM@{settings.stop_before_limit_s}"]
+        options.append(f"--time={_clock(settings.time_limit_s)}")
+        if job.name == TRAIN_JOB:  # the others have nothing to save
+            options.append(f"--signal=TERM@{settings.stop_before_limit_s}")
     if job.processes_per_node:
         options += [*(["--exclusive"] if settings.exclusive else []), *settings.extra]
     options += job.options

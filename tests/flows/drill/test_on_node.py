@@ -13,6 +13,8 @@ from flows.drill import on_node
 from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
 
+pytestmark = pytest.mark.processes
+
 #: Starts one process like a training process of rank 0, and ends with its code.
 _JOB = """
 import os, subprocess, sys

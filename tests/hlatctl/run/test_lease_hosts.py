@@ -56,6 +56,7 @@ def holder_elsewhere(run: RunPaths) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.processes
 def test_a_driver_on_another_host_is_named_and_a_second_one_is_refused(run: RunPaths) -> None:
     with holder_elsewhere(run) as process:
         found = driver(run)
@@ -79,6 +80,7 @@ def test_a_driver_that_ends_with_an_error_frees_its_run_for_every_host(run: RunP
     assert run.driver_lock.read_text() == ""
 
 
+@pytest.mark.processes
 def test_a_driver_whose_heartbeat_is_old_is_taken_over_and_ends_itself_if_it_wakes(run: RunPaths) -> None:
     with holder_elsewhere(run) as process:
         process.send_signal(signal.SIGSTOP)  # it keeps its lock, as a file server keeps that of a dead host
