@@ -55,11 +55,11 @@ def _scheduler(config: Config) -> Iterator[Check]:
 def _partition(config: Config) -> Check:
     command = "scontrol show partition"
     try:
-        found = chosen(config.cluster, partitions())
+        in_use = chosen(config.cluster, partitions())
     except HlatctlError as error:
         return Check(name="partition", status="fail", shows=str(error).replace("\nhint:", ";"), command=command)
-    closed = [f"partition {each.name} is {each.state}" for each in found if each.state != "UP"]
-    return Check.of("partition", "; ".join(closed), "; ".join(each.limits for each in found), command=command)
+    closed = [f"partition {each.name} is {each.state}" for each in in_use if each.state != "UP"]
+    return Check.of("partition", "; ".join(closed), "; ".join(each.limits for each in in_use), command=command)
 
 
 def _shape(config: Config) -> Check:

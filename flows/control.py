@@ -36,10 +36,10 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
         with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
             journal.append("stop_requested", durable=True, by=by)
     except StorageError as error:
-        found = driver(run)
-        if found and found.pid:
-            on = f" on {found.host}" if found.is_elsewhere else ""
-            error.hint = f"`kill -INT {found.pid}`{on} asks the run's driver to stop; or free space"
+        driven_by = driver(run)
+        if driven_by and driven_by.pid:
+            on = f" on {driven_by.host}" if driven_by.is_elsewhere else ""
+            error.hint = f"`kill -INT {driven_by.pid}`{on} asks the run's driver to stop; or free space"
         raise
     wait_until_undriven(run, wait_s)
     if driver(run) is None:

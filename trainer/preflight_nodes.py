@@ -89,12 +89,12 @@ def _why_not_visible(run: RunPaths, node: dict[str, Any], deadline: float) -> st
         try:
             if Path(node["path"]).read_text(encoding="utf-8") == node["token"]:
                 return ""
-            found = "has another content"
+            problem = "has another content"
         except OSError as error:
-            found = f"can't be read ({error.strerror})"
+            problem = f"can't be read ({error.strerror})"
         if time.monotonic() > deadline:
             return (
                 f"run directory {run.root}: is not the same folder on {node_name()} and {node['host']}: what "
-                f"{node['host']} wrote there {found}; runs_dir must be on storage that all nodes share"
+                f"{node['host']} wrote there {problem}; runs_dir must be on storage that all nodes share"
             )
         time.sleep(_POLL_S)

@@ -53,9 +53,9 @@ class RunView:
 
 def view_run(run: RunPaths) -> RunView:
     """Return a run's state. A folder that can't be read gets the status ``damaged``."""
-    found = driver(run)
-    pid = found.pid if found else None
-    elsewhere = str(found) if found and found.is_elsewhere else ""
+    driven_by = driver(run)
+    pid = driven_by.pid if driven_by else None
+    elsewhere = str(driven_by) if driven_by and driven_by.is_elsewhere else ""
     config, problem = _read_config(run)
     try:
         state = read_state(run)

@@ -89,8 +89,8 @@ def driver(run: RunPaths) -> Holder | None:
 
 def driver_pid(run: RunPaths) -> int | None:
     """Return the id of the process that drives a run; 0 if it is unknown, None if no process does."""
-    found = driver(run)
-    return None if found is None else found.pid
+    named = driver(run)
+    return None if named is None else named.pid
 
 
 def is_held(path: Path) -> bool:
@@ -147,18 +147,18 @@ def holder(path: Path) -> Holder | None:
 
 def _when_locked(path: Path, when_busy: Callable[[Holder], None]) -> None:
     """Call ``when_busy``, or replace a file whose lock the file server keeps for a dead host."""
-    found = _named(path)
-    if found.is_elsewhere and holder(path) is None:
+    named = _named(path)
+    if named.is_elsewhere and holder(path) is None:
         new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             new.touch(mode=path.stat().st_mode & 0o777)
-            new.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            new.write_text(json.dumps(asdict(named)), encoding="utf-8")
             os.utime(new, (0, 0))
             new.replace(path)
         except OSError as error:
             raise cannot_write(path, error) from None
         raise _ReplacedError
-    when_busy(found)
+    when_busy(named)
 
 
 def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], None]) -> bool:

@@ -59,9 +59,9 @@ def holder_elsewhere(run: RunPaths) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.processes
 def test_a_driver_on_another_host_is_named_and_a_second_one_is_refused(run: RunPaths) -> None:
     with holder_elsewhere(run) as process:
-        found = driver(run)
-        assert found is not None
-        assert (found.pid, found.host, found.is_elsewhere) == (process.pid, ELSEWHERE, True)
+        holder_seen = driver(run)
+        assert holder_seen is not None
+        assert (holder_seen.pid, holder_seen.host, holder_seen.is_elsewhere) == (process.pid, ELSEWHERE, True)
         busy = pytest.raises(RunBusyError, match=f"process {process.pid} on {ELSEWHERE} is already")
         with busy as refused, hold_driver(run):
             pass
@@ -106,8 +106,8 @@ def test_a_heartbeat_counts_where_locks_of_other_hosts_are_not_seen(run: RunPath
 def test_a_lease_is_waited_for_until_its_heartbeat_is_old(run: RunPaths) -> None:
     waited: list[str] = []
 
-    def wait(found: Holder) -> None:
-        waited.append(found.host)
+    def wait(holder_seen: Holder) -> None:
+        waited.append(holder_seen.host)
         os.utime(lease, LONG_AGO)
 
     lease = run.root / "lease"
@@ -120,5 +120,5 @@ def test_a_file_of_an_older_version_names_its_process(run: RunPaths) -> None:
     with hold_driver(run):
         run.driver_lock.write_text("123", encoding="utf-8")
         assert driver_pid(run) == 123
-    found = Holder(pid=1, host=platform.node(), since_unix_s=0.0)
-    assert not found.is_elsewhere
+    holder_seen = Holder(pid=1, host=platform.node(), since_unix_s=0.0)
+    assert not holder_seen.is_elsewhere
