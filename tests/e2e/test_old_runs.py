@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hlatctl.report.build import build
+from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
 
@@ -25,14 +26,14 @@ _DIED_AT = 14
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory, prefect_api_url: str) -> Cli:
-    """The two runs, moved to a folder of this test: their paths are changed and their checksums removed."""
+    """The two runs, moved to a folder of this test: their paths are changed and their checksums renewed."""
     cli = Cli(tmp_path_factory.mktemp("old"), prefect_api_url)
     with tarfile.open(_ARCHIVE) as archive:
         archive.extractall(cli.runs_dir, filter="data")
     for run_id in ("finished", "interrupted"):
         config = cli.paths(run_id).config
         lines = config.read_text(encoding="utf-8").replace(_WRITTEN_IN, str(cli.folder)).splitlines(keepends=True)
-        config.write_text("".join(lines[:-1]), encoding="utf-8")
+        config.write_text(files.seal_lines("".join(lines[:-1])), encoding="utf-8")
     return cli
 
 
@@ -48,7 +49,7 @@ def test_a_finished_run_opens_with_its_steps_scores_and_checkpoints(old: Cli) ->
     assert status["last_step"]["loss"] == 5.10579776763916
     assert "smoke_mmlu" in answer(old, "compare", "finished")
     assert answer(old, "checkpoint", "verify", "finished").count(": valid") == 2
-    assert "milestone" in answer(old, "logs", "finished")
+    assert "run finished at step 20" in answer(old, "logs", "finished")
 
 
 def test_a_finished_run_is_reported(old: Cli) -> None:
