@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from conf.schema import ClusterConfig, SlurmConfig
 from flows.launch.base import Handle, Job, Status
 from flows.launch.slurm import script
 from flows.launch.slurm.launcher import SlurmLauncher
-from hlatctl.run.errors import LaunchError
+from hlatctl.run.errors import DISK_FULL, LaunchError, StorageError
 from tests.slurm.lab import Lab, wait_for
 
 pytestmark = pytest.mark.processes
@@ -180,3 +181,15 @@ def test_a_job_that_was_given_up_does_nothing_if_it_is_submitted_late(
 def test_an_unknown_partition_is_refused_with_slurms_words(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="invalid partition"):
         submit(SlurmLauncher(cluster(partition="nowhere")), job(tmp_path, SLEEPS))
+
+
+def test_a_full_disk_has_its_code_so_that_the_flow_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("hlatctl.run.files.write_text", full)
+    with pytest.raises(StorageError) as caught:
+        submit(SlurmLauncher(cluster()), job(tmp_path, SLEEPS))
+    assert caught.value.code == DISK_FULL

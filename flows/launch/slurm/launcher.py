@@ -23,7 +23,7 @@ from flows.launch.slurm.commands import Queue, Row, SchedulerAwayError, hosts_of
 from flows.launch.slurm.endings import NodeRecord, conclude, node_records
 from hlatctl import node
 from hlatctl.run import files
-from hlatctl.run.errors import LaunchError, StorageError
+from hlatctl.run.errors import LaunchError, cannot_write
 from hlatctl.run.reading import DAMAGED
 
 _POLL_S = 0.2
@@ -87,10 +87,9 @@ class SlurmLauncher:
         try:
             _prepare(plan, handle, token)
         except OSError as error:
-            raise StorageError(
-                f"job {plan.job.name}: {error.filename or plan.job.launch_dir} can't be written ({error.strerror})",
-                hint="free space, or mend the storage, then `hlatctl resume`",
-            ) from None
+            place = f"job {plan.job.name}: {error.filename or plan.job.launch_dir}"
+            hint = "free space, or repair the storage, then `hlatctl resume`"
+            raise cannot_write(place, error, hint=hint) from None
         slurm("sbatch", f"--comment={token}", f"--export=ALL,{scripts.TOKEN_ENV}={token}", os.fspath(plan.script_path))
         self._queue.hurry()
         return handle
