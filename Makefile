@@ -38,7 +38,7 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The inner loop: no servers, no trainers, no sandboxes.
 test-fast: $(STAMP)

@@ -157,6 +157,10 @@ def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
     )
 
 
+#: What Hydra's parser says of a value that it can't read (ANTLR's messages).
+_GRAMMAR = re.compile(r"no viable alternative|(mismatched|extraneous) input|token recognition error")
+
+
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return our error for Hydra's, with the key or option and the nearest existing one."""
     text = str(error).strip()
@@ -171,6 +175,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     group = re.search(r"Could not override '([^'@]+)'\. No match in the defaults list", text)
     if group:
         return _unknown_key(group.group(1), overrides)
+    if _GRAMMAR.search(text):
+        hint = "quote text that has special characters, such as \"cluster.slurm.extra=['--gpus-per-node=8']\""
+        return ConfigError(" ".join(text.split()), hint=hint)
     return ConfigError(" ".join(text.split()), hint="overrides look like train.tokens=100000 or cluster=local")
 
 

@@ -282,7 +282,11 @@ class RecoveryConfig:
     enabled: bool = True
     """False: no automatic restarts; after every failure, a person has to resume the run."""
     max_restarts_without_progress: NonNegativeInt = 3
-    """Consecutive restarts without a new checkpoint before the run fails."""
+    """Consecutive restarts without a new checkpoint before the run fails. Failures of nodes don't count."""
+    max_nodes_without_progress: NonNegativeInt = 16
+    """Different nodes that may fail in a row without a new checkpoint, although none of them fails its preflight."""
+    max_node_wait_s: NonNegativeFloat = 86_400.0
+    """How long a run waits for a node to replace an unfit one before it fails; 0: not at all."""
     backoff_s: NonNegativeFloat = 2.0
     """Delay of the first restart without progress; doubles with each further one."""
     max_backoff_s: NonNegativeFloat = 300.0
@@ -349,7 +353,7 @@ class HardwareConfig:
     network_bytes_per_s: PositiveFloat | None = None
     """Bandwidth from one node to the others."""
     compute_efficiency: Efficiency = 1.0
-    """Share of the peak that a training step's matrix products reach; calibrated."""
+    """Share of the peak that large matrix products reach, apart from the time to move their operands; calibrated."""
     collective_efficiency: Efficiency = 1.0
     """Share of a link's bandwidth that collectives reach; calibrated."""
     pipeline_overhead_s: NonNegativeFloat = 0.0
@@ -380,9 +384,12 @@ class SlurmConfig:
     account: str | None = None
     qos: str | None = None
     time_limit_s: PositiveInt | None = None
-    """Wall time of one job; a run that needs longer continues in the next job. None: the partition's limit."""
+    """Wall time of one job; a run that needs longer continues in the next job. None: the partition's default, or else
+    its limit."""
     stop_before_limit_s: PositiveInt = 300
     """Before the time limit, the trainer is asked this early to save a checkpoint and to end."""
+    idle_release_s: PositiveInt = 600
+    """Nodes that are kept for training are given back after this time without a job, such as without a driver."""
     exclusive: bool = True
     """Training shares its nodes with no other job."""
     extra: list[str] = field(default_factory=list)
@@ -415,6 +422,8 @@ class ClusterConfig:
     nodes: PositiveInt = 1
     processes_per_node: PositiveInt = 1
     threads_per_process: PositiveInt = 1
+    spare_nodes: NonNegativeInt = 0
+    """Further nodes of a Slurm allocation, if they are free: they replace failed ones without a wait in the queue."""
     interface: str | None = None
     """Network interface that processes on several nodes talk through, such as `eth0`; None: the libraries choose."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -424,6 +433,11 @@ class ClusterConfig:
     price_usd_per_node_hour: NonNegativeFloat | None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
+
+    @property
+    def paid_nodes(self) -> int:
+        """Nodes that a run holds and pays for, if all spare ones are free when it starts."""
+        return self.nodes + self.spare_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,10 +467,10 @@ class PreflightConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRatesConfig:
-    """Failure rates of a simulated cluster, in events per 1,000 node-hours.
+    """Failure rates of a simulated cluster: of a node per 1,000 node-hours, of the whole cluster per 1,000 hours.
 
     HLAT names the kinds of failures but not their rates. Our rates together give the paper's uptime of 77.83 % without
-    automatic restarts (arXiv 2404.10630, Table 1), for a run that waits for a person after every failure
+    automatic restarts on 64 nodes (arXiv 2404.10630, Table 1), for a run that waits for a person after every failure
     (`recovery.enabled=false`, `rehearsal.person_s`). How the kinds share it is a guess.
     """
 
@@ -468,18 +482,18 @@ class FailureRatesConfig:
     """Processes wait for each other until the collective times out."""
     hang: NonNegativeFloat = 0.09
     """The same without a timeout."""
-    upgrade: NonNegativeFloat = 0.07
-    """The cluster is upgraded: the job is asked to stop, and no node is available for a while."""
-    disk_full: NonNegativeFloat = 0.04
-    """The shared storage is full until a person frees space."""
-    nan: NonNegativeFloat = 0.04
-    """Loss and gradients of a step are not finite."""
     straggler: NonNegativeFloat = 0.06
     """A host is slow for a while."""
+    upgrade: NonNegativeFloat = 4.6
+    """The cluster is upgraded: the job is asked to stop, and no node is available for a while; per 1,000 hours."""
+    disk_full: NonNegativeFloat = 2.6
+    """The shared storage is full until a person frees space; per 1,000 hours."""
+    nan: NonNegativeFloat = 2.6
+    """Loss and gradients of a step are not finite; per 1,000 hours."""
     head_crash: NonNegativeFloat = 3.0
-    """The driver dies; counted on its node only."""
+    """The driver dies; per 1,000 hours."""
     mlflow_outage: NonNegativeFloat = 3.0
-    """MLflow does not answer for a while; counted on the driver's node only."""
+    """MLflow does not answer for a while; per 1,000 hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -496,7 +510,7 @@ class RehearsalConfig:
     """Kill a process in the middle of the first attempt, so that a short simulation shows a restart too."""
     failures: FailureRatesConfig = field(default_factory=FailureRatesConfig)
     spare_nodes: NonNegativeInt = 2
-    """Spare hosts; a cluster of one node has none."""
+    """Spare hosts, unless `cluster.spare_nodes` names them; a cluster of one node has none by default."""
     repair_s: NonNegativeFloat = 14_400.0
     """Mean time until a failed host is repaired or replaced."""
     person_s: NonNegativeFloat = 21_600.0

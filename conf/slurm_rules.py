@@ -33,9 +33,11 @@ _OWN_OPTIONS = {
     "--wrap": "hlatctl, which submits a script",
 }
 #: Slurm sends the signal before the time limit up to this much earlier (sbatch(1), --signal).
-_SIGNAL_EARLY_S = 60
+SIGNAL_EARLY_S = 60
 #: A mount: absolute paths and options, without the separators of lists.
 _MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[A-Za-z+]+)?")
+#: Names of interfaces have at most 15 characters on Linux (IFNAMSIZ).
+_INTERFACES = re.compile(r"[^\s,/]{1,15}(,[^\s,/]{1,15})*")
 _WORD = re.compile(r"[^\s,-][^\s]*")
 
 
@@ -49,34 +51,51 @@ def _names(config: Config) -> Iterator[ConfigError]:
             )
 
 
+def _interface(config: Config) -> Iterator[ConfigError]:
+    name = config.cluster.interface
+    if name is not None and not _INTERFACES.fullmatch(name):
+        yield ConfigError(
+            f"cluster.interface={name!r}: must be the name of a network interface, or several with commas between them",
+            hint="`ip -brief address` on a node lists its interfaces, such as eth0",
+        )
+
+
 def _extra(config: Config) -> Iterator[ConfigError]:
-    for index, option in enumerate(config.cluster.slurm.extra):
-        key, name = f"cluster.slurm.extra[{index}]={option!r}", option.partition("=")[0]
+    # An evaluation has a partition and a time limit of its own.
+    evaluations = {**_OWN_OPTIONS, "--partition": "eval.cluster.partition"}
+    del evaluations["--time"], evaluations["--exclusive"], evaluations["--signal"]
+    yield from _options("cluster.slurm.extra", config.cluster.slurm.extra, _OWN_OPTIONS)
+    yield from _options("eval.cluster.extra", config.eval.cluster.extra, evaluations)
+
+
+def _options(where: str, options: list[str], own: dict[str, str]) -> Iterator[ConfigError]:
+    for index, option in enumerate(options):
+        key, name = f"{where}[{index}]={option!r}", option.partition("=")[0]
         if not re.fullmatch(r"--[a-z][a-z-]*(=[^\x00-\x1f\x7f]*)?", option):
             yield ConfigError(
                 f"{key}: must be one long option of sbatch, on one line",
-                hint="write --name=value, such as \"cluster.slurm.extra=['--gpus-per-node=8']\"",
+                hint=f"write --name=value, such as \"{where}=['--gpus-per-node=8']\"",
             )
-        elif owner := _owner(name):
-            yield ConfigError(f"{key}: {name} is set by {owner}", hint=f"remove {name} from cluster.slurm.extra")
+        elif owner := _owner(name, own):
+            yield ConfigError(f"{key}: {name} is set by {owner}", hint=f"remove {name} from {where}")
 
 
-def _owner(name: str) -> str:
+def _owner(name: str, own: dict[str, str]) -> str:
     """Return what sets an option; sbatch also takes the beginning of a name."""
-    if name in _OWN_OPTIONS:
-        return _OWN_OPTIONS[name]
-    longer = sorted(own for own in _OWN_OPTIONS if own.startswith(name))
-    return _OWN_OPTIONS[longer[0]] if longer else ""
+    if name in own:
+        return own[name]
+    longer = sorted(option for option in own if option.startswith(name))
+    return own[longer[0]] if longer else ""
 
 
 def _time_limit(config: Config) -> Iterator[ConfigError]:
     settings = config.cluster.slurm
-    least = settings.stop_before_limit_s + _SIGNAL_EARLY_S
+    least = settings.stop_before_limit_s + SIGNAL_EARLY_S
     if settings.time_limit_s is not None and settings.time_limit_s <= least:
         yield ConfigError(
             f"cluster.slurm.time_limit_s={settings.time_limit_s}: must be more than {least}, because training stops "
             f"cluster.slurm.stop_before_limit_s={settings.stop_before_limit_s} before it, and Slurm asks up to "
-            f"{_SIGNAL_EARLY_S} s earlier",
+            f"{SIGNAL_EARLY_S} s earlier",
             hint="use a longer time_limit_s or a shorter stop_before_limit_s",
         )
 
@@ -102,4 +121,19 @@ def _container(config: Config) -> Iterator[ConfigError]:
         )
 
 
-RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_names, _extra, _time_limit, _container)
+def _spare_nodes(config: Config) -> Iterator[ConfigError]:
+    if config.cluster.spare_nodes and config.cluster.launcher == "local":
+        yield ConfigError(
+            f"cluster.spare_nodes={config.cluster.spare_nodes}: cluster.launcher=local has this machine only",
+            hint="set cluster.spare_nodes=0, or use cluster=slurm",
+        )
+
+
+RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
+    _names,
+    _interface,
+    _extra,
+    _time_limit,
+    _container,
+    _spare_nodes,
+)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.devices import DEVICES
+from hlatctl.run import startup
 from hlatctl.run.errors import DependencyError, EvaluationError
 from hlatctl.run.model_folder import lacking
 
@@ -79,6 +80,7 @@ def load(folder: Path, *, seq_len: int, device: str) -> Loaded:
     except Exception as error:  # transformers and safetensors raise all kinds of errors for damaged files
         raise EvaluationError(f"--model={folder}: can't be loaded ({_first_line(error)})", hint=_EXPORT_HINT) from error
     model = model.to(device if _is_there(device) else "cpu").eval()
+    startup.imported()
     limit = getattr(model.config, "max_position_embeddings", None) or seq_len
     return Loaded(model, tokenizer, min(seq_len, int(limit)))
 

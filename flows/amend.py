@@ -9,9 +9,9 @@ import conf.load
 from conf.amend import AMENDED, FINGERPRINT, SKIP_STEPS, batch_after, batch_numbers, skipped_batches
 from flows.stages.data import prepared_folder
 from hlatctl.run import files
-from hlatctl.run.batches import batches_drawn
+from hlatctl.run.batches import batches_drawn, events_about
 from hlatctl.run.errors import ConfigError, DataError
-from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, why
@@ -35,7 +35,7 @@ def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
             f"--steps={numbers[0]}: is already trained; the newest checkpoint is of step {newest}",
             hint=f"choose steps after {newest}, or move the checkpoints from step {numbers[0]} on out of the run first",
         )
-    events = read_events(run)
+    events = events_about(run, newest)
     drawn, skipped = batches_drawn(run, newest, events), skipped_batches(conf.load.load(run.config), events)
     batches = [batch_after(drawn, step - newest, skipped) for step in numbers]
     _amend(run, SKIP_STEPS, batches, by, reason)

@@ -25,13 +25,15 @@ def check_cluster(config: Config) -> Iterator[Check]:
     missing = [command for command in _COMMANDS if not shutil.which(command)]
     problem = f"{', '.join(missing)}: not found; run hlatctl on a login node" if missing else ""
     yield Check.of("Slurm's commands", problem, ", ".join(_COMMANDS), command="apt-get install slurm-client")
+    settings: dict[str, str] = {}
     if not missing:
-        yield from _scheduler(config)
+        yield from _scheduler(config, settings)
     yield _shared(Path(config.runs_dir))
-    yield _memlock(config)
+    yield _memlock(config, settings)
 
 
-def _scheduler(config: Config) -> Iterator[Check]:
+def _scheduler(config: Config, settings: dict[str, str]) -> Iterator[Check]:
+    """Yield the checks that need the scheduler's answer, and add its settings to ``settings``."""
     command = "scontrol ping"
     try:
         lines = slurm("scontrol", "show", "config").splitlines()
@@ -39,7 +41,7 @@ def _scheduler(config: Config) -> Iterator[Check]:
         yield Check(name="scheduler", status="fail", shows=error.message, command=command)
         return
     pairs = (line.partition("=") for line in lines)
-    settings = {name.strip(): value.strip() for name, _, value in pairs}
+    settings.update({name.strip(): value.strip() for name, _, value in pairs})
     yield Check(
         name="scheduler",
         status="pass",
@@ -78,17 +80,28 @@ def _accounting(settings: dict[str, str]) -> Check:
     if kind.endswith(("/none", "(null)")) or not kind:
         shows = f"none: {forgets}; hlatctl reads how a job ended from what its nodes wrote"
         return Check(name=name, status="skip", shows=shows, command="sacctmgr show configuration")
-    return Check(name=name, status="pass", shows=kind, command="sacctmgr show configuration")
+    shows = f"{kind}; tells how a job ended that the scheduler has forgotten"
+    return Check(name=name, status="pass", shows=shows, command="sacctmgr show configuration")
 
 
 def _passed_on(settings: dict[str, str]) -> Check:
-    """Show whether jobs get the limits of the shell that submits them."""
-    kind = settings.get("PropagateResourceLimits", "ALL")
-    shows = {
-        "ALL": "jobs get the limits of the shell that submits them",
-        "NONE": "jobs get the limits of the nodes' slurmd; preflight checks open files there",
-    }.get(kind, f"PropagateResourceLimits={kind}")
-    return Check(name="limits", status="pass", shows=shows, command="scontrol show config | grep Propagate")
+    """Show whose limit of open files jobs get."""
+    shows = "open files: jobs get the limit of "
+    shows += "the shell that submits them" if _passes(settings, "NOFILE") else "the nodes' slurmd"
+    return Check(
+        name="limits",
+        status="pass",
+        shows=f"{shows}; preflight checks it there",
+        command="scontrol show config | grep Propagate",
+    )
+
+
+def _passes(settings: dict[str, str], limit: str) -> bool:
+    """Return whether jobs get a limit of the shell that submits them (slurm.conf(5), PropagateResourceLimits)."""
+    kept = settings.get("PropagateResourceLimitsExcept", "(null)")
+    if kept != "(null)":
+        return limit not in kept.split(",")
+    return bool({"ALL", limit}.intersection(settings.get("PropagateResourceLimits", "ALL").split(",")))
 
 
 def _shared(folder: Path) -> Check:
@@ -121,10 +134,13 @@ def _file_system(folder: Path) -> str:
     return next((mounts[name] for path in (place, *place.parents) if (name := os.fspath(path)) in mounts), "")
 
 
-def _memlock(config: Config) -> Check:
+def _memlock(config: Config, settings: dict[str, str]) -> Check:
     name, command = "locked memory", "ulimit -l"
     if config.backend.device == "cpu":
         return Check(name=name, status="skip", shows="backend.device=cpu needs none", command=command)
+    if not _passes(settings, "MEMLOCK"):
+        shows = "jobs get the limit of the nodes' slurmd; network adapters of clusters need `unlimited`"
+        return Check(name=name, status="skip", shows=shows, command="srun bash -c 'ulimit -l'")
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     unlimited = limit == resource.RLIM_INFINITY
     problem = "" if unlimited else f"{size(limit)}: network adapters of clusters need `unlimited` (limits.conf(5))"

@@ -8,8 +8,8 @@ from flows.runtime.context import live_training
 from flows.stages.train import STOP_GRACE_S
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver, wait_until_undriven
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
@@ -18,8 +18,8 @@ from hlatctl.run.state import RunState
 def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     """Ask a run to write a checkpoint and stop, and wait for it.
 
-    The run's driver reads the request from the journal. If the driver is dead and the training job still runs, the job
-    is cancelled directly.
+    The run's driver reads the request from the journal. If the driver is dead, a training job that still runs is
+    cancelled directly, also on a full disk, and the nodes that the run keeps are given back.
 
     Args:
         run: its directory.
@@ -30,20 +30,21 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
         The state after that.
 
     Raises:
-        StorageError: the request can't be written to the journal.
+        StorageError: the request can't be written to the journal, so that the driver can't read it.
     """
     try:
         with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
             journal.append("stop_requested", durable=True, by=by)
     except StorageError as error:
-        driven_by = driver(run)
-        if driven_by and driven_by.pid:
-            on = f" on {driven_by.host}" if driven_by.is_elsewhere else ""
-            error.hint = f"`kill -INT {driven_by.pid}`{on} asks the run's driver to stop; or free space"
-        raise
+        if driven_by := driver(run):
+            if driven_by.pid:
+                on = f" on {driven_by.host}" if driven_by.is_elsewhere else ""
+                error.hint = f"`kill -INT {driven_by.pid}`{on} asks the run's driver to stop; or free space"
+            raise
     wait_until_undriven(run, wait_s)
     if driver(run) is None:
         launcher = launcher_for(conf.load.load(run.config))
-        if job := live_training(fold(read_events(run)), launcher):
+        if job := live_training(read_state(run), launcher):
             launcher.cancel(job, grace_s=STOP_GRACE_S)
-    return fold(read_events(run))
+        launcher.release(run.root)
+    return read_state(run)

@@ -35,6 +35,8 @@ class FlowDescription:
 
     stages: list[StageDescription]
     launch_script: str
+    nodes_script: str
+    """The script that keeps the nodes for it; empty without a scheduler."""
     collisions: list[str]
     """Variables of this process's environment that the training processes would not get."""
     simulated: bool
@@ -53,8 +55,8 @@ def describe(config: Config) -> FlowDescription:
     stages = [
         _stage("validate", whole, "always"),
         _stage("provenance", whole, "once a run"),
-        _stage("preflight", hardware, "always"),
         _stage("data", data_key, "prepared before" if prepared else "not prepared yet", will_run=not prepared),
+        _stage("preflight", hardware, "always"),
         _stage("compile", graphs, none_ahead or compile_why, will_run=not (none_ahead or compiled)),
         _stage("warm_cache", graphs, none_ahead or "checked every time", will_run=not none_ahead),
         _stage(
@@ -73,9 +75,11 @@ def describe(config: Config) -> FlowDescription:
         _stage("report", whole, "always"),
     ]
     job = training_job(config, RunPaths(Path(config.runs_dir) / "RUN_ID"), 1)
+    plan = _launcher(config).render(job)
     return FlowDescription(
         stages=stages,
-        launch_script=_launcher(config).render(job).script,
+        launch_script=plan.script,
+        nodes_script=plan.nodes_script,
         collisions=[str(collision) for collision in environment.collisions(config, os.environ)],
         simulated=is_mock(config),
     )

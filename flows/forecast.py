@@ -19,6 +19,7 @@ from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.scratch import private_folder
@@ -29,7 +30,7 @@ _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 def variants(config: Config) -> dict[str, Config]:
     """Return the configured run, and variants of it that each change one setting, by name."""
-    every, rehearsal = config.checkpoint.every_steps, config.rehearsal
+    every, cluster, rehearsal = config.checkpoint.every_steps, config.cluster, config.rehearsal
 
     def saving(steps: int) -> Config:
         return replace(config, checkpoint=replace(config.checkpoint, every_steps=steps))
@@ -37,9 +38,12 @@ def variants(config: Config) -> dict[str, Config]:
     by_name = {"as configured": config}
     for steps in (max(1, every // 4), every * 4):
         by_name[f"checkpoint.every_steps={steps}"] = saving(steps)
-    if config.cluster.nodes > 1:
-        for spare in sorted({0, rehearsal.spare_nodes + 2} - {rehearsal.spare_nodes}):
-            by_name[f"rehearsal.spare_nodes={spare}"] = replace(config, rehearsal=replace(rehearsal, spare_nodes=spare))
+    if cluster.nodes > 1:
+        group, now = ("cluster", cluster.spare_nodes) if cluster.spare_nodes else ("rehearsal", rehearsal.spare_nodes)
+        for spare in sorted({0, now + 2} - {now}):
+            by_name[f"{group}.spare_nodes={spare}"] = replace(
+                config, cluster=replace(cluster, spare_nodes=0), rehearsal=replace(rehearsal, spare_nodes=spare)
+            )
     slow_s = rehearsal.start_s * 4
     by_name[f"rehearsal.start_s={slow_s:g}"] = replace(config, rehearsal=replace(rehearsal, start_s=slow_s))
     by_name["recovery.enabled=false"] = replace(config, recovery=replace(config.recovery, enabled=False))
@@ -94,7 +98,8 @@ def play(config: Config, seed: int) -> Simulation:
             pretrain.drive(run, caller_of=lambda ctx: _BareCaller(run, ctx.clock))
         except HlatctlError as error:
             message = error.message
-        goodput = measure_goodput(read_events(run), played)
+        events = read_events(run)
+        goodput = measure_goodput(events, played)
     return Simulation(
         seed=seed,
         message=message,
@@ -104,6 +109,8 @@ def play(config: Config, seed: int) -> Simulation:
         lost_s=goodput.seconds.get(timeline.LOST, 0.0),
         failures=sum(goodput.checkpointing.failures.values()),
         cost_usd=goodput.cost_usd,
+        steps=fold(events).step,
+        seconds=goodput.seconds,
     )
 
 

@@ -195,8 +195,9 @@ def pipeline(ctx: FlowContext, caller: Caller) -> None:
     """Run the stages in order. Each is idempotent: a resumed run calls all of them again."""
     caller.call("validate", partial(validate, ctx))
     caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
-    caller.call("preflight", partial(preflight, ctx))
     caller.call("data", partial(prepare_data, ctx))
+    # From here on a scheduler keeps the nodes for the run, so everything that one node can do comes before.
+    caller.call("preflight", partial(preflight, ctx))
     caller.call("compile", partial(compile_graphs, ctx))
     caller.call("warm cache", partial(warm_cache, ctx))
     caller.call("coverage", partial(check_coverage, ctx))
@@ -228,6 +229,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
                 ctx.clock.sleep(0)
             else:
                 ctx.pause(decision.wait_s)
+        ctx.launcher.release(ctx.run.root)
         announce_milestones(ctx, on_milestone)
         for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since
             on_milestone(announced_by_others)
@@ -258,6 +260,7 @@ def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) ->
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str) -> None:
+    ctx.launcher.release(ctx.run.root)
     state = ctx.refresh()
     ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message)
     ctx.watch()

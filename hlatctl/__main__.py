@@ -18,6 +18,9 @@ def main() -> int:
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         return _DEPENDENCY_ERROR
+    from hlatctl.run import startup
+
+    startup.begin()
     from hlatctl.cli.main import main as run
 
     return run()

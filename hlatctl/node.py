@@ -4,8 +4,10 @@ It writes its identity to BASE.pid and gives the command a private folder for te
 remaining processes of the command, removes the folder, and writes BASE.exit_code last. On other nodes than the first,
 the files are ``BASE.node-RANK.pid`` and so on.
 
-SIGTERM and SIGINT ask the command to stop. If torchrun runs below, only its ranks are asked: torchrun would kill ranks
-that need more than 30 s to save a checkpoint (pytorch/pytorch#119856). SIGQUIT ends all processes at once.
+SIGTERM and SIGINT ask the command to stop. If the command is torchrun, only its ranks are asked: torchrun would kill
+ranks that need more than 30 s to save a checkpoint (pytorch/pytorch#119856), and report its own failure instead of
+their exit code. Schedulers signal every process of a job, so torchrun starts with these signals blocked, and its ranks
+unblock them (``trainer.process``). SIGQUIT ends all processes at once. On Linux, the command ends with this program.
 
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
@@ -44,6 +46,11 @@ _POLL_S = 0.05
 _ORDERS_EVERY_S = 1.0
 #: Time for the kernel to end processes. One that hangs in a device driver is left.
 _END_S = 10.0
+#: Signals that ask a job to stop.
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_TORCHRUN = "torch.distributed.run"
+#: A node that can't start ends the whole job. The others first write their records, and then this one is known.
+_OTHERS_START_S = 5.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 #: Newer versions of torchrun read from the environment how long they wait for ranks after a signal.
 _TORCHRUN_PATIENCE_S = 86400
@@ -110,15 +117,20 @@ class Node:
         self._child: processes.Identity | None = None
         self._asked_to_stop = self._asked_to_end = False
         self._order = ""
+        self._parent = os.getppid()
+        self._is_torchrun = _TORCHRUN in command
 
     def run(self) -> int:
-        """Run the command and return its exit code, or 128 + n if signal n ended it."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Run the command and return its exit code: 128 + n if signal n ended it, 127 if it can't be started."""
+        for number in _STOPS:
             signal.signal(number, self._stop)
         signal.signal(signal.SIGQUIT, self._end)
         before = processes.oom_kills()
-        for kind in ("pid", "exit_code"):
-            self._reserved(kind).write_bytes(b" " * _RECORD_BYTES)
+        try:
+            for kind in ("pid", "exit_code"):
+                self._reserved(kind).write_bytes(b" " * _RECORD_BYTES)
+        except OSError as error:
+            return _no_records(error)
         with scratch.private_folder("job") as own:
             self._write(
                 "pid",
@@ -139,15 +151,15 @@ class Node:
         nodes = int(os.environ.get(NODES_ENV, "1"))
         env = {
             **os.environ,
-            **(
-                several_machines(nodes) if (nodes := int(os.environ.get(NODES_ENV, "1"))) > 1 else one_machine(own.path)
-            ),
+            **(several_machines(nodes) if nodes > 1 else one_machine(own.path)),
             processes.JOB_ENV: self._token,
             "TMPDIR": os.fspath(own.path),
             scratch.JOB_FOLDER_ENV: os.fspath(own.path),
         }
         try:
-            child = subprocess.Popen(self._command, env=env, process_group=0, pass_fds=[own.lock])
+            child = subprocess.Popen(
+                self._command, env=env, process_group=0, pass_fds=[own.lock], preexec_fn=self._before_command
+            )
         except OSError as error:
             print(f"{shlex.join(self._command)}: can't be started ({error.strerror})", file=sys.stderr)
             return _NOT_STARTED
@@ -158,7 +170,15 @@ class Node:
             self._ask()
         while (code := self._ended(child)) is None:
             self._obey()
+            if NODES_ENV in os.environ and os.getppid() != self._parent:
+                self._end_all()  # the scheduler's program here is gone: it could not end this job
         return 128 - code if code < 0 else code
+
+    def _before_command(self) -> None:
+        """Prepare the new process, in which this runs; this program has no threads, so that is safe."""
+        processes.end_with_parent()
+        if self._is_torchrun:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
     def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
         try:
@@ -178,8 +198,11 @@ class Node:
         self._order = number
         if what == "stop":
             self._stop(signal.SIGTERM, None)
+        elif what == "end":
+            self._end(signal.SIGQUIT, None)
         elif what == "stacks" and self._child:
-            print(processes.ask_for_stacks(processes.descendants(self._child.pid)), file=sys.stderr, flush=True)
+            own = [self._child.pid, *processes.descendants(self._child.pid)]
+            print(processes.ask_for_stacks(own), file=sys.stderr, flush=True)
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._asked_to_stop = True
@@ -193,6 +216,8 @@ class Node:
         if self._child is None:
             return
         ranks = list(processes.ranks(self._child.pid).values())
+        if self._is_torchrun and not ranks:
+            self._end_all()  # there is nothing to save
         for process in ranks or [self._child]:
             processes.send(process, signal.SIGTERM)
 
@@ -217,6 +242,16 @@ class Node:
         with self._reserved(kind).open("r+b") as file:
             file.write(json.dumps({**common, **value}).encode().ljust(_RECORD_BYTES - 1) + b"\n")
         self._reserved(kind).replace(record(self._base, kind, self._rank))
+
+
+def _no_records(error: OSError) -> int:
+    """Print why the job can't be started here, as a line that the driver finds in the job's log."""
+    share = "; runs_dir must be on storage that all nodes share" if isinstance(error, FileNotFoundError) else ""
+    line = f"StorageError: {error.filename}: can't be written on {node_name()} ({error.strerror}){share}"
+    print(line, file=sys.stderr, flush=True)
+    if int(os.environ.get(NODES_ENV, "1")) > 1:
+        time.sleep(_OTHERS_START_S)
+    return _NOT_STARTED
 
 
 def _unknown() -> processes.Identity:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from flows.tracking import local_server, prefect_api
 
@@ -20,26 +23,49 @@ settings.register_profile("hlatctl", deadline=None, database=None, suppress_heal
 settings.load_profile("hlatctl")
 
 
-#: The files that take longest; a worker that began one of them last would end long after the others.
+#: The files and folders that take longest; a worker that began one of them last would end long after the others.
 _FIRST = (
-    "slurm/test_training.py",
     "e2e/test_drill.py",
+    "slurm/",
     "e2e/test_train.py",
+    "e2e/test_checkpoint.py",
+    "e2e/test_sweep.py",
     "e2e/test_survival.py",
     "trainer/test_layouts.py",
-    "e2e/test_checkpoint.py",
+    "flows/tracking/test_prefect_flow.py",
+    "trainer/test_cache.py",
     "trainer/test_processes.py",
     "test_readme.py",
-    "e2e/test_bad_input.py",
-    "trainer/test_cache.py",
-    "e2e/test_sweep.py",
+    "flows/tracking/test_prefect_api.py",
+    "eval/test_milestone.py",
+    "flows/tracking/test_mlflow_sync.py",
 )
+#: Files that share what is expensive to start, by what they share; one worker runs them.
+_TOGETHER = {"a Slurm cluster": ("slurm/",), "runs": _FIRST[2:5]}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
-    place = {Path(__file__).parent / name: number for number, name in enumerate(_FIRST)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((number for number, first in enumerate(_FIRST) if name.startswith(first)), len(_FIRST))
+
+    items.sort(key=place)
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Gives a worker whole files, or all files that share something."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        name = nodeid.partition("::")[0].removeprefix("tests/")
+        return next((shared for shared, files in _TOGETHER.items() if name.startswith(files)), name)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    """Choose what a worker gets (with ``--dist loadfile``)."""
+    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 _STARTS_A_PROCESS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system")
@@ -63,6 +89,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         _in_unmarked_test = False
+
+
+def pytest_collection_finish() -> None:
+    """Search no more for garbage among the modules that are imported now, nor at the end."""
+    gc.freeze()
+    atexit.register(gc.freeze)
 
 
 @pytest.fixture(scope="session")

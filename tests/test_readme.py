@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli, wait_for
+from tests.e2e.conftest import Cli
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -54,11 +55,11 @@ def small(cli_overrides: list[str], command: list[str]) -> list[str]:
     return [*command, *(o for o in cli_overrides if o.split("=")[0] not in said)]
 
 
-def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.MonkeyPatch, prefect_api_url: str) -> None:
+def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     overrides = small_overrides(folder)
     ids: list[str] = []
-    environment = {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(folder / "runs"), "PREFECT_API_URL": prefect_api_url}
+    environment = {**os.environ, "HLATCTL_RUNS_DIR": os.fspath(folder / "runs")}
     for command in readme_commands():
         if command[0] == "make":
             subprocess.run(["make", "-C", os.fspath(REPOSITORY), "-n", *command[1:]], check=True, capture_output=True)
@@ -80,11 +81,11 @@ def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.Mon
 
 
 def small_overrides(folder: Path) -> list[str]:
-    """Those of the tiny model, without what belongs to another folder."""
+    """Those of the tiny model in one process, without what belongs to another folder."""
     template = Cli.__new__(Cli)
     (folder / "template").mkdir()
     Cli.__init__(template, folder / "template")
-    return template.overrides
+    return [*template.overrides, "cluster.processes_per_node=1"]
 
 
 def interrupt_when_ready(arguments: list[str], environment: dict[str, str]) -> None:

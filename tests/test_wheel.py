@@ -56,19 +56,9 @@ def hlatctl(installed: Path, folder: Path, *arguments: str, **variables: str) ->
     )
 
 
-def test_the_installed_command_runs_a_dry_run_outside_of_the_checkout(
-    installed: Path, tmp_path: Path, prefect_api_url: str
-) -> None:
-    result = hlatctl(
-        installed,
-        tmp_path,
-        "train",
-        "--dry-run",
-        "train.max_steps=20",
-        "eval.enabled=false",
-        "tracking=none",
-        PREFECT_API_URL=prefect_api_url,
-    )
+def test_the_installed_command_runs_a_dry_run_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    overrides = ["train.max_steps=20", "eval.enabled=false", "tracking=none"]
+    result = hlatctl(installed, tmp_path, "train", "--dry-run", *overrides)
     assert result.returncode == 0, result.stderr
     run = tmp_path / "runs" / result.stdout.split()[-1]
     assert (run / "report" / "index.html").is_file()

@@ -13,7 +13,7 @@ from conf.load import load
 from conf.schema import Config
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
-from trainer.process import die_with_launcher, show_stacks_when_asked
+from trainer.process import follow_launcher, show_stacks_when_asked
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -104,6 +104,6 @@ def _warn(backend: Backend, message: str) -> None:
 
 
 if __name__ == "__main__":
-    die_with_launcher()
+    follow_launcher()
     show_stacks_when_asked()
     sys.exit(run_main(main))

@@ -7,7 +7,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from conf.schema import ModelConfig
 from trainer.model import Llama, Parts, slice_dim
@@ -27,6 +26,8 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
     Each parameter is drawn whole on the CPU, one at a time, and this process keeps its slice. So the processes don't
     communicate.
     """
+    from torch.distributed.tensor import DTensor, distribute_tensor  # which takes a second; preflight doesn't need it
+
     for name, parameter in model.named_parameters():
         value = initial_slice(name, list(parameter.shape), model.parts, config, seed)
         if isinstance(parameter, DTensor):  # sharded over the replicas

@@ -14,10 +14,10 @@ from conf.schedule import learning_rate
 from conf.schema import Config
 from conf.sizes import parameters
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason
-from hlatctl.run import files
+from hlatctl.run import files, startup
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.host import node_name
-from hlatctl.run.journal import JournalWriter, read_events, train_writer
+from hlatctl.run.journal import JournalWriter, no_steps, read_events, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
@@ -105,6 +105,7 @@ class Training:
             TrainingError: the loss or the gradients are not finite, and ``train.on_nonfinite`` says to stop.
             StorageError: a checkpoint can't be written.
         """
+        startup.imported()
         self._note_start()
         outcome: Outcome | None = None
         try:
@@ -287,7 +288,9 @@ def _loader(
         DataError: the corpus isn't the one that the checkpoint was trained on.
     """
     kinds = (AMENDED, TRAIN_STARTED)
-    own = [event for event in read_events(run) if event["kind"] in kinds] if backend.rank == 0 else None
+    own = None
+    if backend.rank == 0:
+        own = [event for event in read_events(run, wanted=no_steps) if event["kind"] in kinds]
     events = backend.from_rank0(own)
     state = None
     if last:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from conf.schema import OptimizerConfig
 from trainer.rounding import stochastic_round_
-from trainer.shared_heads import ShardSpec, UnevenShard
+from trainer.shared_heads import ShardSpec
+
+if TYPE_CHECKING:  # importing it takes a second
+    from torch.distributed.tensor import Placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class ParameterShard:
         replicated_over: axes of the process mesh along which processes have the same values.
         mesh: the ``tp`` x ``dp`` processes that together have the parameter; None if this process has all of it.
         slice_dim: the dimension that is sharded over ``tp``, if any.
-        sharded: the slice's rows are sharded over ``dp``; autograd leaves the gradient in a tensor of its own.
+        sharded: the slice's rows are sharded over ``dp``, by FSDP.
         partial_gradient: autograd's gradient must be summed over ``tp``.
         shard_spec: where the slice is in the whole parameter, if slices are not in the order of the ranks.
     """
@@ -50,8 +52,21 @@ class ParameterShard:
 
     @property
     def autograd_fills_buffer(self) -> bool:
-        """Whether autograd writes to the gradient buffer: for whole or sliced FP32 parameters."""
-        return self.parameter.dtype == torch.float32 and not self.sharded
+        """Whether gradients are accumulated in the gradient buffer: those of FP32 parameters."""
+        return self.parameter.dtype == torch.float32
+
+    def gradient_in(self, buffer: Tensor) -> Tensor:
+        """Return the buffer in the form of the parameter: FSDP adds its shard to an existing gradient in place."""
+        if not self.sharded:
+            return buffer
+        from torch.distributed.tensor import DTensor
+
+        parameter = self.parameter
+        if not isinstance(parameter, DTensor):
+            return buffer
+        mesh, placements = parameter.device_mesh, parameter.placements
+        size, stride = parameter.shape, parameter.stride()
+        return DTensor.from_local(buffer, mesh, placements, run_check=False, shape=size, stride=stride)
 
     def as_distributed(self, part: Tensor, *, first_row: int = 0) -> Tensor:
         """Attach to a tensor that is sharded like the parameter its position in the whole.
@@ -62,6 +77,8 @@ class ParameterShard:
         """
         if self.mesh is None:
             return part
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
         shape = list(self.parameter.shape)
         if self.shard_spec is not None:
             return self.shard_spec.as_distributed(part, first_row, shape[0])
@@ -123,7 +140,8 @@ class AdamW:
         """Clear the gradients."""
         self.gradients.zero_()
         for name, shard in self._shards.items():
-            shard.parameter.grad = self._gradients[name] if shard.autograd_fills_buffer else None
+            fills = shard.autograd_fills_buffer
+            shard.parameter.grad = shard.gradient_in(self._gradients[name]) if fills else None
 
     def collect_gradients(self) -> None:
         """Copy autograd's gradients to :attr:`gradients`, and sum partial ones over ``tp``."""
@@ -233,8 +251,9 @@ class AdamW:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor | UnevenShard) else tensor
+    """Return this process's part of a tensor, which may be a DTensor or an UnevenShard."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return to_local() if to_local else tensor
 
 
 def clip_scale(grad_norm: float, max_grad_norm: float) -> float:

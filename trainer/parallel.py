@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from conf.schema import Config
 from conf.sizes import stage_layers
@@ -95,6 +94,8 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
                 layer.forward, fullgraph=True, dynamic=False, backend=compile_backend
             )
     if layout.fsdp:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         assert layout.mesh is not None
         policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
         for module in (*model.blocks(), model):

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.load import load
-from conf.schema import Config
+from conf.schema import Config, ParallelConfig
 from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
+from hlatctl.node import NODES_ENV
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, run_main
 from hlatctl.run.host import node_name
@@ -28,7 +29,7 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
 from trainer import preflight_nodes
 from trainer.checkpoint.tiers import Tiers
-from trainer.process import die_with_launcher
+from trainer.process import follow_launcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +40,6 @@ _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
 _POLL_S = 0.2
-#: Share of the job's time limit after which missing nodes are named, before the job is ended.
-_PATIENCE = 0.8
 
 Worker = dict[str, Any]
 
@@ -76,7 +75,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
             f"the run's checkpoints still need (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} "
             f"milestones, {config.permanent_checkpoints} permanent)"
         )
-    own_versions, differences = preflight_nodes.compare(run, backend)
+    own_versions, differences = preflight_nodes.compare(run, backend, preflight.timeout_s)
     failures += differences
     failures += node_failures(run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
@@ -96,7 +95,7 @@ def check_node(config: Config, run: RunPaths) -> None:
         first_node = os.environ.get("GROUP_RANK", "0") == "0"
         checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
         files.write_json(own, {"v": 1, "host": node_name(), "checks": checks})
-    deadline = time.monotonic() + _PATIENCE * config.preflight.timeout_s
+    deadline = time.monotonic() + preflight_nodes.PATIENCE * config.preflight.timeout_s
     # For all nodes: the first one may still be testing the connection between them.
     while len(list(run.preflight_nodes.glob("*.json"))) < config.cluster.nodes:
         if time.monotonic() > deadline:
@@ -202,12 +201,22 @@ def _why_not_writable(name: str, folder: Path) -> str:
     return ""
 
 
+def _on_all_nodes(config: Config) -> Config:
+    """Return the configuration for the nodes that are measured: spare ones too, which no layout of training fits."""
+    nodes = int(os.environ.get(NODES_ENV, config.cluster.nodes))
+    if nodes == config.cluster.nodes:
+        return config
+    return dataclasses.replace(
+        config, cluster=dataclasses.replace(config.cluster, nodes=nodes), parallel=ParallelConfig()
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure this worker; an error names the worker that failed."""
     parser = argparse.ArgumentParser(prog="trainer.preflight", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     run = RunPaths(parser.parse_args(argv).run_dir.absolute())
-    config = load(run.config)
+    config = _on_all_nodes(load(run.config))
 
     if config.backend.device == "neuron":
         check_node(config, run)
@@ -226,5 +235,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    die_with_launcher()
+    follow_launcher()
     sys.exit(run_main(main))

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: A client of NFS may show a new file of another machine only after this time (nfs(5), acdirmin).
 _VISIBLE_S = 30.0
 _POLL_S = 0.2
+#: Share of the job's time limit after which missing nodes or files are named, before the job is ended.
+PATIENCE = 0.8
+_STARTED_S = time.monotonic()
 
 
 def versions() -> dict[str, str]:
@@ -32,18 +35,23 @@ def versions() -> dict[str, str]:
     return {**package_versions(("hlatctl", "torch")), "python": platform.python_version()}
 
 
-def compare(run: RunPaths, backend: Backend) -> tuple[dict[str, str], list[str]]:
+def compare(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[dict[str, str], list[str]]:
     """Return this node's versions, and what is wrong with it; for all but one of its processes, nothing.
 
     Each node writes a token into the run directory and reads the first node's; the first node reads all. A node whose
-    folder differs from the first node's fails.
+    folder differs from the first node's fails, before the job's time-out hides why.
+
+    Args:
+        run: the run directory.
+        backend: of this process.
+        timeout_s: of the job.
     """
     first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
     own, problem = _write_token(run) if first_of_node else ({}, "")
     nodes = [node for node in backend.gather(own) if node]
     failures = [problem] if problem else []
     wanted = nodes[1:] if backend.rank == 0 else nodes[:1]
-    deadline = time.monotonic() + _VISIBLE_S
+    deadline = min(time.monotonic() + _VISIBLE_S, _STARTED_S + PATIENCE * timeout_s)
     unseen = {node["host"]: _why_not_visible(run, node, deadline) for node in wanted if first_of_node}
     if backend.rank:
         failures += filter(None, unseen.values())

@@ -1,15 +1,14 @@
-"""Signal handling of a job's processes. Standard library only, so that it is set up before heavy imports."""
+"""Signal handling of a job's processes. Imports little, so that it is set up before heavy imports."""
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
 import sys
 from types import FrameType
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from hlatctl.run import processes
 
 
 class StopRequest:
@@ -21,6 +20,8 @@ class StopRequest:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        # Python restores the default action of handled signals at its end, when a second request could still come.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def show_stacks_when_asked() -> None:
@@ -29,15 +30,17 @@ def show_stacks_when_asked() -> None:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def die_with_launcher() -> None:
-    """End this process when the torchrun that started it dies. Linux only; elsewhere do nothing.
+def follow_launcher() -> None:
+    """Accept requests to stop, and end when the torchrun that started this process dies (Linux only).
 
-    Torchrun starts each process in a session of its own, so signals to the job's process group don't reach it. Without
-    this, a process could survive a killed torchrun and write beside the next attempt.
+    ``hlatctl.node`` starts torchrun with these signals blocked, and torchrun's processes inherit that. Torchrun starts
+    each process in a session of its own, so signals to the job's process group don't reach it. A process that survived
+    a killed torchrun could write beside the next attempt.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     launcher = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if launcher == 1 or os.getppid() != launcher:  # it died before prctl
+    processes.end_with_parent()
+    if launcher == 1 or os.getppid() != launcher:  # it died before
         sys.exit(f"process {os.getpid()}: the torchrun that started it is gone")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from hlatctl.run.errors import LaunchError
+from hlatctl.run.errors import ConfigError, LaunchError
+from hlatctl.run.host import node_name
 from hlatctl.run.scratch import JOB_FOLDER_ENV
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -37,9 +39,13 @@ def join(backend: str, *, timeout: timedelta) -> None:
     Args:
         backend: of ``torch.distributed``.
         timeout: of its collectives.
+
+    Raises:
+        ConfigError: this node has no such network interface.
     """
     folder = os.environ.get(JOB_FOLDER_ENV)
     if folder is None or not _on_one_machine():
+        _check_interfaces(os.environ.get("GLOO_SOCKET_IFNAME", ""))
         dist.init_process_group(backend, timeout=timeout)
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -69,6 +75,17 @@ def refuse_strangers(*, timeout_s: float = 120.0) -> None:
         time.sleep(_POLL_S)
 
 
+def _check_interfaces(names: str) -> None:
+    """Check that this node has the interfaces that the configuration names; empty: it names none."""
+    here = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, names.split(",")):
+        if name not in here:
+            raise ConfigError(
+                f"cluster.interface={names}: {node_name()} has no network interface {name}; it has {', '.join(here)}",
+                hint="start a new run with cluster.interface=NAME, an interface that every node has",
+            )
+
+
 def _all_known() -> bool:
     """Return whether the other end of each connection has an owner, which it gets when it is accepted.
 
@@ -77,9 +94,9 @@ def _all_known() -> bool:
     Raises:
         LaunchError: the owner is another user.
     """
-    sockets, own = list(_sockets()), _own_inodes()
-    users = {(socket.local, socket.remote): socket.user for socket in sockets if socket.inode != "0"}
-    ends = [(socket.remote, socket.local) for socket in sockets if socket.inode in own and socket.state != _LISTENS]
+    rows, own = list(_sockets()), _own_inodes()
+    users = {(row.local, row.remote): row.user for row in rows if row.inode != "0"}
+    ends = [(row.remote, row.local) for row in rows if row.inode in own and row.state != _LISTENS]
     for user in (users[end] for end in ends if end in users):
         if user != os.geteuid():
             raise LaunchError(

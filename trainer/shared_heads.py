@@ -10,15 +10,17 @@ which processes share a head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from conf.schema import ModelConfig
 from hlatctl.run.errors import ConfigError
+
+if TYPE_CHECKING:  # preflight needs no checkpoints, and importing this takes a second
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,9 @@ class UnevenShard(Tensor):
 
     def __create_write_items__(self, fqn: str, tensor: Any) -> list[WriteItem]:
         """Return the chunks that this process writes."""
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
         return [
             WriteItem(
                 index=MetadataIndex(fqn, offsets),
@@ -205,6 +210,8 @@ class UnevenShard(Tensor):
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """Return the chunks that this process reads."""
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
         return [ChunkStorageMetadata(offsets=offsets, sizes=chunk.size()) for chunk, offsets, _ in self._chunks]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:

@@ -38,7 +38,10 @@ class Job:
         processes_per_node: started by torchrun; 0: one process without torchrun, on one node unless ``each_node``.
         each_node: one process on each of its nodes, without torchrun.
         nodes: number of nodes.
+        keeps_nodes: it runs on the nodes that a scheduler keeps for the run, between such jobs too.
+        all_nodes: it runs on spare nodes too.
         excluded_hosts: hosts that it must not use.
+        avoided_hosts: hosts that it uses only if there are no others.
         beside_training: it may run on the nodes of training and must not slow it.
         partition: the scheduler's partition for this job; None: that of the cluster's configuration.
         options: of the scheduler, for this job alone.
@@ -55,7 +58,10 @@ class Job:
     processes_per_node: int = 0
     each_node: bool = False
     nodes: int = 1
+    keeps_nodes: bool = False
+    all_nodes: bool = False
     excluded_hosts: tuple[str, ...] = ()
+    avoided_hosts: tuple[str, ...] = ()
     beside_training: bool = False
     partition: str | None = None
     options: tuple[str, ...] = ()
@@ -72,12 +78,26 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The nodes that a scheduler keeps for a run.
+
+    Args:
+        name: that no other allocation of the run has.
+        hosts: those that can be used now; empty while it waits for nodes.
+    """
+
+    name: str
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job and the exact text of its script."""
+    """A job and the exact text of its script; ``nodes_script``: of what keeps its nodes, if a scheduler does."""
 
     job: Job
     script: str
     script_path: Path
+    nodes_script: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +153,8 @@ class Launcher(Protocol):
     name: str
     weighs_jobs: bool
     """Jobs beside training run at a lower priority, which can't be raised later."""
+    keeps_nodes: bool
+    """Jobs of training run in turn on nodes that a scheduler keeps for the run."""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job of so many nodes can use, including spare ones."""
@@ -151,6 +173,12 @@ class Launcher(Protocol):
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask the job to stop (SIGTERM) and end it after ``grace_s``; return when none of its processes is left."""
+
+    def allocation(self, job: Job) -> Allocation | None:
+        """Return the nodes that are kept for a job's run; None: there are none on which the job can run."""
+
+    def release(self, run_dir: Path) -> None:
+        """Give back the nodes that are kept for a run, once the job that runs on them has ended."""
 
     def dump_stacks(self, handle: Handle) -> str:
         """Ask all of its processes to print their stacks into their logs; return the result in one sentence."""

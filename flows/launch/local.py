@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from flows.launch import records
-from flows.launch.base import Handle, Job, Plan, Status, export_lines, quote
+from flows.launch.base import Allocation, Handle, Job, Plan, Status, export_lines, quote
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, cannot_write
 
@@ -32,6 +32,7 @@ class LocalLauncher:
 
     name = "local"
     weighs_jobs = True
+    keeps_nodes = False
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return this machine."""
@@ -105,6 +106,13 @@ class LocalLauncher:
             return None
         _reap(record)
         return record.process if processes.alive(record.process) else None
+
+    def allocation(self, job: Job) -> Allocation | None:
+        """Return None: no nodes are kept."""
+        return None
+
+    def release(self, run_dir: Path) -> None:
+        """Do nothing."""
 
     def dump_stacks(self, handle: Handle) -> str:
         """Send SIGUSR1 to the job's processes that catch it."""

@@ -6,7 +6,9 @@ errors are classified by type and code, never by text. The patterns below are fo
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +31,7 @@ Cause = Literal[
     "hang",
     "out_of_memory",
     "collective_timeout",
+    "port_in_use",
     "node_failed",
     "killed",
     "crashed",
@@ -59,6 +62,8 @@ _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     ("disk_full", re.compile(r"No space left on device|Disk quota exceeded")),
     # A token that the embedding doesn't have, on CPU and CUDA.
     ("data_error", re.compile(r"index out of range in self|indexSelect\w*: .*Assertion|device-side assert triggered")),
+    # Of the first node. Another job can have it; the next job gets another port.
+    ("port_in_use", re.compile(r"EADDRINUSE|[Aa]ddress already in use")),
     # gloo; NCCL's watchdog; the rendezvous store.
     (
         "collective_timeout",
@@ -69,6 +74,11 @@ _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     ),
 )
 #: torchrun's prefix of a line: the process that wrote it.
+#: What Slurm says after a task has failed, or after an option it does not know: the line before is the reason.
+_SRUN_SUMMARY = re.compile(
+    r"srun: error: .*(Exited with exit code|Terminated|Killed)|srun: (Terminating|launch/slurm)|Try \"srun|"
+    r"slurmstepd\S*: error: \*\*\* (STEP|JOB) \S+ ON \S+ CANCELLED"
+)
 _RANK_PREFIX = re.compile(r"^(\[[\w.]*\d+\]: ?)+")
 #: torchrun's summary of a failure: a process's exit code (negative: a signal) and host.
 _ROOT_CAUSE = "Root Cause (first observed failure)"
@@ -89,8 +99,8 @@ class Ending:
         cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
             restarts without the batch of a step that was not finite; ``error`` left an error that a person must fix;
-            ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal; ``crashed`` by an
-            exception; ``lost`` left no exit code.
+            ``port_in_use`` could not connect its processes; ``node_failed`` lost a node, according to the scheduler;
+            ``killed`` ended by a signal; ``crashed`` by an exception; ``lost`` left no exit code.
         evidence: one line.
         signal: number of the signal that ended it; 0: none.
         hosts: those to blame, if it may be a node's fault and the launcher tells them.
@@ -108,7 +118,16 @@ class Ending:
         text = self.evidence
         for pattern, name in () if self.signal else _NOISE:
             text = re.sub(pattern, name, text)
-        return f"{self.cause}: {text}" + (f" ({', '.join(self.hosts)})" if self.hosts else "")
+        return f"{self.cause}: {text}{_on(self.hosts)}"
+
+
+def _on(hosts: Sequence[str]) -> str:
+    return f" ({', '.join(hosts)})" if hosts else ""
+
+
+def without_hosts(signature: str, hosts: Sequence[str]) -> str:
+    """Return a signature without the hosts that it blames."""
+    return signature.removesuffix(_on(hosts))
 
 
 def classify(
@@ -137,7 +156,9 @@ def classify(
         return Ending(cause="finished", evidence="the last step and its checkpoint are written", exit_code=code)
     # The flow ends a job that hangs, so the scheduler calls it cancelled.
     if attempt.hang and verdict != "node_failed":
-        return Ending(cause="hang", evidence=attempt.hang, exit_code=code)
+        if not train_stopped:
+            return Ending(cause="hang", evidence=attempt.hang, exit_code=code)
+        status, verdict, error = dataclasses.replace(status, verdict=""), "", None  # training had stopped before
     if error and not verdict:
         evidence = f"{type(error).__name__}: {error.message}"
         return Ending(cause=_cause_of_error(error, attempt), evidence=evidence, exit_code=code)
@@ -163,7 +184,7 @@ def end_without_error(status: Status, log_tail: str, *, more_oom_kills: bool) ->
     if status.verdict:
         return Ending(cause=status.verdict, evidence=verdict_in_words(status), exit_code=code)
     if status.state == "lost":
-        return Ending(cause="lost", evidence="the job's process is gone and left no exit code")
+        return Ending(cause="lost", evidence=status.reason or "the job's process is gone and left no exit code")
     signal, evidence = _fatal_signal(log_tail, code)
     if signal == _SIGKILL and more_oom_kills:
         evidence += ", and the kernel killed a process because memory ran out"
@@ -226,4 +247,5 @@ def exception_lines(log_tail: str) -> list[str]:
 def last_exception(log_tail: str) -> str:
     """Return the last line that names an exception, or else the last line."""
     lines = [stripped for line in log_tail.splitlines() if (stripped := _RANK_PREFIX.sub("", line).strip())]
-    return (exception_lines(log_tail) or lines or ["no output"])[-1][:500]
+    reasons = [line for line in lines if not _SRUN_SUMMARY.match(line)]
+    return (exception_lines(log_tail) or reasons or lines or ["no output"])[-1][:500]

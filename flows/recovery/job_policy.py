@@ -9,15 +9,16 @@ from flows.recovery.failure_causes import NODE_CAUSES
 from flows.recovery.policy import Decision, wait_s
 from hlatctl.run.errors import LaunchError
 
-#: Ends that the scheduler decides, without a fault of a node.
-_OUTSIDE = ("preempted", "time_limit")
+#: Ends that come from outside, without a fault of a node.
+_OUTSIDE = ("preempted", "time_limit", "port_in_use")
 
 
 def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
     """Decide what follows the end of a stage's job, by the limits and delays of training's attempts.
 
     A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, if a node failed, if
-    the scheduler ended it, and once after it ran out of memory. One that somebody cancelled stops the run.
+    the scheduler ended it or its port was taken, and once after it ran out of memory. One that somebody cancelled stops
+    the run.
 
     Args:
         ends: errors of the stage's jobs in this flow that left no error of their own, newest last.

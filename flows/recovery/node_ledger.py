@@ -81,12 +81,27 @@ def read(path: Path) -> list[Entry]:
     return list(_read(path, info.st_size, info.st_mtime_ns))
 
 
+def rejected_since(entries: Iterable[Entry], since_unix_s: float) -> set[str]:
+    """Return the hosts that have failed a preflight since a moment."""
+    return {entry.host for entry in entries if entry.kind == "preflight_failed" and entry.time_unix_s >= since_unix_s}
+
+
+def newly_passed(entries: Iterable[Entry], hosts: Iterable[str]) -> list[str]:
+    """Return those of the hosts whose newest entry is not already a passed preflight."""
+    newest = {entry.host: entry.kind for entry in entries}
+    return [host for host in hosts if newest.get(host) != "preflight_passed"]
+
+
 def scores(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
-    """Return the sum of each host's weights, reduced by age."""
+    """Return the sum of each host's weights, reduced by age. A fault counts once, however often preflight finds it."""
     by_host: dict[str, float] = {}
+    newest: dict[str, Kind] = {}
     for entry in entries:
+        before, newest[entry.host] = newest.get(entry.host), entry.kind
+        if entry.kind not in WEIGHTS or before == entry.kind == "preflight_failed":
+            continue
         age_s = max(0.0, now_unix_s - entry.time_unix_s)
-        weight = WEIGHTS.get(entry.kind, 0.0) * 0.5 ** (age_s / HALF_LIFE_S)
+        weight = WEIGHTS[entry.kind] * 0.5 ** (age_s / HALF_LIFE_S)
         by_host[entry.host] = by_host.get(entry.host, 0.0) + weight
     return by_host
 
@@ -119,20 +134,15 @@ def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
     }
 
 
-def excluded(entries: Iterable[Entry], now_unix_s: float) -> set[str]:
-    """Return the hosts that have failed repeatedly, even if they passed preflight: it doesn't find every fault."""
-    return {host for host, score in scores(entries, now_unix_s).items() if score >= EXCLUDED_SCORE}
-
-
 def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_unix_s: float) -> Placement:
     """Choose the hosts to leave out, as long as ``needed`` hosts remain.
 
     First those that preflight rejected, the newest first, because the others may be repaired by now; then those that
-    failed repeatedly, the worst first.
+    failed repeatedly, the worst first, even if they passed preflight: it doesn't find every fault.
     """
     known = list(entries)
     score, unfit = scores(known, now_unix_s), rejected(known, now_unix_s)
-    repeated = excluded(known, now_unix_s)
+    repeated = {host for host, sum_of_weights in score.items() if sum_of_weights >= EXCLUDED_SCORE}
     offenders = sorted(
         (repeated | set(unfit)).intersection(hosts), key=lambda host: (-unfit.get(host, 0.0), -score[host], host)
     )
@@ -150,14 +160,26 @@ def _ends_with_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+#: The bytes of whole lines that were read last, and their entries. The file grows, so only its end is parsed again.
+_parsed: tuple[bytes, tuple[Entry, ...]] = (b"", ())
+
+
 @lru_cache(maxsize=1)
 def _read(path: Path, size_bytes: int, modified_ns: int) -> tuple[Entry, ...]:
     """Return the entries of a file of this size and time; cached, because every job asks for them."""
+    global _parsed
     try:
-        lines = read_bytes(path).decode(errors="replace").splitlines()
+        data = read_bytes(path)
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror})", hint="move it away") from None
-    return tuple(entry for line in lines if (entry := _parse(line)))
+    before, entries = _parsed if data.startswith(_parsed[0]) else (b"", ())
+    whole = data[: data.rfind(b"\n") + 1]
+    _parsed = whole, (*entries, *_entries(whole[len(before) :]))
+    return (*_parsed[1], *_entries(data[len(whole) :]))
+
+
+def _entries(lines: bytes) -> list[Entry]:
+    return [entry for line in lines.decode(errors="replace").splitlines() if (entry := _parse(line))]
 
 
 def _parse(line: str) -> Entry | None:

@@ -1,7 +1,7 @@
 """The restart policy: decide what follows the end of a training attempt. Pure.
 
 ``decide`` takes the first row of the table ``POLICY`` that applies; ``hanging`` decides whether an attempt hangs. The
-causes come from ``flows.recovery.failure_causes``.
+causes come from ``flows.recovery.failure_causes``, what the rows test from ``flows.recovery.case``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conf.schema import RecoveryConfig
-from flows.recovery.failure_causes import Cause, Ending
+from flows.recovery.case import Case, case_of
+from flows.recovery.failure_causes import Ending
 from hlatctl.run.pace import median_step_s, newest_steps
-from hlatctl.run.state import AttemptState, RunState
+from hlatctl.run.state import RunState
 
 Action = Literal["done", "restart", "restart_without", "walk_back", "skip_data", "stop"]
 
-#: Causes that never count as repeated: they come from outside of the job, or the attempt excluded a batch.
-_NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "time_limit", "node_failed", "rollback"})
+#: The least time for the processes of an attempt to end after training, however short ``recovery.hang_floor_s`` is.
+_LEAVE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,57 +39,6 @@ class Decision:
     max_checkpoint_step: int | None = None
     skip_batch: int | None = None
     hint: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """What the rows of the policy test: the newest attempt and its run.
-
-    Args:
-        step: the first step that the attempt did not finish.
-        begun: it loaded and started to train.
-        made_a_step: it finished at least one step.
-        repeats: attempts that ended at the same step with the same signature, including this one. Of attempts that
-            failed to start, only those since the last new checkpoint: in a long run starts fail for many reasons.
-        out_of_memory: attempts that ran out of memory since the last attempt with a new checkpoint, including both.
-        no_progress: newest attempts in a row without a new checkpoint.
-        newest, earlier: the checkpoint that the next attempt would load, and the one before; 0 and None: none.
-        ceiling: checkpoints above this one were left behind by a walk back.
-        batch: of the failing step; None: unknown.
-        left_out: hosts that the node ledger leaves out from now on.
-    """
-
-    cause: Cause
-    evidence: str
-    stop_requested: bool
-    step: int
-    begun: bool
-    made_a_step: bool
-    repeats: int
-    out_of_memory: int
-    no_progress: int
-    newest: int
-    earlier: int | None
-    ceiling: int | None
-    batch: int | None
-    left_out: tuple[str, ...]
-    limit: int
-    enabled: bool
-
-    @property
-    def start(self) -> str:
-        """Where the next attempt starts."""
-        return f"from step {self.newest}" if self.newest else "from the beginning"
-
-    @property
-    def place(self) -> str:
-        """What the attempt did not finish."""
-        return f"step {self.step}" if self.begun else "its start"
-
-    @property
-    def hosts(self) -> str:
-        """The hosts that are left out, as text."""
-        return ", ".join(self.left_out)
 
 
 @dataclass(frozen=True)
@@ -133,20 +83,27 @@ POLICY: tuple[Row, ...] = (
     ),
     Row(
         "stop",
-        lambda c: c.repeats >= 3,
+        lambda c: c.repeats >= 3 and not c.replaces_node,
         "{c.place} has failed {c.repeats} times in the same way",
         "fix the cause, or exclude the batch with `hlatctl data skip RUN --steps {c.step}`",
     ),
     Row(
         "stop",
-        lambda c: c.no_progress > c.limit and c.cause == "time_limit",
+        lambda c: c.unexplained > c.limit and c.cause == "time_limit",
         "{c.limit} restarts in a row made no new checkpoint within the time limit",
         "raise cluster.slurm.time_limit_s, or lower checkpoint.every_steps",
     ),
     Row(
         "stop",
-        lambda c: c.no_progress > c.limit,
+        lambda c: c.unexplained > c.limit,
         "{c.limit} restarts in a row made no new checkpoint (recovery.max_restarts_without_progress={c.limit})",
+    ),
+    Row(
+        "stop",
+        lambda c: c.suspected > c.node_limit,
+        "{c.suspected} nodes failed without a new checkpoint, and preflight found no fault in them "
+        "(recovery.max_nodes_without_progress={c.node_limit})",
+        "look for a fault of software in the logs of these attempts",
     ),
     Row(
         "skip_data",
@@ -155,7 +112,7 @@ POLICY: tuple[Row, ...] = (
     ),
     Row(
         "walk_back",
-        lambda c: c.repeats == 2 and c.earlier is not None,
+        lambda c: c.repeats == 2 and c.earlier is not None and c.may_be_the_checkpoint,
         "{c.place} has failed twice in the same way: walking back from checkpoint {c.newest} to {c.earlier}",
     ),
     Row("restart_without", lambda c: bool(c.left_out), "restarting {c.start} without {c.hosts}"),
@@ -164,7 +121,13 @@ POLICY: tuple[Row, ...] = (
 
 
 def decide(
-    state: RunState, ending: Ending, config: RecoveryConfig, *, batch: int | None = None, left_out: tuple[str, ...] = ()
+    state: RunState,
+    ending: Ending,
+    config: RecoveryConfig,
+    *,
+    batch: int | None = None,
+    left_out: tuple[str, ...] = (),
+    several: bool = False,
 ) -> Decision:
     """Decide what follows the newest attempt.
 
@@ -174,8 +137,9 @@ def decide(
         config: the policy's limits.
         batch: number of the failing step's batch; None: unknown.
         left_out: hosts that the node ledger leaves out because of this end.
+        several: the run has more than one node. A single node is never to blame: nothing tells it from software.
     """
-    case = _case(state, ending, config, batch, left_out)
+    case = case_of(state, ending, config, batch=batch, left_out=left_out, several=several)
     row = next(row for row in POLICY if row.when(case))
     why, hint = row.why.format(c=case), row.hint.format(c=case)
     if row.action in ("done", "stop"):
@@ -197,6 +161,9 @@ def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:
         silent_s: seconds since the trainer's last event, by the driver's clock.
     """
     attempt = state.attempts[-1]
+    if state.train_stopped:
+        limit_s = max(config.hang_floor_s, _LEAVE_S)
+        return f"training has stopped, but its processes have not ended for {limit_s:g} s" * (silent_s > limit_s)
     first_step = (attempt.resumed_from_step or 0) + 1
     median_s = median_step_s(event for event in newest_steps(state) if event["step"] >= first_step)
     if not attempt.last_step or median_s is None:
@@ -209,73 +176,6 @@ def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:
             f"(recovery.hang_factor={config.hang_factor:g}, recovery.hang_floor_s={config.hang_floor_s:g})"
         )
     return sentence if silent_s > limit_s else ""
-
-
-def history(state: RunState) -> list[AttemptState]:
-    """Return the attempts that count: resuming a failed run resets its restart budget."""
-    stopped = [i for i, attempt in enumerate(state.attempts[:-1], start=1) if attempt.decision == "stop"]
-    return state.attempts[max(stopped, default=0) :]
-
-
-def failing_step(attempt: AttemptState) -> int:
-    """Return the first step that an attempt did not finish."""
-    return max(attempt.last_step, attempt.resumed_from_step or 0) + 1
-
-
-def restarts_without_progress(state: RunState) -> int:
-    """Return the number of newest attempts in a row without a checkpoint beyond all earlier ones."""
-    best, count = 0, 0
-    counting = len(state.attempts) - len(history(state))
-    for number, attempt in enumerate(state.attempts):
-        progress = attempt.newest_checkpoint > best
-        best = max(best, attempt.newest_checkpoint)
-        count = 0 if progress or number < counting else count + 1
-    return count
-
-
-def _case(
-    state: RunState, ending: Ending, config: RecoveryConfig, batch: int | None, left_out: tuple[str, ...]
-) -> Case:
-    attempt, past = state.attempts[-1], history(state)[:-1]
-    no_progress = restarts_without_progress(state)
-    step, signature = failing_step(attempt), ending.signature
-    since_progress = past[max(0, len(past) - no_progress) :] if no_progress else []
-    begun = attempt.resumed_from_step is not None
-    same = sum(
-        a.signature == signature and failing_step(a) == step and begun == (a.resumed_from_step is not None)
-        for a in (past if begun else since_progress)
-    )
-    ceiling = _ceiling(state)
-    usable = [checkpoint for checkpoint in state.checkpoints if ceiling is None or checkpoint <= ceiling]
-    return Case(
-        cause=ending.cause,
-        evidence=ending.evidence,
-        stop_requested=state.stop_requested,
-        step=step,
-        begun=begun,
-        made_a_step=attempt.last_step > 0,
-        repeats=1 if ending.cause in _NEVER_REPEATED else same + 1,
-        out_of_memory=(ending.cause == "out_of_memory") * (1 + sum(a.cause == "out_of_memory" for a in since_progress)),
-        no_progress=no_progress,
-        newest=usable[-1] if usable else 0,
-        earlier=usable[-2] if len(usable) > 1 else None,
-        ceiling=ceiling,
-        batch=batch,
-        left_out=left_out,
-        limit=config.max_restarts_without_progress,
-        enabled=config.enabled,
-    )
-
-
-def _ceiling(state: RunState) -> int | None:
-    """Return the newest checkpoint since a walk back, until attempts pass the one that was left; None after that."""
-    attempt = state.attempts[-1]
-    if attempt.max_checkpoint_step is None:
-        return None
-    reached = max(attempt.max_checkpoint_step, attempt.newest_checkpoint)
-    # If no checkpoint below is left, one that was left behind is better than none.
-    below = [checkpoint for checkpoint in state.checkpoints if checkpoint <= reached]
-    return reached if below and len(below) < len(state.checkpoints) else None
 
 
 def wait_s(no_progress: int, config: RecoveryConfig) -> float:

@@ -16,8 +16,10 @@ from flows.runtime.clock import Clock, RealClock
 from flows.runtime.observer import Observer, SilentObserver
 from flows.runtime.signals import Signals
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StoppedError, StorageError
-from hlatctl.run.fold import apply
-from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
+from hlatctl.run.fold import apply, follow, read_state
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter
+from hlatctl.run.kept_fold import KEEP_BYTES
+from hlatctl.run.lease import check_driver
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
 from hlatctl.run.state import RunState
 
@@ -86,15 +88,15 @@ class FlowContext:
         self.world = world
         self.clock: Clock = world.clock if world else RealClock()
         self.observer = observer or SilentObserver()
-        self.state = RunState()
+        self.state, self._tail = follow(run)
+        self._kept_bytes = self._tail.bytes_read
         #: Further receivers of messages, such as Prefect's log.
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work stops.
         self.cancelled = threading.Event()
         self.signals = Signals()
-        self._tail = JournalTail(run)
         self._lock = threading.RLock()
-        self._journal = JournalWriter(run, writer, now_unix_s=self.clock.now_unix_s)
+        self._journal = JournalWriter(run, writer, now_unix_s=self.clock.now_unix_s, check=self._check_driver)
         self.refresh()
 
     def event(self, kind: str, *, attempt: int | None = None, **fields: Any) -> None:
@@ -153,6 +155,10 @@ class FlowContext:
         self.check_stop()
         self.clock.wait(seconds, self.check_stop)
 
+    def _check_driver(self) -> None:
+        if self.world is None:  # a dry run drives no jobs
+            check_driver(self.run)
+
     def _check_written(self) -> None:
         self._journal.flush()
         if self._journal.unwritten:
@@ -163,13 +169,21 @@ class FlowContext:
         with self._lock:
             if self._journal.unwritten:
                 self._journal.flush()
-            for event in self._tail.read_new():
+            for event in self._tail.stream():
                 apply(self.state, event)
+            if self._tail.bytes_read - self._kept_bytes > KEEP_BYTES:
+                self._kept_bytes = self._tail.bytes_read
+                read_state(self.run)  # keeps the fold, so that the next reader begins here
             return self.state
 
     def watch(self) -> RunState:
-        """Refresh, and show the state to the observer; raise a request to end that was not handled."""
+        """Refresh, and show the state to the observer; raise a request to end that was not handled.
+
+        Raises:
+            RunBusyError: another process drives the run now.
+        """
         self.signals.check()
+        self._check_driver()
         state = self.refresh()
         self.observer.update(state, self.config)
         return state
@@ -296,4 +310,5 @@ def make_job(
         nodes=cluster.nodes,
         processes_per_node=cluster.processes_per_node if distributed else 0,
         each_node=each_node,
+        keeps_nodes=distributed,
     )

@@ -10,6 +10,7 @@ from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
 from flows.runtime.job_watch import JobWatch
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
+from hlatctl.run.lease import successor
 
 #: Time for a cancelled job to end by itself.
 CANCEL_GRACE_S = 5.0
@@ -65,14 +66,16 @@ def run_job(
             if watch.waits:
                 start_s = ctx.clock.monotonic_s()
             if ctx.clock.monotonic_s() - start_s > limit_s and status.state == "running":
-                raise _timed_out(ctx, job, f"{timeout_key}={limit_s:g}")
+                # A job that has left its error may need long to end.
+                raise load_error(job.error_file) or _timed_out(ctx, job, f"{timeout_key}={limit_s:g}")
             if until and until():
                 return False
             ctx.clock.wait_for_event(_POLL_S, job.name)
     finally:
-        # After an interrupt or a time-out, and for child processes that it left.
-        ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
-        watch.ended()
+        # After an interrupt or a time-out, and for child processes that it left. A successor has re-attached to it.
+        if successor(ctx.run) is None:
+            ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+            watch.ended()
     if status.state != "succeeded":
         if status.verdict == "node_failed":
             ctx.hold_against(status.blamed_hosts, "failure", f"node_failed: job {job.name}")
@@ -102,8 +105,11 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     tail = log_tail(job.log, **ENDING_TAIL)
     cause = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills).cause
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
-    why = failure_causes.verdict_in_words(status) or failure_causes.last_exception(log_tail(job.log))
-    hint = "ask who cancelled it, then `hlatctl resume`" if cause == "cancelled" else f"see {job.log}"
+    said = failure_causes.verdict_in_words(status) or status.reason
+    why = said or failure_causes.last_exception(log_tail(job.log))
+    hint = (
+        f"ask who cancelled it, then `hlatctl resume {job.run_dir.name}`" if cause == "cancelled" else f"see {job.log}"
+    )
     return LaunchError(f"job {job.name}: {how} ({why})", hint=hint, code=cause)
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from conf.schema import FailureRatesConfig
 
 _S_PER_RATE = 1000 * 3600.0
-#: Rates of one node, the head node.
-_OF_HEAD_NODE = ("head_crash", "mlflow_outage")
+#: Rates of the whole cluster: there is one scheduler, storage, model and driver, whatever the number of nodes.
+OF_CLUSTER = ("upgrade", "disk_full", "nan", "head_crash", "mlflow_outage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Failures:
     """An endless sequence of failures.
 
     Args:
-        rates: per 1,000 node-hours.
+        rates: per 1,000 node-hours, those of ``OF_CLUSTER`` per 1,000 hours.
         hosts: of the cluster, including spare ones.
         random_numbers: their source.
     """
@@ -39,7 +39,7 @@ class Failures:
     def __init__(self, rates: FailureRatesConfig, hosts: tuple[str, ...], random_numbers: random.Random) -> None:
         self._hosts, self._random = hosts, random_numbers
         per_s = {kind: float(rate) / _S_PER_RATE for kind, rate in asdict(rates).items()}
-        self._kinds = {kind: rate * (1 if kind in _OF_HEAD_NODE else len(hosts)) for kind, rate in per_s.items()}
+        self._kinds = {kind: rate * (1 if kind in OF_CLUSTER else len(hosts)) for kind, rate in per_s.items()}
 
     def next(self) -> Failure | None:
         """Return the next failure; None if all rates are 0."""

@@ -6,9 +6,10 @@ What a job writes in the run directory has the form of the real files. The clust
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from conf.schema import Config
-from flows.launch.base import Handle, Job, Plan, Status
+from flows.launch.base import Allocation, Handle, Job, Plan, Status
 from flows.launch.local import LocalLauncher
 from flows.simulation.process import Fault, Process
 from flows.simulation.scripts import script_of
@@ -28,14 +29,16 @@ class MockLauncher:
 
     name = "mock"
     weighs_jobs = False
+    keeps_nodes = False
 
     def __init__(self, config: Config, world: World | None = None) -> None:
         self._config, self._world = config, world
         self._driver = world.driver if world else 0
+        self._hosts = hosts_of(config)
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts of the simulated cluster."""
-        return hosts_of(self._config)
+        return self._hosts
 
     def render(self, job: Job) -> Plan:
         """Return the text that the local launcher would submit."""
@@ -83,6 +86,13 @@ class MockLauncher:
             while process.alive and world.clock.now_unix_s() < deadline_s:
                 world.clock.sleep(_POLL_S)
         process.kill()
+
+    def allocation(self, job: Job) -> Allocation | None:
+        """Return None: no nodes are kept."""
+        return None
+
+    def release(self, run_dir: Path) -> None:
+        """Do nothing."""
 
     def dump_stacks(self, handle: Handle) -> str:
         """Do nothing: there are no processes."""

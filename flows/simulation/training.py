@@ -76,7 +76,7 @@ class Training:
         """Wait for nodes, start, load."""
         wait_s = max(0.0, self._world.no_nodes_until_s - self._clock.now_unix_s())
         yield from self._pause(wait_s + self._settings.start_s)
-        broken = [host for host in self._hosts if self._world.is_broken(host)]
+        broken = self._world.broken_among(self._hosts)
         if broken:
             raise _EndedError(evidence.broken_device(broken[0]))
         self._step = self._first = self._checkpoint()
@@ -207,6 +207,8 @@ class Training:
         """Apply a fault that doesn't end the attempt; return False for other faults."""
         if fault.host and fault.host not in self._hosts:
             return True  # on a spare host
+        if fault.kind == "nan" and not self._step:
+            return True  # nothing is computed yet
         if fault.kind == "nan" and self._config.train.on_nonfinite == "skip":
             self._note_nonfinite()
             return True

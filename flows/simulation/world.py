@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from flows.simulation.checkpoints import Kept
 from flows.simulation.failures import Failure, Failures
 from flows.simulation.process import Fault, Process, Script
 from hlatctl.run.errors import HlatctlError, PreflightError, StorageError, TrainingError, dump_error
-from hlatctl.run.journal import JournalWriter, read_events
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 
@@ -34,14 +36,15 @@ _FOR_A_PERSON = ("nonfinite", "disk_full")
 def hosts_of(config: Config) -> tuple[str, ...]:
     """Return the cluster's hosts: those that a job uses, and spare ones."""
     nodes = config.cluster.nodes
-    return tuple(f"mock-{number}" for number in range(nodes + (config.rehearsal.spare_nodes if nodes > 1 else 0)))
+    spare = config.cluster.spare_nodes or (config.rehearsal.spare_nodes if nodes > 1 else 0)
+    return tuple(f"mock-{number}" for number in range(nodes + spare))
 
 
 class World:
     """The simulated cluster of a run. Its clock starts at the journal's last event."""
 
     def __init__(self, run: RunPaths, config: Config) -> None:
-        start_unix_s = max((event["time_unix_s"] for event in read_events(run)), default=START_UNIX_S)
+        start_unix_s = read_state(run).last_event_unix_s or START_UNIX_S
         self.run, self.config, self.settings = run, config, config.rehearsal
         self.clock = VirtualClock(start_unix_s)
         self.hosts = hosts_of(config)
@@ -92,13 +95,15 @@ class World:
         """Return the hosts of a job."""
         return [host for host in self.hosts if host not in job.excluded_hosts][: self.config.cluster.nodes]
 
-    def is_broken(self, host: str) -> bool:
-        """Return whether a host is broken now."""
-        return self.broken.get(host, 0.0) > self.clock.now_unix_s()
+    def broken_among(self, hosts: Sequence[str]) -> list[str]:
+        """Return those of these hosts that are broken now, in the order in which they broke."""
+        now_s = self.clock.now_unix_s()
+        return [host for host, until_s in self.broken.items() if until_s > now_s and host in hosts]
 
     def slowdown(self, hosts: list[str]) -> float:
         """Return the factor by which the slowest of these hosts slows a step now."""
-        slow = any(self.slow.get(host, 0.0) > self.clock.now_unix_s() for host in hosts)
+        now_s = self.clock.now_unix_s()
+        slow = any(until_s > now_s and host in hosts for host, until_s in self.slow.items())
         return self.settings.straggler_factor if slow else 1.0
 
     def end_with(self, job: Job, log: str, error: HlatctlError | None) -> None:
@@ -111,7 +116,8 @@ class World:
     def resumed_after_s(self, end: HlatctlError, state: RunState) -> float | None:
         """Return after how long a person resumes a failed run; None: never, because no simulated failure caused it."""
         cause = state.attempt.cause if state.attempt else ""
-        unfit = isinstance(end, PreflightError) and any(map(self.is_broken, self.hosts))
+        # A host may have been repaired while the driver waited for an evaluation.
+        unfit = isinstance(end, PreflightError) and bool(self.broken)
         given_up = isinstance(end, TrainingError | StorageError) and (
             cause in _FOR_A_PERSON or not self.config.recovery.enabled
         )

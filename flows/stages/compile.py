@@ -12,6 +12,7 @@ from conf.environment import NEURON_PACKAGES, cache_variable
 from conf.schema import Config
 from flows.runtime.context import FlowContext, cache_root
 from flows.runtime.jobs import run_job
+from flows.runtime.shared_work import alone
 from flows.stages import run_stage
 from hlatctl.cache.layout import MANIFEST, NEURON, modules
 from hlatctl.cache.manifest import write_manifest
@@ -60,6 +61,13 @@ def compile_graphs(ctx: FlowContext) -> None:
     shutil.rmtree(partial, ignore_errors=True)  # left by a driver that was killed
 
     def work() -> dict[str, Any]:
+        make_private(shared.parent)
+        with alone(ctx, shared, "compile"):
+            if (shared / MANIFEST).is_file():
+                return {"files": _count(shared)}
+            return compile_into(partial)
+
+    def compile_into(partial: Path) -> dict[str, Any]:
         make_private(partial)
         argv = ("-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only")
         env, wrapper = cache_env(ctx.config, partial), _wrapper(ctx.config, partial)
@@ -131,11 +139,15 @@ def _publish(partial: Path, shared: Path) -> dict[str, Any]:
     """Rename a filled cache to its final name, unless another run already did: equal keys mean equal graphs."""
     if not (partial / MANIFEST).is_file():
         return {"files": 0}
-    with reading(partial / MANIFEST):
-        count = len(files.read_json(partial / MANIFEST)["files"])
     if not shared.exists():
         partial.rename(shared)
-    return {"files": count}
+    return {"files": _count(shared)}
+
+
+def _count(folder: Path) -> int:
+    """Return the number of files in a filled cache."""
+    with reading(folder / MANIFEST):
+        return len(files.read_json(folder / MANIFEST)["files"])
 
 
 def merge_nodes(folder: Path) -> dict[str, Any]:

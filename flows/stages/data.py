@@ -11,11 +11,12 @@ from conf.amend import check_same_corpus
 from conf.schema import Config
 from flows.runtime.context import FlowContext, cache_root
 from flows.runtime.jobs import run_job
+from flows.runtime.shared_work import alone
 from flows.stages import run_stage
 from flows.stages.provenance import add_data_fingerprints
 from hlatctl.plan.epochs import epochs
 from hlatctl.run import files
-from hlatctl.run.journal import read_events
+from hlatctl.run.journal import no_steps, read_events
 from hlatctl.run.paths import cache_dir
 from hlatctl.run.reading import reading
 
@@ -37,7 +38,9 @@ def prepare_data(ctx: FlowContext) -> None:
 
     def work() -> dict[str, Any]:
         argv = ("--config", os.fspath(ctx.run.config), "--to", os.fspath(folder))
-        run_job(ctx, ctx.job("data", "-m", "trainer.data.prepare", *argv))
+        with alone(ctx, folder, "data"):
+            if not description.is_file():
+                run_job(ctx, ctx.job("data", "-m", "trainer.data.prepare", *argv))
         return adopt()
 
     def done() -> str:
@@ -68,7 +71,7 @@ def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
         return
     with reading(ctx.run.dataset, hint="restore it from a copy: it identifies the run's corpus"):
         before = files.read_json(ctx.run.dataset)["fingerprint"]
-    check_same_corpus(before, dataset, read_events(ctx.run))
+    check_same_corpus(before, dataset, read_events(ctx.run, wanted=no_steps))
 
 
 def _warn(ctx: FlowContext, dataset: dict[str, Any]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from typing import Any
 
 from conf import fingerprint
+from flows.launch.base import Job
+from flows.recovery import node_ledger
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from flows.stages import run_stage
@@ -15,42 +18,37 @@ from hlatctl.run.errors import PreflightError
 from hlatctl.run.provenance import versions_of
 from hlatctl.run.reading import reading
 
-#: Hosts of one difference that are named.
+_JOB = "preflight"
+#: Between two measurements of a run that waits for nodes.
+_LEAST_WAIT_S = 1.0
+#: Hosts of one difference, or of a wait, that are named.
 _MOST_NAMED = 4
 
 
 def preflight(ctx: FlowContext) -> None:
-    """Measure every worker; a host that fails is replaced by a spare one, if there is one.
+    """Measure every worker, on spare nodes too; a host that fails is replaced by a spare one.
+
+    If there is no spare one, a run that trained waits. Where a scheduler keeps nodes for the run, training runs on the
+    nodes that are measured here.
 
     Raises:
         PreflightError: names the worker and the measure.
+        StoppedError: the run was asked to stop.
     """
 
     def work() -> dict[str, Any]:
-        failed: set[str] = set()
-        while True:
-            placement = ctx.place()
-            if placement.message:
-                ctx.message(f"nodes: {placement.message}")
-            try:
-                _measure(ctx)
-            except PreflightError as error:
-                newly = ctx.rejected_hosts().difference(placement.left_out)
-                failed |= newly
-                if not newly or not failed.issubset(ctx.place().left_out):
-                    raise  # no host is at fault, or there is no spare one
-                ctx.message(f"preflight: {error.message}; measuring again with another node")
-                continue
-            with reading(ctx.run.preflight):
-                workers = files.read_json(ctx.run.preflight)["workers"]
-            differences = _differences(ctx, workers)
-            for difference in differences:
-                ctx.message(f"preflight: {difference}")
-            return {
-                "workers": len(workers),
-                "left_out_hosts": list(placement.left_out),
-                "software_differences": differences,
-            }
+        left_out = _fit_nodes(ctx)
+        with reading(ctx.run.preflight):
+            workers = files.read_json(ctx.run.preflight)["workers"]
+        differences = _differences(ctx, workers)
+        for difference in differences:
+            ctx.message(f"preflight: {difference}")
+        return {
+            "workers": len(workers),
+            "left_out_hosts": list(left_out),
+            "software_differences": differences,
+            "allocation": _kept(ctx),
+        }
 
     def done() -> str:
         # A driver that takes over a running attempt must not slow it down, nor measure busy nodes.
@@ -59,12 +57,81 @@ def preflight(ctx: FlowContext) -> None:
     run_stage(ctx, "preflight", fingerprint.hardware_fingerprint(ctx.config), work, done=done)
 
 
+def is_due(ctx: FlowContext, job: Job) -> bool:
+    """Return whether a job would run on other nodes of the scheduler than those that were measured last."""
+    if not ctx.launcher.keeps_nodes:
+        return False
+    kept, measured = ctx.launcher.allocation(job), ctx.state.stages.get("preflight")
+    return not (kept and measured and measured.outputs.get("allocation") == kept.name)
+
+
+def _job(ctx: FlowContext) -> Job:
+    job = ctx.job(_JOB, "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
+    return dataclasses.replace(job, all_nodes=True)
+
+
+def _kept(ctx: FlowContext) -> str:
+    """Return the name of the nodes that a scheduler keeps for the run; empty: it keeps none."""
+    kept = ctx.launcher.allocation(_job(ctx))
+    return kept.name if kept else ""
+
+
+def _fit_nodes(ctx: FlowContext) -> tuple[str, ...]:
+    """Measure until all nodes are fit, with spare ones in the place of others; return the hosts that are left out."""
+    failed: set[str] = set()
+    waits = _Waits(ctx)
+    while True:
+        placement = ctx.place()
+        if placement.message:
+            ctx.message(f"nodes: {placement.message}")
+        try:
+            _measure(ctx)
+            return placement.left_out
+        except PreflightError as error:
+            newly = ctx.rejected_hosts().difference(placement.left_out)
+            failed |= newly
+            if newly and failed.issubset(ctx.place().left_out):
+                ctx.message(f"preflight: {error.message}; measuring again with another node")
+            elif waits.may_wait(newly):
+                waits.wait(failed, error)
+                failed.clear()
+            else:
+                raise  # no host is at fault, or there is no spare one
+
+
+class _Waits:
+    """Waits for nodes to be repaired. The run is queued meanwhile: it holds no nodes."""
+
+    def __init__(self, ctx: FlowContext) -> None:
+        self._ctx, self._since_s, self._waited = ctx, ctx.clock.monotonic_s(), False
+
+    def may_wait(self, unfit: set[str]) -> bool:
+        """Return whether a run waits: it trained on these nodes before, a few of several are unfit, and it has time."""
+        config = self._ctx.config
+        has_trained = config.recovery.enabled and any(a.last_step for a in self._ctx.state.attempts)
+        # If most nodes fail, the reason is in what they have in common.
+        few = 0 < len(unfit) <= config.cluster.nodes / 2 and config.cluster.nodes > 1
+        waited_s = self._ctx.clock.monotonic_s() - self._since_s
+        return has_trained and few and waited_s < config.recovery.max_node_wait_s
+
+    def wait(self, unfit: set[str], error: PreflightError) -> None:
+        """Wait until it is time to measure again."""
+        interval_s = max(_LEAST_WAIT_S, self._ctx.config.recovery.max_backoff_s)
+        reason = f"{', '.join(sorted(unfit)[:_MOST_NAMED])}: not fit to train, and no spare node"
+        if not self._waited:
+            self._ctx.message(f"preflight: {error.message}; no spare node, measuring again every {interval_s:g} s")
+        self._waited = True
+        self._ctx.launcher.release(self._ctx.run.root)
+        self._ctx.event("job_queued", job=_JOB, reason=reason, expected_start_unix_s=None)
+        self._ctx.pause(interval_s)
+        self._ctx.event("job_left_queue", job=_JOB)
+
+
 def _measure(ctx: FlowContext) -> None:
     ctx.run.preflight.unlink(missing_ok=True)
     shutil.rmtree(ctx.run.preflight_nodes, ignore_errors=True)
-    job = ctx.job("preflight", "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
     try:
-        run_job(ctx, job, timeout_s=ctx.config.preflight.timeout_s, timeout_key="preflight.timeout_s")
+        run_job(ctx, _job(ctx), timeout_s=ctx.config.preflight.timeout_s, timeout_key="preflight.timeout_s")
     finally:
         _record(ctx)
 
@@ -93,7 +160,9 @@ def _record(ctx: FlowContext) -> None:
     with reading(ctx.run.preflight):
         for worker in files.read_json(ctx.run.preflight)["workers"]:
             failures.setdefault(worker["host"], []).extend(worker["failures"])
-    ctx.hold_against([host for host, texts in failures.items() if not texts], "preflight_passed", "")
+    passed = [host for host, texts in failures.items() if not texts]
+    # At 2,048 nodes, a line for each of them at every preflight would make the ledger slow to read.
+    ctx.hold_against(node_ledger.newly_passed(node_ledger.read(ctx.ledger), passed), "preflight_passed", "")
     for host, texts in failures.items():
         if texts:
             ctx.hold_against([host], "preflight_failed", "; ".join(texts))

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
-from flows.recovery import blame, failure_causes, node_ledger, policy
+from flows.recovery import blame, case, failure_causes, node_ledger, policy
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.job_watch import JobWatch
 from flows.runtime.jobs import ENDING_TAIL, log_tail
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
-from flows.stages.preflight import preflight
-from hlatctl.run.batches import batches_drawn
+from flows.stages.preflight import is_due, preflight
+from hlatctl.run.batches import batches_drawn, events_about
 from hlatctl.run.errors import DamagedFileError, HlatctlError, StoppedError, TrainingError, load_error
-from hlatctl.run.journal import heartbeat, read_events, train_writer
+from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import TRAIN_JOB, AttemptState
@@ -52,19 +52,18 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     Raises:
         StoppedError: a stop was requested, by an interrupt or by ``hlatctl stop``.
         TrainingError: the restart policy stopped the run.
-        PreflightError: a suspect node failed its new measurement.
+        PreflightError: a suspect node failed its new measurement, and no other took its place in time.
         HlatctlError: the error that the trainer left for a person.
     """
     newest = ctx.state.attempt
     is_new = newest is None or newest.number != number
     if is_new:
         ctx.check_stop()
-    if is_new and newest:
-        _test_suspects(ctx)
     ceiling = (newest.next_max_checkpoint_step if is_new else newest.max_checkpoint_step) if newest else None
     job = training_job(ctx.config, ctx.run, number, max_checkpoint_step=ceiling)
-    job = dataclasses.replace(job, excluded_hosts=ctx.place().left_out)
-    handle = _start(ctx, job, number, ceiling) if is_new else _attach(ctx, number)
+    job = _placed(ctx, job) if is_new else dataclasses.replace(job, excluded_hosts=ctx.place().left_out)
+    rejected = _rejected_since(ctx, newest) if newest else []
+    handle = _start(ctx, job, number, ceiling, rejected) if is_new else _attach(ctx, number)
     status = _watch(ctx, handle, on_milestone)
     # No process of it may write beside the next attempt.
     ctx.launcher.cancel(handle, grace_s=0)
@@ -91,17 +90,51 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
             on_milestone(milestone_tokens)
 
 
-def _test_suspects(ctx: FlowContext) -> None:
-    """Measure the nodes again if the node ledger has suspects among them."""
-    usable = set(ctx.hosts).difference(ctx.place().left_out)
-    spare = len(usable) > ctx.config.cluster.nodes
-    suspects = node_ledger.suspects(node_ledger.read(ctx.ledger), ctx.clock.now_unix_s(), replaceable=spare) & usable
+def _placed(ctx: FlowContext, job: Job) -> Job:
+    """Return the job with the hosts that it must not use, or should not; measures nodes before that if it is due."""
+    if ctx.state.attempt:
+        _test_suspects(ctx, job, ctx.state.attempt)
+    while is_due(ctx, placed := dataclasses.replace(job, excluded_hosts=ctx.place().left_out)):
+        ctx.message("nodes: measuring the nodes that training gets")
+        preflight(ctx)
+    return dataclasses.replace(placed, avoided_hosts=tuple(sorted(_suspects(ctx))))
+
+
+def _test_suspects(ctx: FlowContext, job: Job, newest: AttemptState) -> None:
+    """Measure the nodes again if one of them is a suspect, or if an unknown one of several may have failed.
+
+    A suspect that a kept spare node replaces is not measured.
+    """
+    suspects, left_out = _suspects(ctx), ctx.place().left_out
+    kept = ctx.launcher.allocation(dataclasses.replace(job, excluded_hosts=left_out))
+    if kept and kept.hosts:
+        suspects &= set(kept.hosts)
+        if len(set(kept.hosts).difference(suspects, left_out)) >= job.nodes:
+            suspects = set()
     if suspects:
         ctx.message(f"nodes: {', '.join(sorted(suspects))} failed before; measuring again before the next attempt")
         preflight(ctx)
+    elif job.nodes > 1 and newest.cause in failure_causes.NODE_CAUSES and not newest.blamed_hosts:
+        ctx.message("nodes: one of them may have failed; measuring again before the next attempt")
+        preflight(ctx)
 
 
-def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Handle:
+def _suspects(ctx: FlowContext) -> set[str]:
+    """Return the usable hosts that the node ledger suspects."""
+    usable = set(ctx.hosts).difference(ctx.place().left_out)
+    spare = len(ctx.hosts) > ctx.config.cluster.nodes
+    return node_ledger.suspects(node_ledger.read(ctx.ledger), ctx.clock.now_unix_s(), replaceable=spare) & usable
+
+
+def _rejected_since(ctx: FlowContext, newest: AttemptState) -> list[str]:
+    """Return the hosts of an ended attempt that have failed a preflight since."""
+    usable = [host for host in ctx.hosts if host not in newest.left_out_hosts]
+    used = newest.hosts or usable[: ctx.config.cluster.nodes]
+    rejected = node_ledger.rejected_since(node_ledger.read(ctx.ledger), newest.ended_unix_s or 0.0)
+    return sorted(rejected.intersection(used))
+
+
+def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None, rejected: list[str]) -> Handle:
     plan = ctx.launcher.render(job)
     handle = ctx.launcher.handle(plan)
     # The journal before the job: if the driver dies in between, the next one finds the job lost and starts another.
@@ -112,6 +145,7 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None) -> Hand
         max_checkpoint_step=ceiling,
         oom_kills=ctx.launcher.oom_kills(),
         left_out_hosts=list(job.excluded_hosts),
+        rejected_hosts=rejected,
     )
     ctx.require_journal()
     ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
@@ -201,6 +235,7 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
         ctx.config.recovery,
         batch=_failing_batch(ctx, attempt) if ending.cause == "data_error" else None,
         left_out=_newly_left_out(ctx, job, ending),
+        several=ctx.config.cluster.nodes > 1,
     )
     ctx.event(
         "attempt_ended",
@@ -269,8 +304,9 @@ def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending) -
 
 def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
     """Return the batch that the attempt's failing step trains on, counted from the newest checkpoint before it."""
-    step, events = policy.failing_step(attempt), read_events(ctx.run)
+    step = case.failing_step(attempt)
     newest = max((s for s in ctx.state.checkpoints if s < step), default=0)
+    events = events_about(ctx.run, newest)
     try:
         drawn = batches_drawn(ctx.run, newest, events)
     except DamagedFileError:

@@ -82,6 +82,8 @@ def check_shape(config: Config) -> None:
         return
     try:
         limits.check(config.cluster)
+        if config.eval.enabled:
+            limits.check_evaluations(config)
     except SchedulerAwayError as error:
         raise SchedulerAwayError(error.message, hint="see `scontrol ping`, and try again later") from None
 

@@ -17,9 +17,8 @@ from flows.stages.compile import graph_key
 from hlatctl.plan.cost import cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.run.errors import HlatctlError
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import read_events
-from hlatctl.run.pace import median_step_s
+from hlatctl.run.fold import read_state
+from hlatctl.run.pace import median_s
 from hlatctl.run.runs import list_runs
 from hlatctl.units import duration
 
@@ -116,7 +115,7 @@ class _Pace:
         key = _shape(config)
         if key not in self._known:
             alike = (self._runs[index] for index, other in self._read() if _shape(other) == key)
-            paces = (median_step_s(fold(read_events(run)).steps.values(), least=_LEAST_STEPS) for run in alike)
+            paces = (median_s(read_state(run).steps.columns("step_s")[0], least=_LEAST_STEPS) for run in alike)
             self._known[key] = next((pace for pace in paces if pace), None)
         return self._known[key]
 

@@ -177,10 +177,7 @@ class _Driver:
                 if asked is None:
                     return
                 self._waiting.append(asked)
-            trial = self._trial(self._waiting[0])
-            if trial is not None and any(trial.prepares_alike(other) for other in self._running.values()):
-                return  # the other trial prepares it for both
-            self._waiting.pop(0)
+            trial = self._trial(self._waiting.pop(0))
             if trial is not None:
                 self._begin(trial)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
 from dataclasses import dataclass
@@ -108,13 +109,12 @@ def check(aim: Objective, config: Config) -> None:
 
 def _losses(state: RunState, rungs: list[int]) -> dict[int, float]:
     """Return the mean training loss of the last steps up to each rung that was reached."""
-    steps = sorted(state.steps)
-    tokens = [int(state.steps[step]["tokens"]) for step in steps]
+    tokens, loss = state.steps.columns("tokens", "loss") if state.tokens >= min(rungs, default=0) else ((), ())
     losses = {}
     for rung in rungs:
-        reached = next((index for index, at in enumerate(tokens) if at >= rung), None)
-        if reached is None:
+        reached = bisect.bisect_left(tokens, rung)
+        if reached == len(tokens):
             break
-        window = [number(state.steps[step], "loss") for step in steps[max(0, reached + 1 - WINDOW_STEPS) : reached + 1]]
+        window = loss[max(0, reached + 1 - WINDOW_STEPS) : reached + 1]
         losses[rung] = math.fsum(window) / len(window) if all(map(math.isfinite, window)) else math.nan
     return losses

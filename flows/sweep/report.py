@@ -18,7 +18,7 @@ from hlatctl.report.sweep_figures import Curve
 from hlatctl.report.sweep_page import Winner
 from hlatctl.run import files
 from hlatctl.run.errors import cannot_write
-from hlatctl.run.fold import fold as fold_run
+from hlatctl.run.fold import read_state
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import SweepState, fold
@@ -35,7 +35,7 @@ def build(sweep: SweepPaths) -> Path:
     state = fold(read_events(sweep))
     importances = _importances(sweep, state)
     winner = _winner(state)
-    curves = {number: Curve.of(fold_run(read_events(sweep.trial(number)))) for number in sorted(state.trials)}
+    curves = {number: Curve.of(read_state(sweep.trial(number))) for number in sorted(state.trials)}
     drawn = sweep_figures.draw(state, curves, importances)
     try:
         for name, text in drawn.items():

@@ -34,7 +34,7 @@ def _growing(state: RunState) -> str:
     if spike is None or "length_steps" in spike:
         return ""
     began, mean = int(spike["step"]), number(spike, "mean")
-    now = number(state.steps[state.step], "grad_norm") if state.steps else math.nan
+    now = number(state.last_step or {}, "grad_norm")
     if state.step - began < GROWTH_STEPS or not now > GROWTH_FACTOR * mean:
         return ""
     return (
@@ -45,11 +45,10 @@ def _growing(state: RunState) -> str:
 
 def _above_start(state: RunState) -> str:
     """The mean of the newest losses is above the largest of the first: noise alone doesn't raise a mean so far."""
-    steps = sorted(state.steps)
-    if len(steps) < 2 * WINDOW_STEPS:
+    if len(state.steps) < 2 * WINDOW_STEPS:
         return ""
-    worst = max(number(state.steps[step], "loss") for step in steps[:WINDOW_STEPS])
-    newest = [number(state.steps[step], "loss") for step in steps[-WINDOW_STEPS:]]
+    worst = max(number(event, "loss") for event in state.steps.first(WINDOW_STEPS))
+    newest = [number(event, "loss") for event in state.steps.last(WINDOW_STEPS)]
     mean = math.fsum(newest) / WINDOW_STEPS
     if not mean > worst:
         return ""

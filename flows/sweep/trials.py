@@ -14,15 +14,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from conf.fingerprint import data_fingerprint
 from conf.schema import Config
 from flows import pretrain
 from flows.runtime import detached
 from flows.runtime.context import FlowContext
-from flows.stages.compile import graph_key
 from hlatctl.run.errors import HlatctlError, RunBusyError
-from hlatctl.run.fold import apply
-from hlatctl.run.journal import OPERATOR_WRITER, JournalTail, JournalWriter
+from hlatctl.run.fold import apply, follow
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import folder_steps
 from hlatctl.run.pace import training_left_s
@@ -51,9 +49,8 @@ class Trial:
         self, run: RunPaths, config: Config, of: pretrain.TrialOf, argv: list[str], player: Executor | None
     ) -> None:
         self.run, self.config, self.of = run, config, of
-        self.state = RunState()
+        self.state, self._tail = follow(run)
         self._argv, self._player = argv, player
-        self._tail = JournalTail(run)
         self._process: subprocess.Popen[bytes] | None = None
         self._played: Future[Any] | None = None
         self.refresh()
@@ -74,7 +71,7 @@ class Trial:
 
     def refresh(self) -> RunState:
         """Apply what is new in its journal to its state, and return the state."""
-        for event in self._tail.read_new():
+        for event in self._tail.stream():
             apply(self.state, event)
         return self.state
 
@@ -112,19 +109,6 @@ class Trial:
             for step in folder_steps(self.run):
                 shutil.rmtree(self.run.checkpoint(step), ignore_errors=True)
                 journal.append("checkpoint_deleted", step=step)
-
-    def prepares_alike(self, other: Trial) -> bool:
-        """Whether another trial is preparing the same corpus or the same graphs."""
-        if other.needs("data") and data_fingerprint(self.config) == data_fingerprint(other.config):
-            return True
-        return (
-            self.config.backend.compile and other.needs("compile") and graph_key(self.config) == graph_key(other.config)
-        )
-
-    def needs(self, stage: str) -> bool:
-        """Whether it has yet to complete a stage."""
-        known = self.state.stages.get(stage)
-        return known is None or known.status == "running"
 
     @property
     def process_hours(self) -> float:

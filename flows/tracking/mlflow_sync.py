@@ -26,7 +26,7 @@ from flows.tracking import mlflow_client
 from flows.tracking.mlflow_run import MirrorRun
 from hlatctl.run import files
 from hlatctl.run.errors import RunBusyError, StorageError, run_main
-from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter
+from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter, no_steps
 from hlatctl.run.lease import Holder, driver_pid, hold
 from hlatctl.run.paths import RunPaths
 
@@ -114,12 +114,12 @@ class _Watch:
     """Reads a run's journal until its end."""
 
     def __init__(self, run: RunPaths) -> None:
-        self._tail = JournalTail(run)
+        self._tail = JournalTail(run, wanted=no_steps)
         self._ended = False
 
     def ended(self) -> bool:
         """Whether the newest driver has written ``run_finished``."""
-        for event in self._tail.read_new():
+        for event in self._tail.stream():
             if event["kind"] in ("head_started", "run_finished"):
                 self._ended = event["kind"] == "run_finished"
         return self._ended

@@ -26,8 +26,9 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
 
     paths = find_run(run, runs_dir)
     events = read_events(paths)
-    simulated = fold(events).simulated
-    account = goodput.measure_goodput(events, conf.load.load(paths.config))
+    state = fold(events)
+    simulated = state.simulated
+    account = goodput.measure_goodput(events, conf.load.load(paths.config), state)
     if as_json:
         print_json({"run_id": paths.run_id, "simulated": simulated, **dataclasses.asdict(account)})
         return

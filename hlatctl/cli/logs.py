@@ -19,12 +19,16 @@ from hlatctl.run.paths import RunPaths
 
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
+_NODE = re.compile(r"node-\d+")
 
 
 def logs(
     run: RunName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run has ended.")] = False,
     rank: Annotated[int | None, typer.Option(help="Print only this rank.", min=0)] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="Print only the output of this attempt; 0: of the jobs before training.", min=0)
+    ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Print a run's events, and its newest attempt's output.
@@ -34,10 +38,10 @@ def logs(
     """
     paths = find_run(run, runs_dir)
     announce(paths)
-    printer = _Printer(paths, rank)
+    printer = _Printer(paths, rank, attempt)
     printer.print_new()
     if not follow and not printer.printed:
-        _nothing(paths, printer, rank)
+        _nothing(printer)
     while follow:
         ended = driver_pid(paths) is None  # checked first, so that the last output is printed
         printer.print_new()
@@ -46,17 +50,17 @@ def logs(
         time.sleep(_POLL_S)
 
 
-def _nothing(run: RunPaths, printer: _Printer, rank: int | None) -> None:
+def _nothing(printer: _Printer) -> None:
     """Print that the logs are empty.
 
     Raises:
         HlatctlError: there is no log.
     """
+    name, rank = printer.run.run_id, printer.rank
     which = "logs" if rank is None else f"log of rank {rank}"
     if not printer.seen:
         raise HlatctlError(
-            f"run {run.run_id}: no {which} yet in {_newest_folder(run)}",
-            hint=f"`hlatctl status {run.run_id}` shows the run's state",
+            f"run {name}: no {which} yet in {printer.folder}", hint=f"`hlatctl status {name}` shows the run's state"
         )
     say(f"rank {rank} has printed nothing" if rank is not None else "the run has printed nothing")
 
@@ -70,17 +74,22 @@ def _newest_folder(run: RunPaths) -> Path:
 class _Printer:
     """Prints new lines of a run's journal and log files, each part below the name of its file."""
 
-    def __init__(self, run: RunPaths, rank: int | None) -> None:
+    def __init__(self, run: RunPaths, rank: int | None, attempt: int | None = None) -> None:
         self.seen: dict[Path, _Reader] = {}
         self.printed = False
-        self._run, self._rank = run, rank
+        self.run, self.rank = run, rank
+        self._attempt = attempt
         self._journal = JournalLines(run, rank)
         self._shown, self._open_line = "", False
 
+    @property
+    def folder(self) -> Path:
+        return _newest_folder(self.run) if self._attempt is None else self.run.logs(self._attempt)
+
     def print_new(self) -> None:
-        for line in self._journal.read_new():
+        for line in self._journal.read_new() if self._attempt is None else ():
             self._print("journal", f"{line}\n")
-        self._print_logs(_newest_folder(self._run))
+        self._print_logs(self.folder)
 
     def _print(self, name: str, text: str) -> None:
         if self._shown != name:
@@ -93,8 +102,8 @@ class _Printer:
 
     def _print_logs(self, folder: Path) -> None:
         # A job's log contains the output of all its processes; each also has a file in a subfolder.
-        of_rank = (path for path in folder.rglob("*.log") if self._rank is not None and _is_of_rank(path, self._rank))
-        for path in sorted(folder.glob("*.log") if self._rank is None else of_rank):
+        of_rank = (path for path in folder.rglob("*.log") if self.rank is not None and _is_of_rank(path, self.rank))
+        for path in sorted(folder.glob("*.log") if self.rank is None else of_rank):
             for block in self._read_new(path):
                 self._print(str(path.relative_to(folder.parent)), block)
 
@@ -119,6 +128,13 @@ class _Reader:
 
 
 def _is_of_rank(path: Path, rank: int) -> bool:
-    """Match torchrun's layout (``…/<rank>/stdout.log``) or the file's name (``node0-3.log``, ``rank00003.log``)."""
+    """Match torchrun's layout (``…/<local rank>/stdout.log``) or the file's name (``node0-3.log``, ``rank00003.log``).
+
+    On several nodes, torchrun's folders are below ``node-<number>``, and each node has the same number of ranks.
+    """
+    if path.parent.name.isdigit():
+        node = next((int(part.name[5:]) for part in path.parents if _NODE.fullmatch(part.name)), 0)
+        on_node = sum(folder.name.isdigit() for folder in path.parent.parent.iterdir()) if node else 0
+        return node * on_node + int(path.parent.name) == rank
     digits = re.search(r"(\d+)$", path.stem)
-    return path.parent.name == str(rank) or (digits is not None and int(digits.group(1)) == rank)
+    return digits is not None and int(digits.group(1)) == rank

@@ -55,6 +55,7 @@ def plan(
                 "config": dataclasses.asdict(config),
                 "stages": [dataclasses.asdict(stage) for stage in flow.stages],
                 "launch_script": flow.launch_script,
+                "nodes_script": flow.nodes_script,
                 "environment_collisions": flow.collisions,
                 "budget": dataclasses.asdict(budget(config)),
                 "plan": {
@@ -75,6 +76,7 @@ def _texts(config: Config, flow: FlowDescription, tables: list[Section]) -> list
         *only,
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
+        *([("script that keeps the nodes for training", flow.nodes_script)] if flow.nodes_script else []),
         ("launch script of the first training attempt", flow.launch_script),
         *([("environment variables that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in tables),

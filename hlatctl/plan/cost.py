@@ -40,13 +40,13 @@ class Cost:
 def cost(config: Config, step_s: float) -> Cost:
     """Return the cost of all steps at ``step_s`` seconds each."""
     run_s = step_s * config.total_steps
-    node_hours = run_s / _HOUR_S * config.cluster.nodes
+    node_hours = run_s / _HOUR_S * config.cluster.paid_nodes
     price = config.cluster.price_usd_per_node_hour
     usd = None if price is None else node_hours * price
     return Cost(
         days=run_s / _DAY_S,
         node_hours=node_hours,
-        accelerator_hours=node_hours * config.cluster.processes_per_node,
+        accelerator_hours=run_s / _HOUR_S * config.world_size,
         usd=usd,
         usd_per_4m_tokens=None if usd is None else usd * COMPARED_TOKENS / config.total_tokens,
         baseline_usd_per_4m_tokens=baseline_usd_per_4m_tokens(config),

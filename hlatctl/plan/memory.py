@@ -20,6 +20,7 @@ from conf.sizes import (
     stage_parameters,
     state_bytes,
 )
+from hlatctl.plan.execution import OURS, Execution
 from hlatctl.run.errors import ConfigError
 from hlatctl.units import size
 
@@ -54,10 +55,10 @@ class Memory:
         return None if self.device_bytes is None else self.need_bytes <= self.device_bytes
 
 
-def memory(config: Config) -> Memory:
+def memory(config: Config, execution: Execution = OURS) -> Memory:
     """Return the peak of the process that needs most: in the first pipeline stage or the last one."""
     stages = {0, config.parallel.pipeline_parallel_size - 1}
-    needs = (Memory(_parts(config, stage), config.cluster.hardware.memory_bytes) for stage in sorted(stages))
+    needs = (Memory(_parts(config, execution, stage), config.cluster.hardware.memory_bytes) for stage in sorted(stages))
     return max(needs, key=lambda need: need.need_bytes)
 
 
@@ -77,17 +78,16 @@ def check_memory(config: Config) -> None:
         )
 
 
-def _parts(config: Config, stage: int) -> list[Part]:
+def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     held, each = stage_parameters(config, stage), state_bytes(config)
     layout, replicas = config.parallel.data_parallel, config.data_parallel_size
     sharded = replicas if layout == "fsdp" else 1
     optimizer_shards = replicas if layout in ("fsdp", "zero1") else 1
-    # With FSDP each process has its own gradients beside the buffer.
-    own_gradients = (each.weights if layout == "fsdp" else each.own_gradients) * held // sharded
+    own_gradients = each.own_gradients * held // sharded
     # They are allocated while activations are freed: both exist at once only from the second micro-batch on.
     early = own_gradients if config.grad_accum_steps > 1 else 0
     update = own_gradients - early + _update(config, stage)
-    activations, (work, work_bytes) = _activations(config, stage), _work(config, stage)
+    activations, (work, work_bytes) = _activations(config, execution, stage), _work(config, execution, stage)
     parts = [
         Part("weights", each.weights * held // sharded),
         Part("gradients", each.gradients * held // sharded + early),
@@ -104,31 +104,43 @@ def _parts(config: Config, stage: int) -> list[Part]:
 
 
 def _gathered(config: Config, stage: int) -> int:
-    """Return what FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2)."""
+    """Return what FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2).
+
+    With pipeline stages it is the whole stage, and its gradients: they are scattered after the last micro-batch.
+    """
     if config.parallel.data_parallel != "fsdp" or config.data_parallel_size == 1:
         return 0
+    compute = COMPUTE_BYTES[config.precision.name]
+    if config.parallel.pipeline_parallel_size > 1:
+        return (compute + FP32_BYTES) * stage_parameters(config, stage)
     ends = stage_parameters(config, stage) - len(stage_layers(config, stage)) * layer_parameters(config)
-    return COMPUTE_BYTES[config.precision.name] * (ends + 2 * layer_parameters(config))
+    return compute * (ends + 2 * layer_parameters(config))
 
 
-def _activations(config: Config, stage: int) -> int:
+def _activations(config: Config, execution: Execution, stage: int) -> int:
     """Return what a stage keeps for the backward passes of its micro-batches in flight.
 
-    With 1F1B these are at most as many as there are stages from it to the last (arXiv 2104.04473, section 2.2).
+    With 1F1B these are at most as many as there are stages from it to the last (arXiv 2104.04473, section 2.2). With v
+    chunks of a stage they are up to (p - 1) / v more (section 2.2.2).
     """
-    in_flight = min(config.parallel.pipeline_parallel_size - stage, config.grad_accum_steps)
-    kept = _input_bytes(config) if config.parallel.activation_checkpointing == "full" else layer_bytes(config)
+    stages = config.parallel.pipeline_parallel_size
+    in_flight = min(stages - stage + (stages - 1) * (execution.chunks - 1) / execution.chunks, config.grad_accum_steps)
+    kept = (
+        _input_bytes(config) if config.parallel.activation_checkpointing == "full" else layer_bytes(config, execution)
+    )
     mask = config.micro_batch_size * config.train.seq_len**2 if config.data.mask_across_documents else 0
-    return in_flight * len(stage_layers(config, stage)) * kept + mask
+    return int(in_flight * len(stage_layers(config, stage)) * kept) + mask
 
 
-def layer_bytes(config: Config) -> int:
+def layer_bytes(config: Config, execution: Execution = OURS) -> int:
     """Return what one layer keeps of one micro-batch without full recomputation.
 
     Counted as in arXiv 2205.05198, section 4, but for this decoder: per token two norms, query, key and value, rotated
     query and key, the attention's output, and four tensors of the feed-forward layer's width. A compiled layer
     recomputes cheap operations: it keeps no FP32 values of norms, and three of the four.
     """
+    if execution.recomputes_half:
+        return _half_layer_bytes(config)
     width, kv, ffn, compute = _widths(config)
     model, parallel = config.model, config.parallel
     sequence = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
@@ -146,6 +158,17 @@ def layer_bytes(config: Config) -> int:
     # BF16 copies of FP32 weights live as long as the activations.
     copies = BF16_BYTES * layer_parameters(config) if _casts_weights(config) else 0
     return tokens * each + copies + (0 if selective else _scores(config))
+
+
+def _half_layer_bytes(config: Config) -> int:
+    """Return what a layer keeps if every second product is recomputed (torchtitan's option ``op``).
+
+    These are its input and the results of query, value, attention, gate and, if not compiled, down.
+    """
+    width, kv, ffn, compute = _widths(config)
+    tokens = config.micro_batch_size * config.train.seq_len
+    down = 0 if _compiles(config) else _input_bytes(config)
+    return _input_bytes(config) + tokens * compute * (2 * width + kv + ffn) + down
 
 
 def _widths(config: Config) -> tuple[int, int, int, int]:
@@ -174,12 +197,14 @@ def _input_bytes(config: Config) -> int:
     return COMPUTE_BYTES[config.precision.name] * tokens * config.model.hidden_size // sequence
 
 
-def _work(config: Config, stage: int) -> tuple[str, int]:
+def _work(config: Config, execution: Execution, stage: int) -> tuple[str, int]:
     """Return the larger temporary part with its name: the loss, or one layer's backward pass."""
     backward = _backward(config)
     if stage < config.parallel.pipeline_parallel_size - 1:
         return "a layer's backward pass", backward
-    return max(("a layer's backward pass", backward), ("logits and loss", _loss(config)), key=lambda one: one[1])
+    return max(
+        ("a layer's backward pass", backward), ("logits and loss", _loss(config, execution)), key=lambda one: one[1]
+    )
 
 
 def _backward(config: Config) -> int:
@@ -193,12 +218,17 @@ def _backward(config: Config) -> int:
     return gradients + again + _scores(config)
 
 
-def _loss(config: Config) -> int:
+def _loss(config: Config, execution: Execution) -> int:
     """Return the bytes of the final norm, the logits and their gradients."""
-    model, compute = config.model, COMPUTE_BYTES[config.precision.name]
+    model, parallel, compute = config.model, config.parallel, COMPUTE_BYTES[config.precision.name]
     tokens, rows = config.micro_batch_size * config.train.seq_len, model.vocab_size
     rows //= config.parallel.tensor_parallel_size
     norm = 2 * (FP32_BYTES + compute) * tokens * model.hidden_size
+    if parallel.sequence_parallel:
+        # The norm's slices, and the whole sequence with its gradient.
+        norm = norm // parallel.tensor_parallel_size + 2 * compute * tokens * model.hidden_size
+    if execution.logit_bytes is not None:
+        return norm + execution.logit_bytes * tokens * rows
     if config.backend.name == "nxd":
         return norm + tokens * rows * (compute + 2 * FP32_BYTES)
     block = min(tokens * rows, max(rows, DEVICES[config.backend.device].loss_block_entries))
@@ -233,4 +263,6 @@ def _compiles(config: Config) -> bool:
 
 
 def _casts_weights(config: Config) -> bool:
-    return state_bytes(config).weights > COMPUTE_BYTES[config.precision.name]
+    """Return whether products use copies of the weights; FSDP gathers weights in the products' precision."""
+    casts = state_bytes(config).weights > COMPUTE_BYTES[config.precision.name]
+    return casts and config.parallel.data_parallel != "fsdp"

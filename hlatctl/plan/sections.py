@@ -61,7 +61,7 @@ def sections(config: Config, compose: Compose) -> list[Section]:
         plan.append(Section("cost, if nothing breaks", _cost(config, time.total_s)))
     plan.append(Section("data, disk and tracking", _volume(config, time)))
     if time is not None:
-        plan.append(Section("how far to trust this: HLAT's published figures", _trust(compose)))
+        plan.append(Section("how far to trust this: published figures", _trust(compose, config.cluster.name)))
     return [section for section in plan if section.figures]
 
 
@@ -117,9 +117,10 @@ def _time(config: Config, time: StepTime | None) -> list[Figure]:
         return [Figure("step", None, f"unknown: set {', '.join(missing(config))}", GIVEN)]
     hardware = config.cluster.hardware
     peak, tokens_per_s = peak_flops_per_s(config) or 0.0, config.tokens_per_step / time.total_s
-    shares = {"products": hardware.compute_efficiency, "collectives on the links": hardware.collective_efficiency}
+    shares = {"large products": hardware.compute_efficiency, "collectives on the links": hardware.collective_efficiency}
     parts = {
         "products": time.compute_s,
+        "element-wise operations": time.elementwise_s,
         "tensor-parallel collectives": time.tensor_parallel_s,
         "pipeline": time.pipeline_s,
         "data-parallel collectives": time.data_parallel_s,
@@ -194,15 +195,18 @@ def _fast_dir(volumes: Volume) -> list[Figure]:
     return [Figure("checkpoints in checkpoint.fast_dir", volumes.fast_disk_bytes, text, DERIVED)]
 
 
-def _trust(compose: Compose) -> list[Figure]:
+def _trust(compose: Compose, cluster: str) -> list[Figure]:
     lines = []
-    for point in points(compose):
+    for point in points(compose, cluster):
         error = point.error_fraction
         if error is None:
             verdict = "as published" if point.predicted == point.published else "NOT as published"
             text = f"{'yes' if point.predicted else 'no'}, {verdict}"
         else:
-            text = f"{point.predicted:.1%}, published {point.published:.1%}, off by {error:+.1%}"
+            speed = point.unit == "tokens/s"
+            form = "{:,.0f} tokens/s a device" if speed else "{:.1%}"
+            planned, published = form.format(point.predicted), form.format(point.published)
+            text = f"{planned}, published {published}, off by {round(error, 3) + 0.0:+.1%}"
         lines.append(Figure(point.name, point.predicted, text, CALIBRATED if point.calibrates else "check"))
     return lines
 

@@ -1,7 +1,8 @@
 """Time of an optimizer step and model FLOPs utilisation: a roofline with communication; pure arithmetic.
 
-Products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
-calibrated), and nothing overlaps. If the hardware is unknown, there is no step time: nothing is guessed.
+Large products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
+calibrated). Only FSDP's collectives overlap computation. If the hardware is unknown, there is no step time: nothing is
+guessed. ``hlatctl.plan.products`` has the operations of one device.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config, HardwareConfig
-from conf.sizes import COMPUTE_BYTES, parameters, stage_layers, stage_parameters, state_bytes
+from conf.sizes import COMPUTE_BYTES, FP32_BYTES, layer_parameters, stage_layers, stage_parameters, state_bytes
 from hlatctl.plan.arithmetic import flops_per_token
+from hlatctl.plan.execution import OURS, Execution
+from hlatctl.plan.products import Device, head_product, layer_passes, layer_products, loss_s
 
 #: Collectives of a layer: into and out of attention and feed-forward, forward and backward.
 _EXCHANGES_PER_LAYER = 8
 _FORWARD_EXCHANGES = 4
+#: What asynchronous tensor parallelism leaves visible of them: about what torchtitan's pairs of runs show.
+ASYNCHRONOUS_EXPOSED_FRACTION = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,7 @@ class StepTime:
 
     Args:
         compute_s: products, including recomputation.
+        elementwise_s: norms, rotations, activations and the loss, including recomputation.
         tensor_parallel_s: collectives within layers.
         pipeline_s: stages that wait for others, and transfers between stages.
         data_parallel_s: gradients and shards of weights over the replicas.
@@ -31,6 +37,7 @@ class StepTime:
     """
 
     compute_s: float
+    elementwise_s: float
     tensor_parallel_s: float
     pipeline_s: float
     data_parallel_s: float
@@ -40,7 +47,8 @@ class StepTime:
     @property
     def total_s(self) -> float:
         """One optimizer step."""
-        return self.compute_s + self.tensor_parallel_s + self.pipeline_s + self.data_parallel_s + self.optimizer_s
+        visible_s = self.tensor_parallel_s + self.pipeline_s + self.data_parallel_s
+        return self.compute_s + self.elementwise_s + visible_s + self.optimizer_s
 
 
 def step_time_s(config: Config) -> float | None:
@@ -68,27 +76,28 @@ def missing(config: Config) -> list[str]:
     return [f"cluster.hardware.{key}" for key, asked in needed.items() if asked and getattr(hardware, key) is None]
 
 
-def step_time(config: Config) -> StepTime | None:
+def step_time(config: Config, execution: Execution = OURS) -> StepTime | None:
     """Return the parts of a step's time; None if a value of ``cluster.hardware`` is missing.
 
-    The slowest pipeline stage sets the pace of a micro-batch. With m micro-batches and p stages the pipeline takes
-    (m + p - 1) of them (arXiv 2104.04473, section 2.2.1).
+    The slowest pipeline stage sets the pace of a micro-batch. With m micro-batches, p stages and v chunks of each the
+    pipeline takes (m + (p - 1) / v) of them (arXiv 2104.04473, sections 2.2.1 and 2.2.2).
     """
     if missing(config):
         return None
     peak = peak_flops_per_s(config)
     assert peak is not None
     micro_batches, stages = config.grad_accum_steps, config.parallel.pipeline_parallel_size
-    paces = [_micro_batch_s(config, stage) for stage in {0, stages - 1}]
-    compute_s, exchange_s = max(paces, key=sum)
+    pace = max((_pace(config, execution, stage) for stage in {0, stages - 1}), key=lambda pace: pace.total_s)
     send_s = _send_s(config) + (config.cluster.hardware.pipeline_overhead_s if stages > 1 else 0.0)
-    data_s, optimizer_s = _data_parallel_s(config), _optimizer_s(config)
-    pipeline_s = (stages - 1) * (compute_s + exchange_s + send_s) + micro_batches * send_s
-    total_s = micro_batches * (compute_s + exchange_s) + pipeline_s + data_s + optimizer_s
+    bubble = (stages - 1) / execution.chunks
+    pipeline_s = bubble * (pace.total_s + send_s) + execution.chunks * micro_batches * send_s
+    data_s, optimizer_s = _data_parallel_s(config, micro_batches * pace.total_s), _optimizer_s(config)
+    total_s = micro_batches * pace.total_s + pipeline_s + data_s + optimizer_s
     model_flops = flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
     return StepTime(
-        compute_s=micro_batches * compute_s,
-        tensor_parallel_s=micro_batches * exchange_s,
+        compute_s=micro_batches * pace.products_s,
+        elementwise_s=micro_batches * pace.elementwise_s,
+        tensor_parallel_s=micro_batches * pace.exchange_s,
         pipeline_s=pipeline_s,
         data_parallel_s=data_s,
         optimizer_s=optimizer_s,
@@ -96,35 +105,33 @@ def step_time(config: Config) -> StepTime | None:
     )
 
 
-def _micro_batch_s(config: Config, stage: int) -> tuple[float, float]:
-    """Return the time of a micro-batch's products and of its collectives, in one process of a stage."""
-    layers, tokens = len(stage_layers(config, stage)), config.micro_batch_size * config.train.seq_len
-    last = stage == config.parallel.pipeline_parallel_size - 1
-    per_token = layers * _layer_flops(config) + (_head_flops(config) if last else 0)
+@dataclass(frozen=True, kw_only=True)
+class _Pace:
+    """Seconds of one micro-batch in one process of a stage."""
+
+    products_s: float
+    elementwise_s: float
+    exchange_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.products_s + self.elementwise_s + self.exchange_s
+
+
+def _pace(config: Config, execution: Execution, stage: int) -> _Pace:
+    layers = len(stage_layers(config, stage))
     peak = peak_flops_per_s(config)
     assert peak is not None
-    rate = peak / config.world_size * config.cluster.hardware.compute_efficiency
-    return tokens * per_token / config.parallel.tensor_parallel_size / rate, layers * _exchange_s(config)
+    device = Device.of(config, peak / config.world_size)
+    products_s = layers * layer_products(config, execution, device).total_s
+    elementwise_s = layers * layer_passes(config, execution, device).total_s
+    if stage == config.parallel.pipeline_parallel_size - 1:
+        products_s += head_product(config, device).total_s
+        elementwise_s += loss_s(config, device)
+    return _Pace(products_s=products_s, elementwise_s=elementwise_s, exchange_s=layers * _exchange_s(config, execution))
 
 
-def _layer_flops(config: Config) -> float:
-    """Return the FLOPs of a token in a layer: three forward passes (the backward pass is two), and recomputation.
-
-    Full recomputation is one more forward pass, selective recomputation one more of attention's core (arXiv
-    2205.05198, appendix A).
-    """
-    model, counts = config.model, parameters(config.model)
-    products = 2 * (counts.attention + counts.feed_forward) / model.num_layers
-    core = 4 * model.hidden_size * config.train.seq_len
-    again = {"none": 0, "selective": core, "full": products + core}[config.parallel.activation_checkpointing]
-    return 3 * (products + core) + again
-
-
-def _head_flops(config: Config) -> float:
-    return 6 * config.model.vocab_size * config.model.hidden_size
-
-
-def _exchange_s(config: Config) -> float:
+def _exchange_s(config: Config, execution: Execution) -> float:
     """Return the time of one layer's collectives: four all-reduces, or the same volume in gathers and scatters.
 
     A ring sends (t - 1) / t of the tensor for each half of an all-reduce (arXiv 2205.05198, section 4.2.2: sequence
@@ -134,11 +141,13 @@ def _exchange_s(config: Config) -> float:
     if size == 1:
         return 0.0
     again = _FORWARD_EXCHANGES if config.parallel.activation_checkpointing == "full" else 0
+    again = _FORWARD_EXCHANGES // 2 if execution.recomputes_half else again
     tokens = config.micro_batch_size * config.train.seq_len
     one = (size - 1) / size * tokens * config.model.hidden_size * COMPUTE_BYTES[config.precision.name]
     within = size <= config.cluster.processes_per_node
     rate = _link(config.cluster.hardware) if within else _share_of_network(config)
-    return (_EXCHANGES_PER_LAYER + again) * one / rate
+    exposed = ASYNCHRONOUS_EXPOSED_FRACTION if execution.asynchronous_tensor_parallel else 1.0
+    return exposed * (_EXCHANGES_PER_LAYER + again) * one / rate
 
 
 def _send_s(config: Config) -> float:
@@ -154,26 +163,44 @@ def _send_s(config: Config) -> float:
     return sent / rate
 
 
-def _data_parallel_s(config: Config) -> float:
-    """Return the time of the rings over the replicas: gradients in their own format, and shards of weights.
+def _data_parallel_s(config: Config, compute_s: float) -> float:
+    """Return the time of the rings over the replicas that nothing else hides.
 
     Each half of an all-reduce sends (n - 1) / n of what a process has. ZeRO-1 scatters gradients and gathers weights
-    (arXiv 1910.02054, section 7); ZeRO-3 gathers the weights for each forward and backward pass and scatters the
-    gradients after the latter. A ring that goes node by node leaves each node once. The rings of all replica groups on
-    a node share its network.
+    (arXiv 1910.02054, section 7), after the backward pass. ZeRO-3 gathers the weights for each forward and backward
+    pass and scatters the gradients after the latter. FSDP does so while another layer computes: only the ends of the
+    model and one layer can't overlap (arXiv 2304.11277, section 3.3). With pipeline stages it keeps gathered weights
+    for the whole step.
     """
     replicas = config.data_parallel_size
     if replicas == 1:
         return 0.0
-    each, compute = state_bytes(config), COMPUTE_BYTES[config.precision.name]
-    per_parameter = {
-        "replicate": 2 * each.gradients,
-        "zero1": each.gradients + each.weights,
-        "fsdp": config.grad_accum_steps * (2 * compute + each.gradients),
-    }[config.parallel.data_parallel]
-    held = max(stage_parameters(config, stage) for stage in {0, config.parallel.pipeline_parallel_size - 1})
-    sent = (replicas - 1) / replicas * per_parameter * held
-    cluster = config.cluster
+    each, compute, parallel = state_bytes(config), COMPUTE_BYTES[config.precision.name], config.parallel
+    if parallel.data_parallel != "fsdp":
+        per_parameter = {"replicate": 2 * each.gradients, "zero1": each.gradients + each.weights}[
+            parallel.data_parallel
+        ]
+        return _ring_s(config, per_parameter * _largest_stage(config))
+    piped = parallel.pipeline_parallel_size > 1
+    gathers, scatters = (1, 1) if piped else (2 * config.grad_accum_steps, config.grad_accum_steps)
+    whole_s = _ring_s(config, (gathers * compute + scatters * FP32_BYTES) * _largest_stage(config))
+    if piped:
+        return whole_s
+    first = _largest_stage(config) - (config.model.num_layers - 1) * layer_parameters(config)
+    return max(whole_s - compute_s, _ring_s(config, (compute + FP32_BYTES) * first))
+
+
+def _largest_stage(config: Config) -> int:
+    return max(stage_parameters(config, stage) for stage in {0, config.parallel.pipeline_parallel_size - 1})
+
+
+def _ring_s(config: Config, held_bytes: float) -> float:
+    """Return the time of one half of an all-reduce of what each replica has.
+
+    A ring that goes node by node leaves each node once. The rings of all replica groups on a node share its network.
+    """
+    replicas, cluster = config.data_parallel_size, config.cluster
+    sent = (replicas - 1) / replicas * held_bytes
     together = min(replicas, max(1, cluster.processes_per_node // config.parallel.tensor_parallel_size))
     slowest = [sent / _link(cluster.hardware)] if together > 1 else []
     if replicas > together:

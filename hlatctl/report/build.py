@@ -28,7 +28,8 @@ def build(run: RunPaths) -> Path:
     """
     config = conf.load.load(run.config)
     events = read_events(run)
-    state, time = fold(events), measure_goodput(events, config)
+    state = fold(events)
+    time = measure_goodput(events, config, state)
     state.run_id = state.run_id or run.run_id
     run_numbers = numbers(state, config)
     drawn = figures.draw(state, config, run_numbers, time)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conf.schema import Config
 from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import Goodput, label
-from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, steps_of, thin
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, thin
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.scores import HELD_OUT, headlines
 from hlatctl.run.state import RunState
@@ -77,11 +77,12 @@ class Series:
     @classmethod
     def of(cls, state: RunState) -> Series:
         """Return the series of a folded journal."""
-        steps = steps_of(state)
         names = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s")
-        values = {name: thin(column(steps, name), MAX_POINTS) for name in names}
-        values["smooth_loss"] = thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS)
-        return cls(thin(column(steps, "tokens"), MAX_POINTS), values)
+        values = {name: thin(column(state, name), MAX_POINTS) for name in names}
+        values["smooth_loss"] = values["loss"]
+        if len(state.steps) < MAX_POINTS * LOSS_WINDOW_STEPS:  # in a longer run, each point is such a mean already
+            values["smooth_loss"] = thin(smooth(column(state, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS)
+        return cls(thin(column(state, "tokens"), MAX_POINTS), values)
 
 
 def draw(state: RunState, config: Config, run: Numbers, time: Goodput) -> dict[str, str]:

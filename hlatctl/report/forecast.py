@@ -23,6 +23,8 @@ class Simulation:
         uptime_fraction, goodput_fraction: as in `hlatctl goodput`.
         lost_s: time of the steps that were redone.
         failures: attempts that ended without a last checkpoint.
+        steps: that count at its end.
+        seconds: the time by category, as in `hlatctl goodput`.
     """
 
     seed: int
@@ -33,6 +35,8 @@ class Simulation:
     lost_s: float
     failures: int
     cost_usd: float | None
+    steps: int = 0
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from hlatctl.report.numbers import column, mean, median
 from hlatctl.report.timeline import RESTART, Account, account
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, number
+from hlatctl.run.state import RunState
 from hlatctl.units import duration
 
 #: Training was up: steps followed one another, including steps that were later redone.
@@ -81,7 +82,7 @@ class Goodput:
         ettr_fraction: effective training time ratio (arXiv 2410.21680): productive time / ``training_s``.
         accelerators: each process has an accelerator; False on CPUs.
         process_hours: wall time of all training processes, idle or not, without the time in a queue.
-        cost_usd: of all nodes for the wall time without the time in a queue; None without
+        cost_usd: of all nodes and spare ones for the wall time without the time in a queue; None without
             ``cluster.price_usd_per_node_hour``.
     """
 
@@ -97,9 +98,16 @@ class Goodput:
     checkpointing: Checkpointing
 
 
-def measure_goodput(events: Sequence[Event], config: Config) -> Goodput:
-    """Return the goodput of a journal, or of any prefix of it."""
-    time = account(events)
+def measure_goodput(events: Sequence[Event], config: Config, state: RunState | None = None) -> Goodput:
+    """Return the goodput of a journal, or of any prefix of it.
+
+    Args:
+        events: of the journal, in order of time.
+        config: of the run.
+        state: that the events describe, if it is known.
+    """
+    state = state or fold(events)
+    time = account(events, state.steps)
     seconds = {category: time.seconds[category] for category in sorted(time.seconds, key=_rank)}
     held_s = time.wall_s - seconds.get(timeline.QUEUED, 0.0)
     up_s = math.fsum(seconds.get(category, 0.0) for category in _UP)
@@ -113,15 +121,17 @@ def measure_goodput(events: Sequence[Event], config: Config) -> Goodput:
         accelerators=config.backend.device != "cpu",
         process_hours=config.world_size * held_s / 3600,
         cost_usd=_cost_usd(held_s, config),
-        checkpointing=_checkpointing(events, config, time, up_s),
+        checkpointing=_checkpointing(events, state, config, time, up_s),
     )
 
 
-def _checkpointing(events: Sequence[Event], config: Config, time: Account, up_s: float) -> Checkpointing:
+def _checkpointing(
+    events: Sequence[Event], state: RunState, config: Config, time: Account, up_s: float
+) -> Checkpointing:
     written = [event for event in events if event["kind"] == "checkpoint_written"]
     stalls_s = [number(event, measured.stall_field(event)) for event in written]
     save_s = mean([stall_s for stall_s in stalls_s if stall_s >= 0])  # damaged: NaN or negative
-    step_s = median(column(list(fold(events).steps.values()), "step_s"))
+    step_s = median(column(state, "step_s"))
     failures = sum(time.failures.values())
     between_s = up_s / failures if failures and up_s > 0 else None
     quiet_s = checkpoint_interval.least_time_between_failures_s(up_s) if not failures and up_s > 0 else None
@@ -223,4 +233,4 @@ def _part(category: str, seconds: float, held_s: float) -> float:
 
 def _cost_usd(held_s: float, config: Config) -> float | None:
     price = config.cluster.price_usd_per_node_hour
-    return None if price is None else config.cluster.nodes * price * held_s / 3600
+    return None if price is None else config.cluster.paid_nodes * price * held_s / 3600

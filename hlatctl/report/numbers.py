@@ -11,7 +11,6 @@ from typing import Any
 
 from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
-from hlatctl.run.journal import Event
 from hlatctl.run.state import ContractScores, RunState
 
 #: Steps over which the newest loss is averaged, because the loss of one batch is noisy.
@@ -118,9 +117,8 @@ class Numbers:
 
 def numbers(state: RunState, config: Config) -> Numbers:
     """Return the numbers of a folded journal."""
-    steps = steps_of(state)
-    losses = column(steps, "loss")
-    step_s = column(steps, "step_s")
+    losses, step_s, waits_s = (column(state, name) for name in ("loss", "step_s", "data_wait_s"))
+    tokens_per_s = median(column(state, "tokens_per_s"))
     milestones, attempts = _milestones(state), _attempts(state, config)
     return Numbers(
         run_id=state.run_id,
@@ -135,9 +133,9 @@ def numbers(state: RunState, config: Config) -> Numbers:
         first_loss=mean(losses[:LOSS_WINDOW_STEPS]),
         last_loss=mean(losses[-LOSS_WINDOW_STEPS:]),
         validation_loss=_newest_validation(milestones),
-        tokens_per_s=median(column(steps, "tokens_per_s")),
-        mfu_fraction=_mfu(state, config, median(column(steps, "tokens_per_s"))),
-        data_wait_fraction=_ratio(sum(column(steps, "data_wait_s")), sum(step_s)),
+        tokens_per_s=tokens_per_s,
+        mfu_fraction=_mfu(state, config, tokens_per_s),
+        data_wait_fraction=_ratio(sum(waits_s), sum(step_s)),
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
         gradient_spikes=len(state.spikes),
         milestones=milestones,
@@ -153,14 +151,12 @@ def numbers(state: RunState, config: Config) -> Numbers:
     )
 
 
-def steps_of(state: RunState) -> list[Event]:
-    """Return the step events that count, in order."""
-    return [state.steps[step] for step in sorted(state.steps)]
-
-
-def column(steps: Sequence[Event], name: str) -> list[float]:
-    """Return one field of the steps; NaN where it is missing or not finite."""
-    return [finite_or_nan(step.get(name)) for step in steps]
+def column(state: RunState, name: str) -> Sequence[float]:
+    """Return one field of the steps that count, in order; NaN where it is missing or not finite."""
+    (values,) = state.steps.columns(name)
+    if math.inf in values or -math.inf in values:
+        return [value if math.isfinite(value) else math.nan for value in values]
+    return values
 
 
 def finite_or_nan(value: Any) -> float:

@@ -61,7 +61,7 @@ def view_run(run: RunPaths) -> RunView:
         state = read_state(run)
     except StorageError as error:
         return RunView(run, RunState(), "damaged", pid, config, error.message, elsewhere)
-    status = "damaged" if problem else _status(state, pid)
+    status = "damaged" if problem else status_of(state, is_driven=pid is not None)
     return RunView(run, state, status, pid, config, problem, elsewhere)
 
 
@@ -81,10 +81,11 @@ def is_simulated(run: RunPaths) -> bool:
     return config is not None and config.cluster.launcher == "mock"
 
 
-def _status(state: RunState, pid: int | None) -> str:
-    if state.status in _ENDED or (pid is None and state.status != "running"):
+def status_of(state: RunState, *, is_driven: bool) -> str:
+    """Return a run's status, from its journal and whether a process drives it."""
+    if state.status in _ENDED or (not is_driven and state.status != "running"):
         return state.status
-    if pid is not None:
+    if is_driven:
         return "stopping" if state.stop_requested else "running"
     # A driver that stops on a full disk can't journal its end. Without an open attempt, nothing is running.
     attempt = state.attempt

@@ -18,7 +18,8 @@ _OTHER = "†"
 
 def summary_markdown(events: Sequence[Event], config: Config) -> str:
     """Return the summary of a journal as Markdown."""
-    return render(numbers(fold(events), config), measure_goodput(events, config))
+    state = fold(events)
+    return render(numbers(state, config), measure_goodput(events, config, state))
 
 
 def render(run: Numbers, time: Goodput) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hlatctl.report.figures import INK, MAX_POINTS, QUIET, svg
-from hlatctl.report.numbers import LOSS_WINDOW_STEPS, column, smooth, steps_of, thin
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, column, smooth, thin
 from hlatctl.report.sweep import Arm, arms
 from hlatctl.run.state import RunState
 from hlatctl.run.sweep import SweepState
@@ -37,10 +37,9 @@ class Curve:
     @classmethod
     def of(cls, state: RunState) -> Curve:
         """Return the curve of a folded journal."""
-        steps = steps_of(state)
         return cls(
-            thin(column(steps, "tokens"), MAX_POINTS),
-            thin(smooth(column(steps, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS),
+            thin(column(state, "tokens"), MAX_POINTS),
+            thin(smooth(column(state, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS),
         )
 
 

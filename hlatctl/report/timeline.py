@@ -17,6 +17,7 @@ from hlatctl.report.measured import length_us, made, stalls_us, typical_us, us
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import TRAIN_WRITER, Event, number
 from hlatctl.run.state import TRAIN_JOB
+from hlatctl.run.steps import StepSeries
 
 PRODUCTIVE, DATA_WAIT, CHECKPOINT_STALL = "productive", "data_wait", "checkpoint_stall"
 BETWEEN_STEPS, LOST, START, RESTART = "between_steps", "lost", "start", "restart:"
@@ -62,15 +63,21 @@ class _Span:
     category: str
 
 
-def account(events: Sequence[Event]) -> Account:
-    """Return the account of a journal's events, or of any prefix of them, in order of time."""
+def account(events: Sequence[Event], steps: StepSeries | None = None) -> Account:
+    """Return the account of a journal's events, or of any prefix of them, in order of time.
+
+    Args:
+        events: the events.
+        steps: those of their steps that count; None: fold the events.
+    """
+    steps = fold(events).steps if steps is None else steps
     events = _without_afterlife([event for event in events if math.isfinite(event["time_unix_s"])])
     if not events:
         return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={})
     # The clocks of writers differ; make the times monotonic.
     times_us = list(itertools.accumulate((round(event["time_unix_s"] * 1e6) for event in events), max))
     attempts = _attempts(events)
-    totals_us = _totals_us(_phases(events, times_us, attempts), list(_claims(events, times_us, attempts)))
+    totals_us = _totals_us(_phases(events, times_us, attempts), list(_claims(events, times_us, attempts, steps)))
     return Account(
         seconds={category: total / 1e6 for category, total in totals_us.items()},
         wall_s=(times_us[-1] - times_us[0]) / 1e6,
@@ -214,9 +221,11 @@ def _phases(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int
         yield _Span(times_us[index], times_us[index + 1], IDLE if driverless else phase.name(index))
 
 
-def _claims(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
+def _claims(
+    events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt], counting: StepSeries
+) -> Iterator[_Span]:
     """Yield the times of steps and checkpoint stalls, in order and without overlap."""
-    counted = {(step["attempt"], step["seq"]) for step in fold(events).steps.values()}
+    counted = set(zip(*counting.columns("attempt", "seq"), strict=True))
     steps, stalls = _steps(events, attempts), stalls_us(events)
     typical = typical_us(events, steps)
     cursor_us, seen = times_us[0], set()

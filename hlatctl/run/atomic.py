@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +66,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
     """
     for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         remove_unlocked(left_over)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with the same id
+    # Not the process id: hosts that share the folder have the same ones.
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     partial.mkdir(parents=True)
     lock = lock_folder(partial, shared=True)
     try:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hlatctl.run import files
-from hlatctl.run.journal import Event
+from hlatctl.run.journal import Event, no_steps, read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
+
+
+def events_about(run: RunPaths, step: int) -> list[Event]:
+    """Return the events of a run in order of time, without those of other steps."""
+    of_step = re.compile(rb'"step": ?%d[,}]' % step)
+    return read_events(run, wanted=lambda line: no_steps(line) or of_step.search(line) is not None)
 
 
 def batches_drawn(run: RunPaths, step: int, events: Sequence[Event]) -> int:
@@ -15,7 +22,7 @@ def batches_drawn(run: RunPaths, step: int, events: Sequence[Event]) -> int:
 
     Args:
         step: of the checkpoint.
-        events: of the run's journal, in order of time.
+        events: of the run's journal, in order of time; :func:`events_about` the step is enough.
 
     Raises:
         DamagedFileError: neither the journal nor the checkpoint has the number.

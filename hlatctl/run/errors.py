@@ -37,6 +37,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hlatctl.run import startup
+
 #: Codes of errors that the restart policy treats in a way of their own.
 DISK_FULL, NONFINITE = "disk_full", "nonfinite"
 #: The system's numbers for a disk or a quota without room.
@@ -208,6 +210,7 @@ def run_main(main: Callable[[], int]) -> int:
     The error is also written as JSON to the file that ``HLATCTL_ERROR_FILE`` names. The launching process reads it with
     :func:`load_error`.
     """
+    startup.begin()
     try:
         return main()
     except HlatctlError as error:

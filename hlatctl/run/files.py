@@ -70,9 +70,9 @@ def read_json(path: Path) -> Any:
     return reading.parse_json(reading.read_bytes(path), any_number=True)
 
 
-def write_sealed_json(path: Path, value: dict[str, Any]) -> None:
+def write_sealed_json(path: Path, value: dict[str, Any], *, private: bool = False) -> None:
     """Write a JSON object with its own SHA-256, for :func:`read_sealed_json`."""
-    write_json(path, {**value, _SEAL: sha256_json(value)})
+    write_json(path, {**value, _SEAL: sha256_json(value)}, private=private)
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:

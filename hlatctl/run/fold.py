@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hlatctl.run import fold_queue
-from hlatctl.run.journal import TRAIN_WRITER, Event, read_events
+from hlatctl.run import fold_queue, kept_fold
+from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import AttemptState, ContractScores, EvaluationProgress, MilestoneState, RunState, StageState
@@ -21,8 +21,21 @@ def fold(events: Iterable[Event]) -> RunState:
 
 
 def read_state(run: RunPaths) -> RunState:
-    """Return the state that a run's journal describes."""
-    return fold(read_events(run))
+    """Return the state that a run's journal describes. The cost grows little with the run.
+
+    Raises:
+        StorageError: a file of the journal can't be read.
+    """
+    return follow(run)[0]
+
+
+def follow(run: RunPaths) -> tuple[RunState, JournalTail]:
+    """Return a run's state, and its journal to continue from there.
+
+    Raises:
+        StorageError: a file of the journal can't be read.
+    """
+    return kept_fold.follow(run, apply)
 
 
 def apply(state: RunState, event: Event) -> None:
@@ -57,18 +70,22 @@ def _head_started(state: RunState, event: Event) -> None:
 def _stage(status: str) -> Any:
     def handler(state: RunState, event: Event) -> None:
         name = event.get("stage", "")
+        before = state.stages.get(name)
         state.stages[name] = StageState(
             name,
             status,
             event.get("fingerprint", ""),
             event.get("wall_s", 0.0),
             event.get("why") or event.get("message") or "",
+            event.get("outputs") or (before.outputs if before else {}),
         )
 
     return handler
 
 
 def _attempt_started(state: RunState, event: Event) -> None:
+    if state.attempts:
+        state.attempts[-1].rejected_hosts = [str(host) for host in event.get("rejected_hosts") or []]
     state.attempts.append(
         AttemptState(
             event["attempt"],
@@ -76,6 +93,7 @@ def _attempt_started(state: RunState, event: Event) -> None:
             event["time_unix_s"],
             max_checkpoint_step=event.get("max_checkpoint_step"),
             oom_kills=event.get("oom_kills"),
+            left_out_hosts=[str(host) for host in event.get("left_out_hosts") or []],
         )
     )
     state.train_stopped = ""
@@ -114,7 +132,7 @@ def _straggler(state: RunState, event: Event) -> None:
 
 def _train_started(state: RunState, event: Event) -> None:
     resumed = int(event.get("resumed_from_step", 0))
-    state.steps = {step: kept for step, kept in state.steps.items() if step <= resumed}
+    state.steps.supersede(after=resumed)
     state.spikes = [spike for spike in state.spikes if spike.get("step", 0) <= resumed]
     attempt = _attempt_of(state, event)
     if attempt:
@@ -128,7 +146,7 @@ def _step(state: RunState, event: Event) -> None:
     superseded = newest and newest.resumed_from_step is not None and newest.resumed_from_step < int(event["step"])
     if newest and event["attempt"] < newest.number and superseded:
         return  # a late event of a superseded attempt
-    state.steps[int(event["step"])] = {**event, "tokens": int(event["tokens"])}
+    state.steps.add(event)
     if attempt:
         attempt.last_step = int(event["step"])
 

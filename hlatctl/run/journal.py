@@ -9,25 +9,25 @@ it. Each line ends with its CRC-32 (``crc``), which readers check and drop. Read
 from __future__ import annotations
 
 import errno
+import heapq
+import io
 import json
+import math
 import os
-import re
 import stat
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from hlatctl.run import lines
 from hlatctl.run.errors import FULL, RunBusyError, StorageError, cannot_write
-from hlatctl.run.events import is_event
 from hlatctl.run.locks import try_lock
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import parse_json
 
-Event = dict[str, Any]
+Event = lines.Event
 
 FLOW_WRITER = "flow"
 EVALUATE_WRITER = "evaluate"
@@ -36,10 +36,16 @@ MIRROR_WRITER = "mirror"
 DRILL_WRITER = "drill"
 #: Prefix of the names of the training processes' writers.
 TRAIN_WRITER = "train-"
-_VERSION = 1
-#: End of each line. It detects values that changed on the disk.
-_CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _MAX_UNWRITTEN_BYTES = 64 << 20
+#: Files with fewer new bytes are read at once and closed, so that a run with hundreds of writers needs few open files.
+_SMALL_BYTES = 1 << 20
+
+#: Index of a warning of damaged lines at the end of a file; larger than any other.
+_AT_END = 1 << 62
+#: How far a writer's file has been read: offset in bytes; newest time, number and time of the last event.
+Place = tuple[int, float, int, float]
+#: Time that orders it, writer, index within the file, the event, and the place after it.
+_Item = tuple[float, str, int, Event, Place]
 
 
 def train_writer(rank: int) -> str:
@@ -63,6 +69,7 @@ class JournalWriter:
         writer: file stem.
         attempt: the attempt of the events; 0 before the first.
         now_unix_s: the clock; a simulation has its own.
+        check: called before each write; raises if this process must not write any more.
 
     Raises:
         RunBusyError: another live process has the file open for writing.
@@ -70,11 +77,17 @@ class JournalWriter:
     """
 
     def __init__(
-        self, run: RunPaths, writer: str, attempt: int = 0, *, now_unix_s: Callable[[], float] = time.time
+        self,
+        run: RunPaths,
+        writer: str,
+        attempt: int = 0,
+        *,
+        now_unix_s: Callable[[], float] = time.time,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = run.journal / f"{writer}.jsonl"
         self.attempt = attempt
-        self._now_unix_s = now_unix_s
+        self._now_unix_s, self._check = now_unix_s, check
         try:
             run.journal.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
@@ -91,7 +104,7 @@ class JournalWriter:
                 hint="wait until it ends, or stop it, then retry",
             )
         self._cut_torn_line()
-        self._seq = _last_seq(self.path) + 1
+        self._seq = (lines.last_event(self.path) or {"seq": 0})["seq"] + 1
         self._appending = threading.Lock()
         self._full = False
         self.unwritten = b""
@@ -110,14 +123,14 @@ class JournalWriter:
         """
         with self._appending:
             event: Event = {
-                "v": _VERSION,
+                "v": lines.VERSION,
                 "seq": self._seq,
                 "time_unix_s": self._now_unix_s(),
                 "attempt": self.attempt,
                 "kind": kind,
                 **{key: _json_safe(value) for key, value in fields.items()},
             }
-            self._write(_with_crc(json.dumps(event, separators=(",", ":"), allow_nan=False).encode()) + b"\n")
+            self._write(lines.to_line(event))
             self._seq += 1
         if durable:  # without the lock: a slow disk must not delay other threads
             try:
@@ -137,11 +150,13 @@ class JournalWriter:
 
     def events(self) -> list[Event]:
         """Return the events of this file, which is much smaller than a run's journal."""
-        return list(_parse_lines(self.path.read_bytes(), self.path.stem, 0.0))
+        with self.path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            return [item[3] for item in _items(file, self.path.stem, _BEGIN, size_bytes)]
 
     def close(self) -> None:
         """Write the remaining events if there is space, and release the file."""
-        with suppress(StorageError):  # append has already raised it
+        with suppress(StorageError, RunBusyError):  # append has already raised it
             self.flush()
         self._file.close()
 
@@ -154,6 +169,7 @@ class JournalWriter:
             raise self._not_written(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def _write(self, line: bytes) -> None:
+        self._check()
         self.unwritten += line
         try:
             while self.unwritten:
@@ -171,10 +187,12 @@ class JournalWriter:
         return cannot_write(self.path, error, hint="free space, or repair the storage")
 
     def _cut_torn_line(self) -> None:
-        self._file.seek(0)
-        content = self._file.read()
-        if content and not content.endswith(b"\n"):
-            self._file.truncate(content.rfind(b"\n") + 1)
+        start = self._file.seek(0, os.SEEK_END)
+        complete = -1  # length up to the last end of line
+        while start and complete < 0:  # usually once: the last block has one
+            end, start = start, self._file.seek(max(0, start - _SMALL_BYTES))
+            complete = start + at + 1 if (at := self._file.read(end - start).rfind(b"\n")) >= 0 else -1
+        self._file.truncate(max(0, complete))
         self._file.seek(0, os.SEEK_END)
 
 
@@ -193,13 +211,34 @@ class JournalTail:
     """Reads the new events of a run's journal, across all writers.
 
     ``offsets`` (bytes read by file stem) can be saved, to continue later.
+
+    Args:
+        run: the run directory.
+        offsets: the offsets to continue from.
+        wanted: whether an event may be in a line; others are skipped unread. None: read every line.
     """
 
-    def __init__(self, run: RunPaths, offsets: dict[str, int] | None = None) -> None:
-        self._journal = run.journal
+    def __init__(
+        self, run: RunPaths, offsets: dict[str, int] | None = None, *, wanted: Callable[[bytes], bool] | None = None
+    ) -> None:
+        self._journal, self._wanted = run.journal, wanted
         self._own: dict[str, list[Event]] = {}
-        self.offsets: dict[str, int] = dict(offsets or {})
         self._reported: set[str] = set()
+        self.places: dict[str, Place] = {stem: (at, -math.inf, 0, 0.0) for stem, at in (offsets or {}).items()}
+        #: The time that orders the newest event, which is at least that of any event before it.
+        self.clock_unix_s = -math.inf
+        #: A file ended with damaged lines. If more follow, reading from the beginning counts them together.
+        self.ends_damaged = False
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Bytes read, by file stem."""
+        return {stem: place[0] for stem, place in self.places.items()}
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read of all files."""
+        return sum(place[0] for place in self.places.values())
 
     def add(self, event: Event, writer: str) -> None:
         """Add an event that this process wrote. From then on, the file of its writer is not read.
@@ -215,42 +254,71 @@ class JournalTail:
         Raises:
             StorageError: a file of the journal can't be read.
         """
-        events: list[tuple[tuple[float, str, int], Event]] = []
+        return list(self.stream())
+
+    def stream(self) -> Iterator[Event]:
+        """Yield the events since the last call, in order of time. The memory doesn't grow with their number.
+
+        An event counts as read when the next one is asked for.
+
+        Raises:
+            StorageError: a file of the journal can't be read.
+        """
+        sources = [*self._own_items(), *self._new_items()]
+        for clock_unix_s, writer, index, event, place in heapq.merge(*sources):
+            self.clock_unix_s = clock_unix_s
+            self.ends_damaged |= index == _AT_END
+            yield event
+            self.places[writer] = place
+
+    def _own_items(self) -> Iterator[Iterator[_Item]]:
         for writer, own in self._own.items():
-            events.extend(_in_order(own))
-            self._own[writer] = []
-        for path in sorted(self._journal.glob("*.jsonl")):
-            if path.stem in self._own:
+            if own:
+                self._own[writer] = []
+                yield _ordered(own, writer, self.places.get(writer, _BEGIN))
+
+    def _new_items(self) -> Iterator[Iterator[_Item]]:
+        """Yield an iterator for each file with new bytes. Costs microseconds for each other file."""
+        for stem, path, mode, size_bytes in _files(self._journal):
+            if stem in self._own:
                 continue
-            try:
-                events.extend(_in_order(self._new_of(path)))
-            except OSError as error:
-                raise StorageError(
-                    f"{path}: can't be read ({error.strerror})", hint="`ls -l` shows whose it is"
-                ) from None
-        return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+            if not stat.S_ISREG(mode):
+                if stem not in self._reported:
+                    self._reported.add(stem)
+                    now: Event = {"seq": 0, "time_unix_s": os.lstat(path).st_mtime}
+                    note = lines.warning(f"journal/{stem}.jsonl: is not a regular file, ignored", stem, now)
+                    yield iter([(now["time_unix_s"], stem, 0, note, _BEGIN)])
+            elif size_bytes > self.places.get(stem, _BEGIN)[0]:
+                yield self._read(path, stem, size_bytes)
 
-    def _new_of(self, path: Path) -> list[Event]:
-        """Return the new events of one file. If it is not a regular file, return one warning."""
-        mode, size_bytes = _kind_and_size(path)
-        if not stat.S_ISREG(mode):
-            news = [] if path.name in self._reported else [_no_file(path)]
-            self._reported.add(path.name)
-            return news
-        offset = self.offsets.get(path.stem, 0)
-        if size_bytes <= offset:
-            return []
-        with path.open("rb") as file:
-            file.seek(offset)
-            block = file.read()
-        complete = block[: block.rfind(b"\n") + 1]
-        self.offsets[path.stem] = offset + len(complete)
-        return list(_parse_lines(complete, path.stem, os.stat(path).st_mtime))
+    def _read(self, path: str, stem: str, size_bytes: int) -> Iterator[_Item]:
+        try:
+            place = self.places.get(stem) or (0, -math.inf, 0, os.stat(path).st_mtime)
+            with open(path, "rb") as file:
+                file.seek(place[0])
+                small = size_bytes - place[0] < _SMALL_BYTES
+                source: IO[bytes] = io.BytesIO(file.read(size_bytes - place[0])) if small else file
+                if small:
+                    file.close()
+                yield from _items(source, stem, place, size_bytes, self._wanted)
+        except OSError as error:
+            raise StorageError(f"{path}: can't be read ({error.strerror})", hint="`ls -l` shows whose it is") from None
 
 
-def read_events(run: RunPaths) -> list[Event]:
-    """Return all events of a run in order of time, each with its ``writer`` (file stem)."""
-    return JournalTail(run).read_new()
+def read_events(run: RunPaths, *, wanted: Callable[[bytes], bool] | None = None) -> list[Event]:
+    """Return the events of a run in order of time, each with its ``writer`` (file stem).
+
+    Args:
+        run: the run directory.
+        wanted: whether an event may be in a line; others are skipped unread. None: read every line. A run has
+            millions of steps, and they take seconds.
+    """
+    return JournalTail(run, wanted=wanted).read_new()
+
+
+def no_steps(line: bytes) -> bool:
+    """Return whether a line holds another event than a ``step``; for ``wanted``."""
+    return b'"kind":"step"' not in line and b'"kind": "step"' not in line
 
 
 def number(event: Event, name: str) -> float:
@@ -261,95 +329,83 @@ def number(event: Event, name: str) -> float:
         return float("nan")
 
 
-def _in_order(events: Iterable[Event]) -> Iterator[tuple[tuple[float, str, int], Event]]:
-    """Yield one writer's events with their sort key. A clock that is set back does not reorder them."""
-    time_unix_s = float("-inf")
-    for event in events:
-        time_unix_s = max(time_unix_s, event["time_unix_s"])
-        yield (time_unix_s, event["writer"], event["seq"]), event
+_BEGIN: Place = (0, -math.inf, 0, 0.0)
 
 
-def _with_crc(line: bytes) -> bytes:
-    return line[:-1] + b',"crc":"%08x"}' % zlib.crc32(line)
+def _ordered(events: list[Event], writer: str, place: Place) -> Iterator[_Item]:
+    """Yield events that are not read from the file; the writer's offset stays."""
+    clock_unix_s = place[1]
+    for index, event in enumerate(events):
+        clock_unix_s = max(clock_unix_s, event["time_unix_s"])
+        place = (place[0], clock_unix_s, event["seq"], event["time_unix_s"])
+        yield clock_unix_s, writer, index, event, place
 
 
-def _without_crc(line: bytes) -> bytes:
-    """Return the line as it was before ``_with_crc``. Empty if it is damaged."""
-    match = _CRC.search(line)
-    if not match:
-        return line
-    before = line[: match.start()] + b"}"
-    return before if int(match[1], 16) == zlib.crc32(before) else b""
+def _items(
+    source: IO[bytes], writer: str, place: Place, size_bytes: int, wanted: Callable[[bytes], bool] | None = None
+) -> Iterator[_Item]:
+    """Yield the events of a file's complete lines, and one warning for each series of damaged lines.
 
-
-def _parse_lines(block: bytes, writer: str, changed_unix_s: float) -> Iterator[Event]:
-    """Yield the events of complete lines, and one warning for each series of damaged lines.
+    A clock that is set back does not reorder a writer's events.
 
     Args:
-        block: the lines.
+        source: the file, at the place.
         writer: of the file.
-        changed_unix_s: the time of a warning before the first event.
+        place: where reading begins.
+        size_bytes: where it ends.
+        wanted: see :class:`JournalTail`.
     """
-    damaged, last = 0, {"seq": 0, "time_unix_s": changed_unix_s}
-    for line in block.splitlines():
-        event = _parse(line)
+    offset, clock_unix_s, seq, time_unix_s = place
+    damaged, index = 0, 0
+    for line in source:
+        end = offset + len(line)
+        if end > size_bytes or line[-1] != 10:  # b"\n"
+            break
+        if wanted is not None and not wanted(line):
+            offset = end
+            continue
+        line = line.rstrip(b"\r\n")
+        event = lines.parse(line)
         if event is None:
             damaged += bool(line)
-            continue
-        if damaged:
-            yield _ignored(damaged, writer, last, last if last["seq"] else event)
-        damaged, last = 0, event
-        event["writer"] = writer
-        yield event
+        else:
+            event["writer"] = writer
+            if damaged:
+                beside = {"seq": seq or event["seq"], "time_unix_s": time_unix_s if seq else event["time_unix_s"]}
+                clock_unix_s = max(clock_unix_s, beside["time_unix_s"])
+                note = lines.ignored(damaged, writer, {"seq": seq}, beside)
+                yield clock_unix_s, writer, index, note, (offset, clock_unix_s, seq, time_unix_s)
+                damaged, index = 0, index + 1
+            seq, time_unix_s = event["seq"], event["time_unix_s"]
+            if time_unix_s > clock_unix_s:
+                clock_unix_s = time_unix_s
+            yield clock_unix_s, writer, index, event, (end, clock_unix_s, seq, time_unix_s)
+            index += 1
+        offset = end
     if damaged:
-        yield _ignored(damaged, writer, last, last)
+        beside = {"seq": seq, "time_unix_s": time_unix_s}
+        clock_unix_s = max(clock_unix_s, time_unix_s)
+        note = lines.ignored(damaged, writer, beside, beside)
+        yield clock_unix_s, writer, _AT_END, note, (offset, clock_unix_s, seq, time_unix_s)
 
 
-def _parse(line: bytes) -> Event | None:
-    """Return the event of a line. None if it is damaged."""
+def _files(journal: Path) -> list[tuple[str, str, int, int]]:
+    """Return stem, path, mode and size of each file of a journal, sorted. A broken link has its own mode."""
+    found = []
     try:
-        event = parse_json(_without_crc(line))
-    except ValueError:
-        return None
-    return event if is_event(event) else None
-
-
-def _ignored(lines: int, writer: str, before: Event, beside: Event) -> Event:
-    where = f"after event {before['seq']}" if before["seq"] else "at its beginning"
-    count = "1 damaged line is ignored" if lines == 1 else f"{lines} damaged lines are ignored"
-    return _warning(f"journal/{writer}.jsonl: {count}, {where}", writer, beside)
-
-
-def _no_file(path: Path) -> Event:
-    now = {"seq": 0, "time_unix_s": path.lstat().st_mtime}
-    return _warning(f"journal/{path.name}: is not a regular file, ignored", path.stem, now)
-
-
-def _warning(message: str, writer: str, beside: Event) -> Event:
-    return {
-        "v": _VERSION,
-        "seq": beside["seq"],
-        "time_unix_s": beside["time_unix_s"],
-        "attempt": 0,
-        "kind": "warning",
-        "message": message,
-        "writer": writer,
-    }
-
-
-def _kind_and_size(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        status = path.lstat()  # a broken symbolic link
-    return status.st_mode, status.st_size
-
-
-def _last_seq(path: Path) -> int:
-    last = 0
-    for event in _parse_lines(path.read_bytes(), path.stem, 0.0):
-        last = max(last, event["seq"])
-    return last
+        with os.scandir(journal) as entries:
+            for entry in entries:
+                if entry.name.endswith(".jsonl"):
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:
+                        status = entry.stat(follow_symlinks=False)
+                    found.append((entry.name.removesuffix(".jsonl"), entry.path, status.st_mode, status.st_size))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StorageError(f"{journal}: can't be read ({error.strerror})", hint="`ls -l` shows whose it is") from None
+    return sorted(found)
 
 
 def _json_safe(value: Any) -> Any:

@@ -56,6 +56,8 @@ class Holder:
 
 
 _UNKNOWN = Holder(pid=0, host="", since_unix_s=0.0)
+#: The leases that this process has taken, by the path of the file.
+_OWN: dict[Path, Holder] = {}
 
 
 class _ReplacedError(Exception):
@@ -80,6 +82,29 @@ def hold_driver(run: RunPaths) -> Iterator[None]:
 
     with hold(run.driver_lock, refuse):
         yield
+
+
+def successor(run: RunPaths) -> Holder | None:
+    """Return the process that has taken a run over from this one, its driver; None: none has, or this isn't its driver.
+
+    Costs one look at a small file.
+    """
+    own = _OWN.get(run.driver_lock)
+    named = _named(run.driver_lock) if own else _UNKNOWN
+    return named if named.token and named != own else None
+
+
+def check_driver(run: RunPaths) -> None:
+    """Check before each write that no other process has taken the run over, on a host whose locks are not seen here.
+
+    Raises:
+        RunBusyError: one has.
+    """
+    if other := successor(run):
+        raise RunBusyError(
+            f"run {run.run_id}: {other} drives it now; this driver had lost its lease and has stopped writing",
+            hint=f"`hlatctl status {run.run_id}` shows the run's state; use storage with locks for runs_dir",
+        )
 
 
 def driver(run: RunPaths) -> Holder | None:
@@ -125,9 +150,11 @@ def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
         with suppress(_ReplacedError), locked_file(path, lambda: _when_locked(path, when_busy)) as file:
             if _take(file, path, own, when_busy):
                 try:
+                    _OWN[path] = own
                     with _beating(path, own):
                         yield
                 finally:
+                    del _OWN[path]
                     if _named(path) == own:
                         file.truncate(0)
                 return

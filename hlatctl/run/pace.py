@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator
@@ -26,12 +25,17 @@ def seconds_per_step(state: RunState) -> float | None:
 
 def newest_steps(state: RunState) -> Iterator[Event]:
     """Yield the newest 20 step events, newest first; the cost does not grow with the run."""
-    return itertools.islice(reversed(state.steps.values()), _NEWEST_STEPS)
+    return state.steps.last(_NEWEST_STEPS)
 
 
 def median_step_s(steps: Iterable[Event], *, least: int = 1) -> float | None:
     """Return the median ``step_s`` of the events that have a finite, positive one; None if fewer than ``least`` do."""
-    times_s = [time_s for event in steps if math.isfinite(time_s := number(event, "step_s")) and time_s > 0]
+    return median_s((number(event, "step_s") for event in steps), least=least)
+
+
+def median_s(seconds: Iterable[float], *, least: int = 1) -> float | None:
+    """Return the median of the finite, positive times; None if fewer than ``least`` are."""
+    times_s = [time_s for time_s in seconds if math.isfinite(time_s) and time_s > 0]
     return statistics.median(times_s) if len(times_s) >= least else None
 
 

@@ -59,6 +59,11 @@ class RunPaths:
         return self.root / "journal"
 
     @property
+    def fold(self) -> Path:
+        """Folder of the kept fold of the journal; derived (``hlatctl.run.kept_fold``)."""
+        return self.journal / ".fold"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.root / "checkpoints"

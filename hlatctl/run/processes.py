@@ -7,11 +7,13 @@ id, its start time and the boot id, and is signalled only if all three match.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,9 @@ _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 #: Counters of this container, or else of the machine.
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), _PROC / "vmstat")
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+#: Loaded early: between fork and exec nothing may be imported.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 #: Indexes in /proc/PID/stat after the command's name (proc_pid_stat(5)).
 _STATE, _PARENT, _START = 0, 1, 19
 
@@ -81,6 +86,12 @@ def send(process: Identity, number: signal.Signals) -> bool:
             hint=f"as that user or as root: kill -{number.name.removeprefix('SIG')} {process.pid}",
         ) from None
     return True
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies; remains over ``exec``. Does nothing but on Linux."""
+    if _PRCTL:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def with_words(*words: str) -> list[Identity]:

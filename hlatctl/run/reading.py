@@ -42,13 +42,19 @@ def parse_json(text: str | bytes, *, any_number: bool = False) -> Any:
     return value
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Return a regular file's content. Refuses a FIFO, which would block forever.
 
+    Args:
+        path: of the file.
+        most: its largest size in bytes; None: any.
+
     Raises:
-        OSError: it is missing, is no regular file, or can't be read.
+        OSError: it is missing, too large, is no regular file, or can't be read.
     """
     with open(path, "rb", opener=open_regular) as file:
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
         return file.read()
 
 

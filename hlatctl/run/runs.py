@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
+import stat
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hlatctl.run import files
@@ -112,8 +114,13 @@ def list_runs(runs_dir: Path) -> list[RunPaths]:
     """Return all runs of a folder, oldest first."""
     if not runs_dir.is_dir():
         return []
-    runs = [RunPaths(p) for p in runs_dir.iterdir() if (p / "config.yaml").is_file()]
-    return sorted(runs, key=lambda run: (run.config.stat().st_mtime_ns, run.run_id))
+    found = []
+    for name in os.listdir(runs_dir):
+        with suppress(OSError):  # one call for each of thousands of runs
+            status = os.stat(runs_dir / name / "config.yaml")
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime_ns, name))
+    return [RunPaths(runs_dir / name) for _, name in sorted(found)]
 
 
 def find_run(runs_dir: Path, name: str) -> RunPaths:

@@ -1,6 +1,6 @@
 """The state of a run as plain data: its stages, attempts, steps, checkpoints and milestones.
 
-``hlatctl.run.fold`` computes it from the journal; it is never stored. The journal doesn't say whether the run's driver
+``hlatctl.run.fold`` computes it from the journal. The journal doesn't say whether the run's driver
 is alive: ``hlatctl.run.lease`` does.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlatctl.run.journal import Event, number
+from hlatctl.run.steps import StepSeries
 
 #: Name of the job that trains.
 TRAIN_JOB = "train"
@@ -26,6 +27,8 @@ class StageState:
     fingerprint: str = ""
     wall_s: float = 0.0
     message: str = ""
+    outputs: dict[str, Any] = field(default_factory=dict)
+    """Of the last time that it finished."""
 
 
 @dataclass
@@ -44,7 +47,9 @@ class AttemptState:
         train_events: number of events that its processes have written.
         stragglers: events that name a slow process.
         hosts: its nodes; empty if the launcher doesn't tell them, or until it starts.
+        left_out_hosts: nodes that it was not to use.
         blamed_hosts: those of them that failed first.
+        rejected_hosts: those of them that failed a preflight after its end.
     """
 
     number: int
@@ -67,7 +72,9 @@ class AttemptState:
     train_events: int = 0
     stragglers: list[Event] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
+    left_out_hosts: list[str] = field(default_factory=list)
     blamed_hosts: list[str] = field(default_factory=list)
+    rejected_hosts: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -161,7 +168,7 @@ class RunState:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
         sweep: the sweep that it is a trial of, or empty.
         argv: the command line that created the run.
-        steps: the step events that count, by step; without superseded ones.
+        steps: the steps that count, by step; without superseded ones.
         peak_flops_per_s: of one device; None if unknown.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
         evaluates: the external model that this run only evaluates; empty for a training run.
@@ -183,7 +190,7 @@ class RunState:
     stages: dict[str, StageState] = field(default_factory=dict)
     attempts: list[AttemptState] = field(default_factory=list)
     queued: dict[str, QueuedJob] = field(default_factory=dict)
-    steps: dict[int, Event] = field(default_factory=dict)
+    steps: StepSeries = field(default_factory=StepSeries)
     peak_flops_per_s: float | None = None
     checkpoints: list[int] = field(default_factory=list)
     trust: dict[int, str] = field(default_factory=dict)
@@ -197,18 +204,17 @@ class RunState:
     @property
     def last_step(self) -> Event | None:
         """The newest step that counts."""
-        return self.steps[max(self.steps)] if self.steps else None
+        return next(self.steps.last(1), None)
 
     @property
     def step(self) -> int:
         """Optimizer steps done."""
-        return max(self.steps, default=0)
+        return self.steps.newest
 
     @property
     def tokens(self) -> int:
         """Tokens that the optimizer has consumed."""
-        last = self.last_step
-        return int(last["tokens"]) if last else 0
+        return self.steps.newest_tokens
 
     @property
     def attempt(self) -> AttemptState | None:

@@ -12,6 +12,9 @@ from tests.benchmarks import (
     flow_overhead,
     help_time,
     loader_speed,
+    plan_accuracy,
+    policy_scale,
+    scale,
     trainer_speed,
     uptime,
 )
@@ -26,6 +29,9 @@ BENCHMARKS = {
     "code_speed": code_speed.run,
     "eval_parity": eval_parity.run,
     "uptime": uptime.run,
+    "policy_scale": policy_scale.run,
+    "plan_accuracy": plan_accuracy.run,
+    "scale": scale.run,
 }
 
 

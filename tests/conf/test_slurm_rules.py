@@ -31,6 +31,8 @@ def slurm_config(**changes: Any) -> Any:
         ({"slurm__extra": ["--nodes=4"]}, EXTRA + "'--nodes=4': --nodes is set by cluster.nodes\nhint: remove --nodes"),
         ({"slurm__extra": ["--job-n=x"]}, EXTRA + "'--job-n=x': --job-n is set by hlatctl, which finds its jobs by it"),
         ({"slurm__extra": ["--requeue"]}, EXTRA + "'--requeue': --requeue is set by hlatctl"),
+        ({"interface": "eth 0"}, "cluster.interface='eth 0': must be the name of a network interface"),
+        ({"interface": ""}, "cluster.interface='': must be the name of a network interface"),
         (
             {"slurm__time_limit_s": 360},
             "cluster.slurm.time_limit_s=360: must be more than 360, because training stops "
@@ -44,12 +46,35 @@ def slurm_config(**changes: Any) -> Any:
             {"container__image": "h.sif", "launcher": "local"},
             "cluster.container.image=h.sif: cluster.launcher=local runs jobs without a container",
         ),
+        (
+            {"spare_nodes": 1, "launcher": "local"},
+            "cluster.spare_nodes=1: cluster.launcher=local has this machine only",
+        ),
     ],
 )
 def test_a_broken_rule_names_the_field_and_its_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(slurm_config(**{f"cluster__{key}": value for key, value in changes.items()}))
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--nodes=9", ": --nodes is set by cluster.nodes\nhint: remove --nodes from eval.cluster.extra"),
+        ("--partition=gpu", ": --partition is set by eval.cluster.partition"),
+        ("-p gpu", ": must be one long option of sbatch, on one line"),
+    ],
+)
+def test_options_of_evaluations_have_the_same_rules(option: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(config_with(cluster__launcher="slurm", eval__cluster__extra=[option]))
+    assert str(caught.value).startswith(f"eval.cluster.extra[0]={option!r}{message}")
+
+
+def test_evaluations_have_a_time_limit_of_their_own_and_several_interfaces_may_be_named() -> None:
+    own = ["--time=4:00:00", "--gpus=1", "--exclusive"]
+    validate(config_with(cluster__launcher="slurm", eval__cluster__extra=own, cluster__interface="ib0,ib1"))
 
 
 @pytest.mark.parametrize(

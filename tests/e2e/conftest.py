@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,18 @@ import pytest
 
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
+from tests.waiting import WAIT_S
 
-#: Far longer than anything takes on an idle machine.
-WAIT_S = 900.0
 SENTENCE = "the model reads a page and then another page until it says the next word"
 WORDS = SENTENCE.split()
 
 
 class Cli:
-    """The command `hlatctl`, with its own runs folder and corpus."""
+    """The command `hlatctl`, with its own runs folder and corpus.
+
+    Args:
+        prefect_api_url: of the Prefect API that its runs report to; empty: runs with ``tracking=none`` use none.
+    """
 
     def __init__(self, folder: Path, prefect_api_url: str = "") -> None:
         self.folder, self.prefect_api_url = folder, prefect_api_url
@@ -107,22 +109,23 @@ class Cli:
         return [pid for _, pid in sorted(by_rank)]
 
 
-def wait_for(true: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (value := true()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-    return value
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    return Cli(tmp_path_factory.mktemp("e2e"))
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory: pytest.TempPathFactory, prefect_api_url: str) -> Cli:
-    return Cli(tmp_path_factory.mktemp("e2e"), prefect_api_url)
+def tracked(cli: Cli, prefect_api_url: str) -> Cli:
+    """The same runs folder; runs report to Prefect."""
+    reporting = copy.copy(cli)
+    reporting.prefect_api_url = prefect_api_url
+    return reporting
 
 
 @pytest.fixture(scope="session")
 def undisturbed(cli: Cli) -> str:
-    """A run without faults, for comparison."""
-    result = cli.train("undisturbed")
+    """A run without faults, for comparison, whose driver is detached and followed."""
+    result = cli.run("train", "--detach", "--run-id", "undisturbed", *cli.overrides)
     assert result.returncode == 0, result.stderr
+    assert cli.run("logs", "undisturbed", "-f").returncode == 0
     return "undisturbed"

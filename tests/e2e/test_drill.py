@@ -47,7 +47,8 @@ def drilled(alone: Cli) -> dict[str, Any]:
     own = ("train.", "tracking", "checkpoint.")
     tiny = [override for override in alone.overrides if not override.startswith(own)]
     tiny += ["train.tokens=1T", "train.seq_len=256", "train.global_batch_size=16", "checkpoint.every_steps=10"]
-    result = alone.run("drill", "--json", *tiny, "recovery.hang_floor_s=6", timeout_s=900)
+    tiny += ["recovery.hang_floor_s=6", "recovery.straggler_steps=60"]
+    result = alone.run("drill", "--json", *tiny, timeout_s=900)
     assert result.returncode == 0, result.stderr
     return dict(json.loads(result.stdout))
 

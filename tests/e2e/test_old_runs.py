@@ -25,9 +25,9 @@ _DIED_AT = 14
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory, prefect_api_url: str) -> Cli:
+def old(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     """The two runs, moved to a folder of this test: their paths are changed and their checksums renewed."""
-    cli = Cli(tmp_path_factory.mktemp("old"), prefect_api_url)
+    cli = Cli(tmp_path_factory.mktemp("old"))
     with tarfile.open(_ARCHIVE) as archive:
         archive.extractall(cli.runs_dir, filter="data")
     for run_id in ("finished", "interrupted"):

@@ -13,8 +13,9 @@ from flows.launch.base import Handle
 from flows.launch.records import started
 from hlatctl.run import processes
 from hlatctl.run.errors import StoppedError
-from tests.e2e.conftest import Cli, wait_for
+from tests.e2e.conftest import Cli
 from tests.sockets import IPV4_LOOPBACK, hosts, listening
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 

@@ -15,7 +15,8 @@ from conf.compose import local_cores
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import fold
-from tests.e2e.conftest import Cli, wait_for
+from tests.e2e.conftest import Cli
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -31,7 +32,8 @@ def prefect_flow_runs(cli: Cli) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_sweep_whose_driver_is_killed_continues_with_the_running_trials(cli: Cli) -> None:
+def test_a_sweep_whose_driver_is_killed_continues_with_the_running_trials(tracked: Cli) -> None:
+    cli = tracked
     sweep, ids = SweepPaths(cli.runs_dir / "swept"), ["swept-t0000", "swept-t0001"]
     parallel = min(2, local_cores())
     driver = cli.start(

@@ -26,9 +26,9 @@ STEP_FIELDS = {"step", "tokens", "loss", "grad_norm", "param_norm", "lr", "step_
 
 
 @pytest.fixture(scope="module")
-def whole(cli: Cli) -> RunPaths:
-    """A run with compilation (if there is a compiler), three milestones and MLflow."""
-    result = cli.train(
+def whole(cli: Cli, tracked: Cli) -> RunPaths:
+    """A run with compilation (if there is a compiler), three milestones, Prefect and MLflow."""
+    result = tracked.train(
         "whole",
         "eval.enabled=true",
         "eval.every_tokens=7000",
@@ -221,12 +221,8 @@ def test_plan_changes_nothing(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_detach_returns_at_once_and_the_run_continues(cli: Cli) -> None:
-    result = cli.run("train", "--detach", "--run-id", "detached", *cli.overrides)
-    assert result.returncode == 0, result.stderr
-    followed = cli.run("logs", "detached", "-f")
-    assert followed.returncode == 0
-    assert json.loads(cli.run("status", "detached", "--json").stdout)["status"] == "finished"
+def test_a_detached_run_is_followed_to_its_end(cli: Cli, undisturbed: str) -> None:
+    assert json.loads(cli.run("status", undisturbed, "--json").stdout)["status"] == "finished"
 
 
 def test_resume_in_another_folder_finds_the_run(cli: Cli, whole: RunPaths, tmp_path: Path) -> None:

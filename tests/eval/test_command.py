@@ -22,14 +22,13 @@ from tests.eval.conftest import REPO
 
 pytestmark = pytest.mark.processes
 
-_OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=24", "eval.batch_size=1", "tracking=none"]
+_OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=12", "eval.batch_size=1", "tracking=none"]
 
 
 def test_a_repeated_command_continues_a_killed_evaluation(
     model_folder: Path,
     start_eval: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
-    prefect_api_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
@@ -39,7 +38,6 @@ def test_a_repeated_command_continues_a_killed_evaluation(
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPO),
-        "PREFECT_API_URL": prefect_api_url,
         "OMP_NUM_THREADS": "1",
         "HLATCTL_RUNS_DIR": str(tmp_path / "runs"),
     }
@@ -55,7 +53,7 @@ def test_a_repeated_command_continues_a_killed_evaluation(
     assert again.stdout == f"{results}\n"
     assert "smoke_gsm8k (task 2 of 2)" in again.stderr
     scores = json.loads(results.read_text(encoding="utf-8"))["scores"]
-    assert {name: score["n"] for name, score in scores.items()} == {"smoke_crows_pairs": 24, "smoke_gsm8k": 24}
+    assert {name: score["n"] for name, score in scores.items()} == {"smoke_crows_pairs": 12, "smoke_gsm8k": 12}
     events = read_events(run)
     assert [event["task"] for event in events if event["kind"] == "eval_task_finished"] == list(scores)
     second = max(number for number, event in enumerate(events) if event["kind"] == "eval_started")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,19 @@ def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mock_config(tmp_path: Path) -> Config:
+def mock_config(composed: Config, tmp_path: Path) -> Config:
+    return dataclasses.replace(composed, runs_dir=str(tmp_path / "runs"))
+
+
+@pytest.fixture(scope="session")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The configuration of most tests here, composed once: that takes longer than many of them."""
     return compose(
         [
             "cluster=mock",
             "tracking=none",
             "recovery.backoff_s=0",
-            f"runs_dir={tmp_path / 'runs'}",
+            f"runs_dir={tmp_path_factory.mktemp('composed')}",
             "train.tokens=2.5M",
             "train.global_batch_size=16",
             "train.seq_len=512",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from flows.stages.evaluate import _run_beside_training
 from tests.flows.conftest import Recorder
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -62,10 +62,7 @@ def evaluate(ctx: FlowContext, tmp_path: Path) -> Callable[[int], threading.Thre
 
 def _notes(folder: Path, count: int) -> list[list[int]]:
     """Wait for so many jobs, and return their priorities."""
-    deadline = time.monotonic() + 60
-    while not (folder / "notes").exists() or (folder / "notes").read_text().count("\n") < count:
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
+    wait_for(lambda: (folder / "notes").exists() and (folder / "notes").read_text().count("\n") >= count)
     return [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from signal import SIGKILL, SIGTERM
 
 import pytest
 
 from hlatctl.run import processes
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -24,13 +23,6 @@ from flows import forecast
 config = compose(["cluster=mock", "eval.enabled=false", "train.max_steps=100000", "train.seq_len=512"])
 forecast.play_all(config, 10_000, print)
 """
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_a_forecast_that_is_terminated_leaves_no_worker_process() -> None:

@@ -1,14 +1,26 @@
-"""What the driver says of the software that nodes report."""
+"""What the driver says of the software that nodes report, and how a run waits for nodes."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from conf.schema import Config
+from flows import pretrain
+from flows.launch.base import Job
+from flows.simulation.process import Script
+from flows.simulation.scripts import SCRIPTS, argument
+from flows.simulation.world import World
 from flows.stages.preflight import _differences
+from hlatctl.report.timeline import account
 from hlatctl.run import files
+from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
+from tests.flows.conftest import Recorder
 
 
 def test_software_that_differs_from_the_record_is_named_with_its_hosts(tmp_path: Path) -> None:
@@ -22,3 +34,55 @@ def test_software_that_differs_from_the_record_is_named_with_its_hosts(tmp_path:
     assert _differences(ctx, workers) == [
         "n0, n1, n2, n3 and 2 more: torch 2.9.0, but the run's provenance.json has 2.13.0"
     ]
+
+
+#: Time until the node of the test is repaired, in simulated seconds.
+REPAIR_S = 3000.0
+
+
+def one_of_two_breaks(config: Config, monkeypatch: pytest.MonkeyPatch, **recovery: Any) -> Config:
+    """Let the second of two nodes break at the end of the first attempt; there is no spare one."""
+    normal = SCRIPTS["train"]
+
+    def breaks(world: World, job: Job) -> Script:
+        code = yield from normal(world, job)
+        if argument(job, "--attempt") == "1":
+            world.broken["mock-1"] = world.clock.now_unix_s() + REPAIR_S
+        return code
+
+    monkeypatch.setitem(SCRIPTS, "train", breaks)
+    return dataclasses.replace(
+        config,
+        cluster=dataclasses.replace(config.cluster, nodes=2, processes_per_node=1),
+        rehearsal=dataclasses.replace(config.rehearsal, spare_nodes=0, person_s=0.0),
+        recovery=dataclasses.replace(config.recovery, **recovery),
+    )
+
+
+@pytest.mark.processes
+def test_a_run_that_trained_waits_in_the_queue_until_a_node_is_repaired(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    run = pretrain.create(one_of_two_breaks(mock_config, monkeypatch), argv=[])
+    state = pretrain.drive(run, recorder)
+    assert (state.status, state.queued) == ("finished", {})
+    assert state.attempts[0].rejected_hosts == ["mock-1"], "the restart policy knows that its end was a node's fault"
+    waits = [event for event in read_events(run) if event.get("job") == "preflight"]
+    assert {event["kind"] for event in waits} == {"job_queued", "job_left_queue"}
+    assert waits[0]["reason"] == "mock-1: not fit to train, and no spare node"
+    assert waits[-1]["kind"] == "job_left_queue"
+    assert waits[-1]["time_unix_s"] - waits[0]["time_unix_s"] == pytest.approx(REPAIR_S, abs=400)
+    assert sum("no spare node, measuring again every 300 s" in message for message in recorder.messages) == 1
+    assert account(read_events(run)).seconds["queued"] > 0
+    assert sum(event["kind"] == "run_finished" for event in read_events(run)) == 1, "no person was needed"
+
+
+@pytest.mark.processes
+def test_a_run_waits_for_nodes_no_longer_than_it_may(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit_s in (0.0, 1000.0):
+        run = pretrain.create(one_of_two_breaks(mock_config, monkeypatch, max_node_wait_s=limit_s), argv=[])
+        assert pretrain.drive(run).status == "finished", "a person has resumed it"
+        kinds = [event["kind"] for event in read_events(run)]
+        failed_at = kinds.index("run_finished")
+        assert kinds[:failed_at].count("job_queued") == (3 if limit_s else 0)
+        assert kinds[:failed_at].count("job_left_queue") == (3 if limit_s else 0)

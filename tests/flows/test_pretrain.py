@@ -9,11 +9,12 @@ import pytest
 
 from conf.schema import Config
 from flows import pretrain
-from flows.launch.base import Job
+from flows.launch.base import Allocation, Job
 from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.recovery import node_ledger
 from flows.runtime.clock import RealClock
+from flows.simulation.mock import MockLauncher
 from flows.simulation.process import Script
 from flows.simulation.scripts import SCRIPTS, argument
 from flows.simulation.world import START_UNIX_S, World
@@ -58,8 +59,8 @@ def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_mileston
     assert [stage for stage, end in stage_ends(run)] == [
         "validate",
         "provenance",
-        "preflight",
         "data",
+        "preflight",
         "compile",
         "warm_cache",
         "coverage",
@@ -218,6 +219,28 @@ def test_a_suspect_node_is_measured_again_before_the_next_attempt(
     assert "nodes: mock-0 failed before; measuring again before the next attempt" in recorder.messages
 
 
+def test_nodes_that_a_scheduler_gives_anew_are_measured_before_training(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    given, codes, normal = ["allocation-0001"], iter((137, 137)), SCRIPTS["train"]
+
+    def train(world: World, job: Job) -> Script:
+        code = next(codes, 0)
+        if job.launch_dir.name == "attempt-0002":
+            given.append("allocation-0002")
+        return ends_with(code) if code else normal(world, job)
+
+    monkeypatch.setitem(SCRIPTS, "train", train)
+    monkeypatch.setattr(MockLauncher, "keeps_nodes", True)
+    monkeypatch.setattr(MockLauncher, "allocation", lambda *_: Allocation(name=given[-1], hosts=("mock-0", "spare")))
+    run = pretrain.create(mock_config, argv=[])
+    assert pretrain.drive(run, recorder).status == "finished"
+    starts = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
+    order = [event["kind"].removesuffix("_started") for event in starts if event["kind"].endswith("_started")]
+    assert order == ["stage", "attempt", "attempt", "stage", "attempt"], "a spare node replaces the suspect one"
+    assert recorder.messages.count("nodes: measuring the nodes that training gets") == 1
+
+
 def test_a_failing_evaluation_does_not_stop_training_and_resume_retries_it(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +258,7 @@ def test_after_a_driver_died_while_a_job_ran_the_next_one_re_attaches(mock_confi
     run = pretrain.create(mock_config, argv=[])
     dead = open_context(run)
     dead.event("head_started", pid=1, host="gone")
-    _start(dead, training_job(mock_config, run, 1), 1, None)  # as far as submitting the first attempt
+    _start(dead, training_job(mock_config, run, 1), 1, None, [])  # as far as submitting the first attempt
     dead.close()
     state = pretrain.drive(run)
     assert [attempt.number for attempt in state.attempts] == [1, 2], "attempt 1 was not started again"

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from flows.simulation.process import Script
 from flows.simulation.scripts import SCRIPTS, argument
 from flows.simulation.world import World
 from hlatctl.run import files
-from hlatctl.run.errors import LaunchError, StoppedError, StorageError
+from hlatctl.run.errors import LaunchError, PreflightError, StoppedError, StorageError, dump_error
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, Event, JournalWriter, read_events, train_writer
 from hlatctl.run.lease import hold_driver
@@ -134,7 +135,7 @@ def test_a_stage_on_a_full_disk_is_an_error_with_a_hint(mock_config: Config, mon
     assert fold(read_events(run)).status == "failed"
 
 
-def test_a_request_to_stop_that_cannot_be_written_is_an_error_with_a_hint(
+def test_a_request_to_stop_that_cannot_be_written_names_the_driver_or_ends_the_job_of_a_dead_one(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
@@ -149,6 +150,13 @@ def test_a_request_to_stop_that_cannot_be_written_is_an_error_with_a_hint(
     with hold_driver(run), pytest.raises(StorageError) as caught:
         control.request_stop(run, by="test", wait_s=0)
     assert f"kill -INT {os.getpid()}" in caught.value.hint
+
+    cancelled: list[str] = []
+    launcher = SimpleNamespace(cancel=lambda job, **_: cancelled.append(job), release=cancelled.append)
+    monkeypatch.setattr(control, "launcher_for", lambda _: launcher)
+    monkeypatch.setattr(control, "live_training", lambda *_: "train")
+    control.request_stop(run, by="test", wait_s=0)
+    assert cancelled == ["train", run.root], "the nodes that the run keeps are given back"
 
 
 def test_a_stop_during_the_back_off_starts_no_attempt(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,16 +233,23 @@ def test_stages_have_a_limit_of_restarts_and_crashes_are_not_restarted(
     assert len(of_kind(run, "stage_failed")) == 5
 
 
-def test_a_preflight_that_takes_too_long_names_the_key_of_its_limit(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("says_why", [False, True])
+def test_a_preflight_that_takes_too_long_names_its_own_error_or_else_the_key_of_its_limit(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch, says_why: bool
 ) -> None:
     def slow(world: World, job: Job) -> Script:
+        if says_why:
+            dump_error(PreflightError("worker n4: run directory is not the same folder"), job.error_file)
         world.clock.at(world.clock.now_unix_s() + 130.0, lambda: world.clock.notify(job.name))
         yield 1000.0
         return 0
 
     monkeypatch.setitem(SCRIPTS, "preflight", slow)
     run = pretrain.create(mock_config, argv=[])
-    with pytest.raises(LaunchError, match=r"preflight\.timeout_s=120: job preflight did not finish") as caught:
+    with pytest.raises((LaunchError, PreflightError)) as caught:
         pretrain.drive(run)
-    assert f"set that key in {run.config}" in caught.value.hint
+    if says_why:
+        assert caught.value.message == "worker n4: run directory is not the same folder"
+    else:
+        assert caught.value.message.startswith("preflight.timeout_s=120: job preflight did not finish")
+        assert f"set that key in {run.config}" in caught.value.hint

@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.schema import Config, FailureRatesConfig
 from flows import forecast, pretrain
 from flows.recovery import policy
-from flows.simulation.failures import Failures
+from flows.simulation.failures import OF_CLUSTER, Failures
 from flows.simulation.world import WORLD_WRITER
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run.errors import TrainingError
@@ -69,8 +69,8 @@ def only(kind: str, per_1000_node_hours: float) -> FailureRatesConfig:
         ("hardware", 8.0, "killed", {"restart", "restart_without", "walk_back"}),
         ("collective_timeout", 10.0, "collective_timeout", {"restart", "restart_without"}),
         ("hang", 10.0, "hang", {"restart", "restart_without"}),
-        ("upgrade", 10.0, "preempted", {"restart"}),
-        ("nan", 10.0, "rollback", {"restart"}),
+        ("upgrade", 100.0, "preempted", {"restart"}),
+        ("nan", 100.0, "rollback", {"restart"}),
     ],
 )
 def test_the_flow_finds_the_cause_of_each_failure(
@@ -106,7 +106,7 @@ def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_pa
 
 
 def test_a_full_disk_at_a_milestone_stops_the_run_until_a_person_resumes_it(tmp_path: Path) -> None:
-    events = read_events(drive(campaign(tmp_path, only("disk_full", 12.0))))
+    events = read_events(drive(campaign(tmp_path, only("disk_full", 120.0))))
     causes = [event["cause"] for event in events if event["kind"] == "attempt_ended"]
     assert causes[-1] == "finished"
     assert set(causes) <= {"disk_full", "finished"}
@@ -166,5 +166,18 @@ def test_failures_are_drawn_at_their_rates() -> None:
     hours = sum(failure.after_s for failure in drawn) / 3600
     kinds = Counter(failure.kind for failure in drawn)
     assert kinds["hang"] / hours == pytest.approx(0.1, rel=0.1)
-    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "the rate of one node"
+    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "the cluster has one driver"
     assert Failures(NONE, hosts, random.Random(1)).next() is None
+
+
+@pytest.mark.parametrize("kind", OF_CLUSTER)
+def test_what_fails_once_per_cluster_does_not_fail_more_often_on_more_nodes(kind: str) -> None:
+    import random
+
+    def first_s(nodes: int) -> float:
+        hosts = tuple(f"mock-{number}" for number in range(nodes))
+        failure = Failures(only(kind, 10.0), hosts, random.Random(1)).next()
+        assert failure
+        return failure.after_s
+
+    assert first_s(2048) == first_s(64)

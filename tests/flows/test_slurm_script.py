@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from conf.schema import ClusterConfig, ContainerConfig, SlurmConfig
 from flows.launch.base import Job
-from flows.launch.slurm.script import script
+from flows.launch.slurm.script import allocation_script, script
 from hlatctl.run.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
@@ -78,7 +80,16 @@ def in_container(**settings: object) -> ClusterConfig:
     ],
 )
 def test_the_script_equals_the_golden_file(name: str, job: Job, cluster: ClusterConfig) -> None:
-    text = script(job, cluster).replace(sys.executable, "PYTHON")
+    compare(name, script(job, cluster))
+
+
+def test_the_script_that_keeps_nodes_equals_the_golden_file() -> None:
+    cluster = dataclasses.replace(EVERYTHING, spare_nodes=1)
+    compare("nodes", allocation_script(TRAIN, cluster, Path("/runs/golden/launch/allocation-0001")))
+
+
+def compare(name: str, text: str) -> None:
+    text = text.replace(sys.executable, "PYTHON")
     path = GOLDEN / f"{name}.sh"
     if os.environ.get(UPDATE):
         path.parent.mkdir(exist_ok=True)
@@ -106,3 +117,28 @@ def test_a_runs_folder_that_slurm_or_a_mount_can_not_name_is_refused() -> None:
     job = dataclasses.replace(TRAIN, run_dir=Path("/runs:1/golden"))
     with pytest.raises(ConfigError, match=r"runs_dir=/runs:1: must not contain ':' or ','"):
         script(job, in_container(image="x"))
+
+
+def listener_from(port: int) -> socket.socket:
+    """Listen at the first free port from this one on."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return listener_from(port + 1)
+
+
+@pytest.mark.processes
+def test_each_start_of_a_job_takes_a_free_port_that_linux_gives_to_no_connection() -> None:
+    text = script(TRAIN, PLAIN)
+    choose = text[text.index("for try in") : text.index("\nsrun ") + 1]
+
+    def port(urandom: str) -> int:
+        own = choose.replace("$(od -An -N2 -tu2 /dev/urandom)", urandom) + "echo $HLATCTL_MASTER_PORT"
+        return int(subprocess.run(("bash", "-c", own), capture_output=True, text=True, check=True).stdout)
+
+    ports = {port("$(od -An -N2 -tu2 /dev/urandom)") for _ in range(8)}
+    assert len(ports) > 1
+    assert all(20000 <= each < 32768 for each in ports)
+    with listener_from(20000) as taken:
+        number = taken.getsockname()[1]
+        assert port(f"$(({number} - 20000 + try - 1))") != number

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,13 @@ from typing import Any
 import pytest
 
 from hlatctl.run import processes
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
 _WAIT_S = 60.0
 
+_TORCHRUN = "torch.distributed.run"
 #: A substitute for torchrun: two ranks in sessions of their own, which stop slowly. It records its own SIGTERM.
 _LAUNCHER = """
 import os, signal, subprocess, sys
@@ -37,7 +38,11 @@ _RANK = """
 import os, signal, sys, time
 from pathlib import Path
 asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+def ask(*_):
+    asked.append(1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, ask)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # as trainer.process does
 own = Path(sys.argv[1], "rank-" + os.environ["RANK"])
 own.with_suffix(".ready").touch()
 while not asked:
@@ -75,23 +80,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         node.communicate()
 
 
-def _wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-
-
 def _read(path: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return value
 
 
 def test_a_request_to_stop_reaches_the_ranks_and_never_torchrun(tmp_path: Path, start: Start) -> None:
-    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK)
-    _wait_until(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
+    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK, _TORCHRUN)
+    wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
     node.send_signal(signal.SIGTERM)
-    _wait_until(lambda: len(list(tmp_path.glob("*.saving"))) == 2)
+    wait_for(lambda: len(list(tmp_path.glob("*.saving"))) == 2)
     (tmp_path / "let-them-finish").touch()
     assert node.wait(_WAIT_S) == 75
     assert len(list(tmp_path.glob("*.saved"))) == 2
@@ -99,6 +97,60 @@ def test_a_request_to_stop_reaches_the_ranks_and_never_torchrun(tmp_path: Path, 
     record = _read(tmp_path / "job.exit_code")
     assert (record["code"], record["asked_to_stop"]) == (75, True)
     assert record["oom_kills"] is None or record["oom_kills"] >= 0
+
+
+def test_a_signal_to_all_processes_of_a_job_does_not_end_torchrun_before_its_ranks(
+    tmp_path: Path, start: Start
+) -> None:
+    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK, _TORCHRUN)
+    wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
+    for process in processes.of_job(_read(tmp_path / "job.pid")["token"]):
+        processes.send(process, signal.SIGTERM)
+    node.send_signal(signal.SIGTERM)
+    wait_for(lambda: len(list(tmp_path.glob("*.saving"))) == 2)
+    (tmp_path / "let-them-finish").touch()
+    assert node.wait(_WAIT_S) == 75
+    assert not (tmp_path / "torchrun-got-sigterm").exists()
+
+
+def test_torchrun_without_ranks_is_ended_because_there_is_nothing_to_save(tmp_path: Path, start: Start) -> None:
+    node = start("import time; print(flush=True); time.sleep(600)", _TORCHRUN)
+    assert node.stdout
+    node.stdout.readline()
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(_WAIT_S) == 128 + signal.SIGKILL
+    assert _read(tmp_path / "job.exit_code")["asked_to_stop"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel ends a process with its parent")
+def test_a_command_ends_with_its_program(tmp_path: Path, start: Start) -> None:
+    node = start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    assert node.stdout
+    command = processes.identify(int(node.stdout.readline()))
+    assert command
+    node.kill()
+    try:
+        wait_for(lambda: not processes.alive(command))
+    finally:
+        processes.send(command, signal.SIGKILL)
+
+
+def test_a_job_ends_when_the_schedulers_program_on_its_node_is_gone(tmp_path: Path) -> None:
+    node = [sys.executable, "-m", "hlatctl.node", os.fspath(tmp_path / "job"), "--", sys.executable, "-c"]
+    step = f"import subprocess; subprocess.run({[*node, 'import time; time.sleep(600)']!r})"
+    scheduler = subprocess.Popen([sys.executable, "-c", step], env={**os.environ, "HLATCTL_NODES": "1"})
+    wait_for((tmp_path / "job.pid").exists)
+    scheduler.kill()
+    scheduler.wait()
+    token = _read(tmp_path / "job.pid")["token"]
+    try:
+        wait_for((tmp_path / "job.exit_code").exists)
+    finally:
+        left = processes.of_job(token)
+        for process in left:
+            processes.send(process, signal.SIGKILL)
+    assert not left
+    assert _read(tmp_path / "job.exit_code")["code"] == 128 + signal.SIGKILL
 
 
 def test_a_single_process_is_asked_itself_and_its_signal_is_the_exit_code(tmp_path: Path, start: Start) -> None:
@@ -115,12 +167,12 @@ def test_the_first_record_identifies_the_process_and_the_last_is_written_when_al
 ) -> None:
     child = "import time; time.sleep(600)"
     node = start(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)")
-    _wait_until((tmp_path / "job.pid").exists)
+    wait_for((tmp_path / "job.pid").exists)
     record = _read(tmp_path / "job.pid")
     assert record["pid"] == node.pid
     assert record["boot_id"]
     assert record["started"]
-    _wait_until((tmp_path / "job.exit_code").exists)
+    wait_for((tmp_path / "job.exit_code").exists)
     assert not processes.of_job(record["token"])
     assert node.wait(_WAIT_S) == 0
 
@@ -136,8 +188,8 @@ def test_temporary_files_go_to_a_private_folder_that_is_removed(tmp_path: Path, 
 
 
 def test_sigquit_ends_everything_at_once(tmp_path: Path, start: Start) -> None:
-    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK)
-    _wait_until(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
+    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK, _TORCHRUN)
+    wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
     node.send_signal(signal.SIGQUIT)
     assert node.wait(_WAIT_S) == 128 + signal.SIGKILL
     assert not processes.of_job(_read(tmp_path / "job.pid")["token"])
@@ -151,6 +203,18 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert result.stderr == "no-such-program 'a b': can't be started (No such file or directory)\n"
 
 
+def test_a_folder_that_is_not_there_is_named_with_the_host_in_one_line(tmp_path: Path) -> None:
+    base = tmp_path / "launch" / "job"
+    node = [sys.executable, "-m", "hlatctl.node", os.fspath(base), "--", "true"]
+    env = {**os.environ, "HLATCTL_NODE_NAME": "n4"}
+    result = subprocess.run(node, capture_output=True, text=True, check=False, env=env)
+    assert result.returncode == 127
+    assert result.stderr == (
+        f"StorageError: {base}.pid.tmp: can't be written on n4 (No such file or directory); runs_dir must be on "
+        "storage that all nodes share\n"
+    )
+
+
 def test_each_node_of_several_has_records_of_its_own(tmp_path: Path, start: Start) -> None:
     assert start("", NODE_RANK="3").wait(_WAIT_S) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.node-3.exit_code", "job.node-3.pid"]
@@ -159,7 +223,7 @@ def test_each_node_of_several_has_records_of_its_own(tmp_path: Path, start: Star
 def test_the_record_of_the_end_has_its_room_before_the_job_begins(tmp_path: Path, start: Start) -> None:
     go = tmp_path / "go"
     node = start(f"import os, time\nwhile not os.path.exists({os.fspath(go)!r}): time.sleep(0.02)")
-    _wait_until((tmp_path / "job.pid").exists)
+    wait_for((tmp_path / "job.pid").exists)
     room = (tmp_path / "job.exit_code.tmp").stat()
     go.touch()
     assert node.wait(_WAIT_S) == 0

@@ -7,17 +7,21 @@ process is a power cut. Needs root and Debian's slurmctld, slurmd, slurm-client 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "setpriv")
 _WAIT_S = 120.0
+_DISK_BYTES = 1 << 20
+#: linux/fs.h
+_MNT_DETACH = 2
 
 _CONF = """\
 ClusterName=lab
@@ -28,7 +32,6 @@ AuthType=auth/munge
 AuthInfo=socket={root}/munge/socket
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmctldPort={port}
-FirstJobId={first_job}
 SlurmctldPidFile={root}/slurmctld.pid
 SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdPidFile={root}/slurmd.%n.pid
@@ -90,10 +93,17 @@ class Lab:
         """Variables with which Slurm's commands find this cluster."""
         return {"SLURM_CONF": str(self.root / "slurm.conf"), "MUNGE_SOCKET": str(self.root / "munge" / "socket")}
 
+    @property
+    def disk(self) -> Path:
+        """A small disk that all nodes share, which a test may fill."""
+        return self.root / "disk"
+
     def start(self) -> None:
         """Start the daemons; return when all nodes are idle."""
-        for folder in ("log", "state", "spool", "munge"):
+        for folder in ("log", "state", "spool", "munge", "disk"):
             (self.root / folder).mkdir(parents=True)
+        # Before the nodes, which see no later mount.
+        subprocess.run(("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", self.disk), check=True)
         self._start_munge()
         self._write_conf()
         self.start_controller()
@@ -110,6 +120,7 @@ class Lab:
             if daemon:
                 daemon.kill()
                 daemon.wait()
+        ctypes.CDLL(None).umount2(os.fsencode(self.disk), _MNT_DETACH)  # a program can't start at a session's end
 
     def start_controller(self) -> None:
         """Start slurmctld, or start it again."""
@@ -135,12 +146,34 @@ class Lab:
 
     def cut(self, node: str) -> None:
         """Cut a node's power: all of its processes die at once."""
-        outer = self._outer.pop(node)
-        for child in Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split():
+        children, outer = self._inner(node), self._outer.pop(node)
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(child), signal.SIGKILL)
         outer.kill()
         outer.wait()
+
+    @contextlib.contextmanager
+    def hidden(self, folder: Path, node: str) -> Iterator[None]:
+        """Hide a folder's content from a node, as if storage was not mounted there."""
+        (slurmd,) = self._inner(node)
+        there = ("nsenter", "--mount", "--pid", f"--target={slurmd}")
+        subprocess.run((*there, "mount", "-t", "tmpfs", "tmpfs", folder), check=True)
+        try:
+            yield
+        finally:
+            subprocess.run((*there, "umount", "--lazy", folder), check=True)
+
+    @contextlib.contextmanager
+    def drained(self, *nodes: str) -> Iterator[None]:
+        """Take nodes out of service for new jobs, as an administrator does."""
+        for node in nodes:
+            self.command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def state_of(self, node: str) -> str:
         """A node's state in Slurm's words, such as ``idle``."""
@@ -149,6 +182,11 @@ class Lab:
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands."""
         return subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, check=False)
+
+    def _inner(self, node: str) -> list[str]:
+        """The first process of a node, by its id outside; none if it has ended."""
+        pid = self._outer[node].pid
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.root / "log" / f"{words[0]}.out").open("ab") as output:
@@ -191,10 +229,8 @@ class Lab:
 
     def _write_conf(self) -> None:
         ports = _free_ports(len(self.nodes) + 1)
-        # Labs share one machine's ports, and a job's number gives its port.
-        first = 1 + os.getpid() % 199 * 100
         memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10 // len(self.nodes) >> 20
-        lines = [_CONF.format(host=socket.gethostname().split(".")[0], root=self.root, port=ports[0], first_job=first)]
+        lines = [_CONF.format(host=socket.gethostname().split(".")[0], root=self.root, port=ports[0])]
         for node, port in zip(self.nodes, ports[1:], strict=True):
             lines.append(
                 f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=1 "

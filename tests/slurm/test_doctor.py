@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from flows.cluster_checks import check_cluster
+from flows.cluster_checks import _passes, check_cluster
 from hlatctl.cli.main import main
 from tests.slurm.lab import Lab
 
@@ -28,7 +28,8 @@ def test_a_cluster_is_described_in_one_line_for_each_need(lab: Lab) -> None:
     )
     assert checks["job"] == ("pass", "cluster.nodes=2 can start in this partition")
     assert checks["accounting"][1].startswith("none: the scheduler forgets a job 300 sec after its end")
-    assert checks["limits"] == ("pass", "jobs get the limits of the nodes' slurmd; preflight checks open files there")
+    assert checks["limits"][1] == "open files: jobs get the limit of the nodes' slurmd; preflight checks it there"
+    assert shown("backend.device=cuda")["locked memory"][0] == "skip", "this shell's limit is not that of jobs"
 
 
 def test_what_the_cluster_can_not_give_fails_with_a_hint(lab: Lab) -> None:
@@ -50,3 +51,19 @@ def test_without_slurm_here_the_commands_are_named(
     assert "fail  Slurm's commands: sbatch, squeue, scancel, sinfo, scontrol: not found; run hlatctl on a login" in out
     assert "scheduler" not in out
     assert "shared runs folder" in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({"PropagateResourceLimits": "ALL", "PropagateResourceLimitsExcept": "(null)"}, {"NOFILE", "MEMLOCK"}),
+        ({"PropagateResourceLimits": "NONE", "PropagateResourceLimitsExcept": "(null)"}, set()),
+        ({"PropagateResourceLimits": "NOFILE", "PropagateResourceLimitsExcept": "(null)"}, {"NOFILE"}),
+        ({"PropagateResourceLimits": "(null)", "PropagateResourceLimitsExcept": "MEMLOCK,CORE"}, {"NOFILE"}),
+        ({}, {"NOFILE", "MEMLOCK"}),
+    ],
+)
+def test_the_limits_that_jobs_get_of_a_shell_are_those_of_slurms_settings(
+    settings: dict[str, str], passes: set[str]
+) -> None:
+    assert {limit for limit in ("NOFILE", "MEMLOCK") if _passes(settings, limit)} == passes

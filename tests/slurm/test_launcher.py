@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
-import signal
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
 from conf.schema import ClusterConfig, SlurmConfig
-from flows.launch.base import Handle, Job, Status
+from flows.drill.small_disk import fill
+from flows.launch.base import Handle, Job
 from flows.launch.slurm import script
 from flows.launch.slurm.launcher import SlurmLauncher
 from hlatctl.run.errors import DISK_FULL, LaunchError, StorageError
+from hlatctl.run.state import TRAIN_JOB
+from tests.flows.launch.contract import SLEEPS, end_of, python_job, submit
 from tests.slurm.lab import Lab, wait_for
 
 pytestmark = pytest.mark.processes
 
-SLEEPS = "import time; print('started', flush=True); time.sleep(600)"
+SHARE = "runs_dir must be on storage that all nodes share"
 
 
 def cluster(**settings: object) -> ClusterConfig:
@@ -29,17 +30,7 @@ def cluster(**settings: object) -> ClusterConfig:
 
 
 def job(folder: Path, code: str, *, nodes: int = 2) -> Job:
-    place = folder / f"run-{uuid.uuid4().hex[:6]}"
-    return Job(
-        name="try",
-        run_dir=place,
-        argv=("-c", code),
-        launch_dir=place / "launch",
-        log_dir=place / "logs",
-        each_node=True,
-        nodes=nodes,
-        env={"PYTHONUNBUFFERED": "1"},
-    )
+    return python_job(folder / f"run-{uuid.uuid4().hex[:6]}", code, nodes=nodes, PYTHONUNBUFFERED="1")
 
 
 @pytest.fixture
@@ -48,32 +39,10 @@ def launcher(lab: Lab) -> SlurmLauncher:
     return SlurmLauncher(cluster())
 
 
-def submit(launcher: SlurmLauncher, what: Job) -> Handle:
-    return launcher.submit(launcher.render(what))
-
-
-def end_of(launcher: SlurmLauncher, handle: Handle) -> Status:
-    wait_for(lambda: launcher.status(handle).ended)
-    return launcher.status(handle)
-
-
 def runs(launcher: SlurmLauncher, handle: Handle, what: Job) -> None:
     """Wait until the job's command runs on all of its nodes."""
     wait_for(lambda: what.log.read_text().count("started") == what.nodes)
     wait_for(lambda: launcher.status(handle).state == "running")
-
-
-def test_a_job_runs_on_each_of_its_nodes_and_another_driver_finds_its_end(
-    launcher: SlurmLauncher, tmp_path: Path
-) -> None:
-    what = job(tmp_path, "import os; print('on', os.environ['HLATCTL_NODE_NAME'])")
-    assert launcher.status(launcher.handle(launcher.render(what))).state == "lost"
-    handle = submit(launcher, what)
-    status = end_of(SlurmLauncher(cluster()), handle)
-    assert (status.state, status.exit_code, len(status.hosts)) == ("succeeded", 0, 2)
-    assert sorted(what.log.read_text().split("\n"))[1:] == [f"on {host}" for host in sorted(status.hosts)]
-    launcher.cancel(handle, grace_s=1)
-    assert launcher.status(handle) == status, "cancelling an ended job changes nothing"
 
 
 def test_the_first_node_to_fail_is_blamed_with_its_code(launcher: SlurmLauncher, tmp_path: Path) -> None:
@@ -81,6 +50,19 @@ def test_the_first_node_to_fail_is_blamed_with_its_code(launcher: SlurmLauncher,
     status = end_of(launcher, submit(launcher, job(tmp_path, code)))
     assert (status.state, status.exit_code) == ("failed", 17)
     assert status.blamed_hosts == status.hosts[1:]
+
+
+def test_a_node_that_does_not_see_the_run_directory_is_blamed_and_says_so(
+    launcher: SlurmLauncher, lab: Lab, tmp_path: Path
+) -> None:
+    what = job(tmp_path, SLEEPS, nodes=4)
+    with lab.hidden(tmp_path, "n3"):
+        status = end_of(launcher, submit(launcher, what))
+    assert (status.state, status.verdict) == ("failed", "node_failed")
+    assert "n3" in status.blamed_hosts
+    line = next(line for line in what.log.read_text().splitlines() if line.startswith("StorageError: "))
+    assert line.endswith("can't be written on n3 (No such file or directory); " + SHARE)
+    assert "Traceback" not in what.log.read_text()
 
 
 def test_a_job_that_no_node_is_free_for_is_queued_with_the_reason(launcher: SlurmLauncher, tmp_path: Path) -> None:
@@ -96,23 +78,22 @@ def test_a_job_that_no_node_is_free_for_is_queued_with_the_reason(launcher: Slur
     assert launcher.status(holding).ended
 
 
-def test_a_stop_reaches_the_command_and_its_own_end_counts(launcher: SlurmLauncher, tmp_path: Path) -> None:
-    code = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('started')\ntime.sleep(600)"
-    what = job(tmp_path, code)
+def test_a_job_stops_by_itself_on_a_full_disk_and_stays_given_up(
+    launcher: SlurmLauncher, lab: Lab, tmp_path: Path
+) -> None:
+    code = "import os, signal, time\nsignal.signal(15, lambda *_: os._exit(75))\nprint('started')\ntime.sleep(600)"
+    what = job(lab.disk, code)
     handle = submit(launcher, what)
     runs(launcher, handle, what)
+    ballast = lab.disk / "ballast"
+    fill(ballast)
+    assert "No space left on device" in launcher.dump_stacks(handle)
     launcher.cancel(handle, grace_s=60)
-    assert launcher.status(handle).state == "succeeded"
-
-
-def test_a_power_cut_blames_the_node_that_was_cut(launcher: SlurmLauncher, lab: Lab, tmp_path: Path) -> None:
-    what = job(tmp_path, SLEEPS)
-    handle = submit(launcher, what)
-    runs(launcher, handle, what)
-    lab.cut("n2")
-    status = end_of(launcher, handle)
-    lab.boot("n2")
-    assert (status.verdict, status.blamed_hosts) == ("node_failed", ("n2",))
+    status = launcher.status(handle)
+    given_up = script.token_file(what.launch_dir / what.name).read_text()
+    ballast.unlink()
+    assert (status.state, status.exit_code, status.verdict) == ("failed", 75, "")
+    assert given_up.startswith("given up ")
 
 
 def test_what_an_administrator_cancels_is_no_nodes_failure(launcher: SlurmLauncher, lab: Lab, tmp_path: Path) -> None:
@@ -123,46 +104,23 @@ def test_what_an_administrator_cancels_is_no_nodes_failure(launcher: SlurmLaunch
     assert end_of(launcher, handle).verdict == "cancelled"
 
 
-def test_nothing_is_concluded_while_the_scheduler_is_away(launcher: SlurmLauncher, lab: Lab, tmp_path: Path) -> None:
-    what = job(tmp_path, SLEEPS)
-    handle = submit(launcher, what)
-    runs(launcher, handle, what)
-    lab.stop_controller()
-    wait_for(lambda: launcher.status(handle).state == "unknown")
-    lab.start_controller()
-    wait_for(lambda: launcher.status(handle).state == "running")
-    launcher.cancel(handle, grace_s=0)
-
-
-def test_a_driver_that_dies_while_it_submits_leaves_a_job_that_the_next_one_finds(
-    launcher: SlurmLauncher, tmp_path: Path
+def test_a_job_stops_before_its_partitions_limit_and_one_on_a_drained_node_goes_on(
+    launcher: SlurmLauncher, lab: Lab, tmp_path: Path
 ) -> None:
-    what = job(tmp_path, SLEEPS)
-    driver = f"""
-import os, pickle, sys
-sys.path[:0] = {sys.path!r}
-from pathlib import Path
-from flows.launch.slurm import launcher as module
-from conf.schema import ClusterConfig
-from flows.launch.base import Job
-real = module.slurm
-def dies(*words):
-    answer = real(*words)
-    if words[0] == "sbatch":
-        os.kill(os.getpid(), 9)
-    return answer
-module.slurm = dies
-place = Path({os.fspath(what.run_dir)!r})
-launcher = module.SlurmLauncher(ClusterConfig(launcher="slurm"))
-job = Job(name="try", run_dir=place, argv=("-c", {SLEEPS!r}), launch_dir=place / "launch", log_dir=place / "logs",
-          each_node=True, nodes=2)
-launcher.submit(launcher.render(job))
-"""
-    assert subprocess.run([sys.executable, "-c", driver], check=False).returncode == -signal.SIGKILL
-    handle = launcher.handle(launcher.render(what))
-    wait_for(lambda: launcher.status(handle).state == "running")
-    launcher.cancel(handle, grace_s=0)
-    assert launcher.status(handle).ended
+    limited = SlurmLauncher(cluster(partition="short", stop_before_limit_s=20))
+    saves = "import os, signal, time\nsignal.signal(15, lambda *_: os._exit(75))\nprint('started')\ntime.sleep(600)"
+    first = dataclasses.replace(job(tmp_path, saves, nodes=1), name=TRAIN_JOB)
+    ending = submit(limited, first)
+    second = job(tmp_path, SLEEPS)
+    lasting = submit(launcher, second)
+    runs(launcher, lasting, second)
+    drained = launcher.status(lasting).hosts[0]
+    with lab.drained(drained):
+        assert drained not in SlurmLauncher(cluster()).hosts(2)
+        status = end_of(limited, ending)
+        assert (status.verdict, status.exit_code) == ("time_limit", 75)
+        assert launcher.status(lasting).state == "running"
+        launcher.cancel(lasting, grace_s=0)
 
 
 def test_a_job_that_was_given_up_does_nothing_if_it_is_submitted_late(

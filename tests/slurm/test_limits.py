@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.compose import compose
-from conf.schema import ClusterConfig, SlurmConfig
+from conf.schema import ClusterConfig, Config, EvalClusterConfig, EvalConfig, SlurmConfig
 from flows import pretrain
 from flows.launch.slurm.commands import SchedulerAwayError
-from flows.launch.slurm.limits import check, partitions, seconds
+from flows.launch.slurm.limits import check, check_evaluations, partitions, seconds
 from hlatctl.run.errors import ConfigError
 from tests.slurm.lab import Lab
 
@@ -25,7 +27,7 @@ def cluster(nodes: int = 2, **settings: object) -> ClusterConfig:
 @pytest.fixture
 def small(lab: Lab) -> Iterator[None]:
     """A partition with limits of its own."""
-    limits = "MaxNodes=3 MinNodes=2 AllowAccounts=physics,maths"
+    limits = "MaxNodes=3 MinNodes=2 AllowAccounts=physics,maths DefaultTime=30:00"
     lab.command("scontrol", "create", "PartitionName=small", "Nodes=n[1-4]", "MaxTime=1-02:00:00", *limits.split())
     yield
     lab.command("scontrol", "delete", "PartitionName=small")
@@ -38,9 +40,27 @@ def small(lab: Lab) -> Iterator[None]:
             cluster(5),
             "cluster.nodes=5: partition main gives at most 4 of its 4 nodes to a job, jobs of at most 1 h 0 min",
         ),
+        (
+            dataclasses.replace(cluster(3), spare_nodes=2),
+            "cluster.spare_nodes=2: with cluster.nodes=3, partition main gives at most 4 of its 4 nodes to a job, jobs "
+            "of at most 1 h 0 min\nhint: use at most 1",
+        ),
         (cluster(time_limit_s=7200), "cluster.slurm.time_limit_s=7200: partition main gives at most 4 of its 4 nodes"),
         (cluster(partition="mian"), "cluster.slurm.partition=mian: the cluster has no partition mian\nhint: "),
-        (cluster(4, partition="small"), "cluster.nodes=4: partition small gives at most 3 of its 4 nodes to a job"),
+        (
+            cluster(4, partition="small"),
+            "cluster.nodes=4: partition small gives at most 3 of its 4 nodes to a job, jobs of at most 1 d 2 h "
+            "(30 min 0 s by default)",
+        ),
+        (
+            cluster(partition="short,main"),
+            "cluster.slurm.time_limit_s=null: partition short gives 1 min 0 s to a job that names no limit, and "
+            "training is asked to stop cluster.slurm.stop_before_limit_s=300 before it",
+        ),
+        (
+            cluster(partition="small", account="maths", stop_before_limit_s=1800),
+            "cluster.slurm.time_limit_s=null: partition small gives 30 min 0 s to a job that names no limit",
+        ),
         (cluster(1, partition="small"), "cluster.nodes=1: partition small starts no job of fewer than 2 nodes"),
         (
             cluster(partition="small", account="arts"),
@@ -57,6 +77,23 @@ def test_what_no_partition_gives_is_refused(small: None, cluster: ClusterConfig,
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        (
+            {"partition": "nowhere"},
+            "eval.cluster.partition=nowhere: the cluster has no partition nowhere\nhint: eval.cluster.partition can",
+        ),
+        ({"partition": "small"}, "eval.cluster.partition=small: starts no job of one node, which evaluations are"),
+        ({"extra": ["--gres=gpu:9"]}, "eval.cluster.extra=[--gres=gpu:9]: sbatch refuses a job with these options"),
+    ],
+)
+def test_evaluations_that_no_partition_gives_are_refused(small: None, evaluation: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_evaluations(Config(cluster=cluster(), eval=EvalConfig(cluster=EvalClusterConfig(**evaluation))))
+    assert str(caught.value).startswith(message)
+
+
 def test_a_shape_that_one_of_the_partitions_can_give_is_accepted(lab: Lab, small: None) -> None:
     check(cluster(4))
     check(cluster(partition="short,main", time_limit_s=3600))
@@ -67,9 +104,11 @@ def test_a_shape_that_one_of_the_partitions_can_give_is_accepted(lab: Lab, small
 
 
 def test_nothing_is_created_for_a_run_that_can_not_start(lab: Lab, tmp_path: Path) -> None:
-    config = compose(["cluster=slurm", "cluster.nodes=8", f"runs_dir={tmp_path / 'runs'}", "eval.enabled=false"])
+    where = ["cluster=slurm", f"runs_dir={tmp_path / 'runs'}"]
     with pytest.raises(ConfigError, match=r"cluster\.nodes=8: partition main gives at most 4"):
-        pretrain.create(config, argv=[])
+        pretrain.create(compose([*where, "cluster.nodes=8", "eval.enabled=false"]), argv=[])
+    with pytest.raises(ConfigError, match=r"eval\.cluster\.partition=nowhere: the cluster has no partition"):
+        pretrain.create(compose([*where, "eval.cluster.partition=nowhere"]), argv=[])
     assert not (tmp_path / "runs").exists()
 
 

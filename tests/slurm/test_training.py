@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.launch.slurm import script
+from hlatctl.run import files
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
-from tests.e2e.conftest import Cli, wait_for
+from tests.e2e.conftest import Cli
 from tests.slurm.lab import Lab
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -71,10 +72,6 @@ class Driver:
         wait_for(lambda: true() or self._over())  # type: ignore[operator]
         assert true(), self.end()  # type: ignore[operator]
 
-    def job(self, attempt: int) -> str:
-        """The name of an attempt's job in Slurm."""
-        return script.job_name(os.fspath(self.run.launch(attempt)), "train")
-
     def _over(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
@@ -94,58 +91,84 @@ def losses(run: RunPaths) -> dict[int, float]:
 
 
 def test_two_nodes_train_to_the_end_with_the_losses_of_one_machine(cli: Cli, driver: Driver) -> None:
-    assert cli.train("nodes").returncode == 0
+    nodes = cli.start_train("nodes")
     local = cli.train("local", "cluster=local", "cluster.nodes=1", "cluster.processes_per_node=2")
     assert local.returncode == 0, local.stdout + local.stderr
-    here, there = (losses(RunPaths(cli.runs_dir / name)) for name in ("local", "nodes"))
+    said = nodes.communicate()[0]
+    assert nodes.returncode == 0, said
+    run = RunPaths(cli.runs_dir / "nodes")
+    here, there = losses(RunPaths(cli.runs_dir / "local")), losses(run)
     assert len(here) == STEPS
     assert here == there
 
+    workers = files.read_json(run.preflight)["workers"]
+    assert [worker["host"] for worker in workers] == read_state(run).attempts[-1].hosts
+    assert len({tuple(worker["versions"].items()) for worker in workers}) == 1
+    assert {"hlatctl", "torch", "python"} == set(workers[0]["versions"])
+    assert list(run.preflight_nodes.iterdir()) == [], "the tokens are removed"
 
-def test_a_killed_rank_a_preemption_and_a_power_cut_restart_the_run(driver: Driver, lab: Lab, cli: Cli) -> None:
+
+def test_a_run_survives_what_a_cluster_does_to_it(driver: Driver, lab: Lab, cli: Cli) -> None:
+    """One run through all failures, because each start of a run costs more than a failure."""
     driver.train("cluster.slurm.partition=scavenge")
     driver.steps(1)
-    os.kill(cli.trainer_pids(driver.run.run_id)[1], signal.SIGKILL)
-    first = driver.ended(1)
-    assert (first["cause"], len(first["hosts"]), len(first["blamed_hosts"])) == ("killed", 2, 1)
+    lab.command("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
+    taken = driver.ended(1)
+    assert (taken["cause"], taken["blamed_hosts"], taken["decision"]) == ("preempted", [], "restart")
+    assert taken["evidence"].endswith("checkpoint written")
 
     driver.steps(2)
-    lab.command("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
-    second = driver.ended(2)
-    assert (second["cause"], second["blamed_hosts"], second["decision"]) == ("preempted", [], "restart")
-    assert second["evidence"].endswith("checkpoint written")
-
+    _cut_without_a_spare(driver, lab)
     driver.steps(3)
-    cut = read_state(driver.run).attempts[-1].hosts[1]
-    lab.cut(cut)
-    third = driver.ended(3)
-    assert (third["cause"], third["blamed_hosts"], third["decision"]) == ("node_failed", [cut], "restart")
+    _kill_a_rank_after_the_scheduler_was_away(driver, lab, cli)
     driver.steps(4)
-    assert cut not in read_state(driver.run).attempts[-1].hosts
-    lab.boot(cut)
-    assert "restart" in third["why"]
-
-
-def test_a_cancelled_job_stops_the_run_and_drivers_may_die_in_the_queue(driver: Driver, lab: Lab, cli: Cli) -> None:
-    driver.train()
-    driver.steps(1)
-    lab.command("scancel", f"--name={driver.job(1)}")
+    lab.command("scancel", "--user=root")
     said = driver.end()
     assert "hlatctl did not cancel it, so it stops the run" in said
     assert f"`hlatctl resume {driver.run.run_id}` continues the run" in said
     assert driver.events("run_finished")[-1]["outcome"] == "stopped"
+    _kill_drivers(driver, lab)
+    assert cli.run("stop", driver.run.run_id).returncode == 0
+    driver.end()
+    assert driver.ended(5)["cause"] == "stopped"
+    cli.losses(driver.run.run_id)  # every repeated step has its first loss
 
+
+def _cut_without_a_spare(driver: Driver, lab: Lab) -> None:
+    hosts = read_state(driver.run).attempts[-1].hosts
+    with lab.drained(*set(lab.nodes).difference(hosts)):
+        lab.cut(hosts[1])
+        cut = driver.ended(2)
+        assert (cut["cause"], cut["blamed_hosts"], cut["decision"]) == ("node_failed", hosts[1:], "restart")
+        driver.until(lambda: bool(read_state(driver.run).queued))
+        lab.boot(hosts[1])
+        driver.steps(3)
+        assert read_state(driver.run).attempts[-1].hosts == hosts
+
+
+def _kill_a_rank_after_the_scheduler_was_away(driver: Driver, lab: Lab, cli: Cli) -> None:
+    lab.stop_controller()
+    driver.until(lambda: bool(driver.events("scheduler_away")))
+    before = read_state(driver.run).step
+    driver.until(lambda: read_state(driver.run).step > before)
+    lab.start_controller()
+    driver.until(lambda: bool(driver.events("scheduler_back")))
+    assert len(driver.events("attempt_ended")) == 2, "nothing was concluded"
+    os.kill(cli.trainer_pids(driver.run.run_id)[1], signal.SIGKILL)
+    killed = driver.ended(3)
+    assert (killed["cause"], len(killed["hosts"]), len(killed["blamed_hosts"])) == ("killed", 2, 1)
+
+
+def _kill_drivers(driver: Driver, lab: Lab) -> None:
+    """In the queue, and while training runs."""
     held = lab.command("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     driver.resume()
     driver.until(lambda: bool(read_state(driver.run).queued))
     driver.kill()
     lab.command("scancel", held.stdout.strip())
     driver.resume()
-    driver.steps(2)
+    driver.steps(5)
     driver.kill()
     driver.resume()
     driver.until(lambda: bool(driver.events("attempt_attached")))
-    assert len(lab.command("squeue", "-h", "-t", "all", f"--name={driver.job(2)}").stdout.splitlines()) == 1
-    assert cli.run("stop", driver.run.run_id).returncode == 0
-    driver.end()
-    assert driver.ended(2)["cause"] == "stopped"
+    assert len(driver.events("attempt_started")) == 5

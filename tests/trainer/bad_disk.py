@@ -15,7 +15,7 @@ from torch import Tensor
 from hlatctl.run.errors import run_main
 from trainer.__main__ import main
 from trainer.backends.torch_native import TorchNative
-from trainer.process import die_with_launcher
+from trainer.process import follow_launcher
 
 _SECOND = ".tmp-step-00000100"
 _save = TorchNative.save
@@ -34,6 +34,6 @@ def _badly(backend: TorchNative, tensors: dict[str, Tensor], folder: Path) -> No
 
 
 if __name__ == "__main__":
-    die_with_launcher()
+    follow_launcher()
     TorchNative.save = _badly  # type: ignore[assignment, method-assign]
     sys.exit(run_main(main))

@@ -12,13 +12,15 @@ import sys
 from pathlib import Path
 
 from conf.load import load
+from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
-from trainer import loop
-from trainer.backends.torch_native import TorchNative
 
 
-def main() -> None:
+def main() -> int:
     """Train every run of the list."""
+    from trainer import loop
+    from trainer.backends.torch_native import TorchNative
+
     backend = None
     for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         run = RunPaths(Path(job["run"]))
@@ -31,7 +33,8 @@ def main() -> None:
             journal.close()
     if backend is not None:
         backend.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -120,3 +120,15 @@ except ConnectionError as error:
 """
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output == "the other end of a connection is closed, or on another machine\n"
+
+
+def test_an_interface_that_a_node_does_not_have_is_named_with_those_that_it_has() -> None:
+    code = """
+from datetime import timedelta
+from trainer import rendezvous
+rendezvous.join("gloo", timeout=timedelta(seconds=5))
+"""
+    nodes = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "RANK": "0", "GLOO_SOCKET_IFNAME": "lo,eth77"}
+    env = {**os.environ, **nodes, "HLATCTL_NODE_NAME": "n3"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "cluster.interface=lo,eth77: n3 has no network interface eth77; it has lo" in done.stderr

@@ -16,7 +16,7 @@ from conf.schema import Config
 from conf.training_rules import CheckpointPolicy
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fold import apply
-from hlatctl.run.journal import JournalTail, JournalWriter
+from hlatctl.run.journal import JournalTail, JournalWriter, no_steps
 from hlatctl.run.manifest import read_manifest, steps_in, why_invalid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
@@ -45,7 +45,7 @@ class CheckpointRecords:
     def __init__(self, config: Config, run: RunPaths, tiers: Tiers, journal: JournalWriter | None) -> None:
         self._config, self._run, self._tiers, self._journal = config, run, tiers, journal
         self._policy = CheckpointPolicy(config)
-        self._tail, self._state = JournalTail(run), RunState()
+        self._tail, self._state = JournalTail(run, wanted=no_steps), RunState()
         self._manifests: dict[int, str] = {}
         self._rejected: set[int] = set()
         self._counting = threading.Lock()
@@ -156,7 +156,7 @@ class CheckpointRecords:
                     self.note("checkpoint_survived", step=step)
 
     def _read_journal(self) -> None:
-        for event in self._tail.read_new():
+        for event in self._tail.stream():
             if event["kind"] in _KINDS:
                 apply(self._state, event)
             if event["kind"] == "checkpoint_committed":

@@ -16,9 +16,10 @@ from typing import Any
 from conf.amend import AMENDED, batch_after, skipped_batches
 from conf.load import load
 from hlatctl.run import files
+from hlatctl.run.batches import events_about
 from hlatctl.run.errors import ConfigError, DataError, HlatctlError, run_main
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import Event, read_events
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import Event
 from hlatctl.run.manifest import checkpoint_steps, read_manifest
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, why
@@ -48,10 +49,10 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
     """
     from trainer.data.loader import Loader
 
-    config, events = load(run.config), read_events(run)
+    config, events = load(run.config), events_about(run, step)
     if not 1 <= step <= config.total_steps:
         raise ConfigError(f"--step={step}: the run has steps 1 to {config.total_steps}")
-    trained = step in fold(events).steps
+    trained = step in read_state(run).steps
     from_step, state = _checkpoint_before(run, step)
     counted = events_that_count(events, step) if trained else events
     loader = Loader(config, _dataset(run), rank=0, size=1, state=state, events=counted)

@@ -5,17 +5,26 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from hlatctl.run.errors import LaunchError
 
 #: Between two questions to the scheduler, which serves a whole cluster; records on the disk answer sooner.
 _ASK_EVERY_S = 10.0
 _FIRST_ASK_S = 0.5
-#: Of every job of ours: id, state, reason, comment, nodes, expected start, name. The name is last: it may hold a "|".
-_FORMAT = "%i|%T|%r|%k|%N|%S|%j"
-_FIELDS = 7
+#: Between two questions to a scheduler that does not answer.
+_ASK_AGAIN_S = 1.0
+_T = TypeVar("_T")
+#: States of a job that waits, and of one that runs (squeue(1), "JOB STATE CODES").
+WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED")
+RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+#: Of every job of ours: id, state, reason, comment, nodes, expected start, host of the batch script, time left, name.
+#: The name is last: it may hold a "|".
+_FORMAT = "%i|%T|%r|%k|%N|%S|%B|%L|%j"
+_NAMES = ("id", "state", "reason", "comment", "nodes", "start", "batch_host", "left", "name")
 
 
 class SchedulerAwayError(LaunchError):
@@ -24,7 +33,7 @@ class SchedulerAwayError(LaunchError):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A job as the scheduler knows it; see squeue(1)."""
+    """A job as the scheduler knows it; see squeue(1). Accounting doesn't know the last two of its fields."""
 
     id: str
     state: str
@@ -33,6 +42,8 @@ class Row:
     nodes: str
     start: str
     name: str
+    batch_host: str = ""
+    left: str = ""
 
 
 def slurm(*words: str) -> str:
@@ -57,6 +68,21 @@ def slurm(*words: str) -> str:
 def scancel(*words: str) -> None:
     """Signal or end jobs. Its exit code says nothing: for a job that is just ending it is an error."""
     subprocess.run(("scancel", *words), capture_output=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def patiently(ask: Callable[[], _T]) -> _T:
+    """Ask the scheduler until it answers."""
+    while True:
+        try:
+            return ask()
+        except SchedulerAwayError:
+            time.sleep(_ASK_AGAIN_S)
+
+
+def node_states(*options: str) -> dict[str, str]:
+    """Return the state of each node, as sinfo(1) names it; the options say of which nodes."""
+    lines = slurm("sinfo", "-h", "-N", *options, "-o", "%N|%T").splitlines()
+    return dict(line.split("|", 1) for line in lines)
 
 
 @lru_cache(maxsize=64)
@@ -117,8 +143,7 @@ class Queue:
 
 
 def _row(line: str) -> Row:
-    id_, state, reason, comment, nodes, start, name = line.split("|", _FIELDS - 1)
-    return Row(id=id_, state=state, reason=reason, comment=comment, nodes=nodes, start=start, name=name)
+    return Row(**dict(zip(_NAMES, line.split("|", len(_NAMES) - 1), strict=True)))
 
 
 def _error(command: str, text: str) -> LaunchError:

@@ -21,6 +21,7 @@ _VERDICTS: dict[str, Verdict] = {
     "PREEMPTED": "preempted",
     "TIMEOUT": "time_limit",
 }
+_SHARE = "runs_dir must be on storage that all nodes share"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +45,12 @@ class NodeRecord:
     wall_s: float = 0.0
 
 
-def node_records(base: Path) -> list[NodeRecord]:
-    """The records of a job's nodes that have started, by rank."""
-    records: list[NodeRecord] = []
-    while (record := _record(base, len(records))) is not None:
-        records.append(record)
+def node_records(base: Path, nodes: int = 0) -> list[NodeRecord]:
+    """The records of a job's nodes that have started, by rank, up to the first gap but of at least so many nodes."""
+    records, rank = [], 0
+    while (record := _record(base, rank)) is not None or rank < nodes:
+        records += [record] if record else []
+        rank += 1
     return records
 
 
@@ -62,6 +64,8 @@ def conclude(
 ) -> Status:
     """How a job ended.
 
+    A node that left no record of its start, although others did, doesn't see the run directory or can't run programs.
+
     Args:
         state: in Slurm's words; empty if it has forgotten the job.
         code: that the batch script wrote; None if it did not come to that.
@@ -71,6 +75,10 @@ def conclude(
         hosts: of the job, in the scheduler's words; empty: those of the records.
     """
     verdict = _VERDICTS.get(state, "")
+    # The script's own end is on the disk, so the records of starts are visible there too.
+    absent = _absent(hosts, records) if code and not verdict and not down else ()
+    if absent:
+        down, reason = absent, f"no record of its start, see the job's log; {_SHARE}"
     if down and code != 0:
         verdict = "node_failed"
     blamed = tuple(down) or _first_to_fail(records)
@@ -78,12 +86,20 @@ def conclude(
         verdict = "out_of_memory"
     own = [record.code for record in records if record.host in blamed and record.code is not None]
     hosts = hosts or tuple(record.host for record in records)
-    common = {"reason": reason if verdict else "", "verdict": verdict, "hosts": hosts}
+    if not verdict:
+        reason = "" if records or code is not None or not hosts else f"no node left a record; {_SHARE}"
+    common = {"reason": reason, "verdict": verdict, "hosts": hosts}
     if code == 0 and all(record.code == 0 for record in records):
         return Status(state="succeeded", exit_code=0, **common)  # type: ignore[arg-type]
     if own or code:
         return Status(state="failed", exit_code=own[0] if own else code, blamed_hosts=blamed, **common)  # type: ignore[arg-type]
     return Status(state="lost", blamed_hosts=blamed, **common)  # type: ignore[arg-type]
+
+
+def _absent(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, ...]:
+    """Hosts without a record, if some have one."""
+    started = {record.host for record in records}
+    return tuple(host for host in hosts if host not in started) if started else ()
 
 
 def _first_to_fail(records: Sequence[NodeRecord]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Jobs on a Slurm cluster: submitted by sbatch, found again by name, asked to stop by a file.
 
-A job's name is the place of its records; its comment is a token that is on the disk before sbatch runs. So a driver
-that dies while it submits leaves either no job or one that the next driver finds.
+Preflight, compilation and training run in turn in one Slurm job that keeps its nodes (``allocation``); other jobs are
+Slurm jobs of their own. A Slurm job's name is the place of its records; its comment is a token that is on the disk
+before sbatch runs. So a driver that dies while it submits leaves either no job or one that the next driver finds.
 """
 
 from __future__ import annotations
@@ -17,25 +18,42 @@ from pathlib import Path
 from signal import Signals
 
 from conf.schema import ClusterConfig
-from flows.launch.base import Handle, Job, Plan, Status
+from conf.slurm_rules import SIGNAL_EARLY_S
+from flows.launch.base import Allocation, Handle, Job, Plan, Status
+from flows.launch.slurm import allocation
 from flows.launch.slurm import script as scripts
-from flows.launch.slurm.commands import Queue, Row, SchedulerAwayError, hosts_of, scancel, slurm
+from flows.launch.slurm.accounting import Accounting
+from flows.launch.slurm.allocation import Folder, read_token, round_of
+from flows.launch.slurm.commands import (
+    RUNS,
+    WAITS,
+    Queue,
+    Row,
+    SchedulerAwayError,
+    hosts_of,
+    node_states,
+    patiently,
+    scancel,
+    slurm,
+)
 from flows.launch.slurm.endings import NodeRecord, conclude, node_records
+from flows.launch.slurm.kept_nodes import KeptNodes
+from flows.launch.slurm.limits import seconds
 from hlatctl import node
+from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, cannot_write
 from hlatctl.run.reading import DAMAGED
 
 _POLL_S = 0.2
-#: A job that has been cancelled is asked about until it has ended; nodes that do not answer take minutes.
+#: Between two questions for the partition's nodes.
 _HOSTS_FOR_S = 60.0
-_WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED")
-_RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 #: A job that ends within the grace of a pre-emption or of its time limit has one of these states.
 _ENDED_BY_ITSELF = ("COMPLETED", "FAILED")
 _PREEMPTED = re.compile(r"\bPreemptTime=\d")
-#: Slurm sends the signal before the time limit up to this much earlier (sbatch(1), --signal).
-_EARLY_S = 60
+#: Time for the nodes' programs to end their processes, before Slurm is asked to end the whole job.
+_END_S = 30.0
+_TIME_LIMIT = re.compile(r"\bTimeLimit=(\S+)")
 _UNUSABLE = ("down", "drain", "fail", "unk", "inval", "maint", "power", "reboot", "planned")
 
 
@@ -48,9 +66,11 @@ class SlurmLauncher:
 
     name = "slurm"
     weighs_jobs = False
+    keeps_nodes = True
 
     def __init__(self, cluster: ClusterConfig) -> None:
-        self._cluster, self._queue = cluster, Queue()
+        self._cluster, self._queue, self._accounting = cluster, Queue(), Accounting()
+        self._kept = KeptNodes(cluster, self._queue)
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
 
@@ -58,9 +78,8 @@ class SlurmLauncher:
         """The partition's nodes that can run jobs, whether or not one runs there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
             partition = self._cluster.slurm.partition
-            words = ("sinfo", "-h", "-N", "-o", "%N|%T", *(("-p", partition) if partition else ()))
             try:
-                states = dict(line.split("|", 1) for line in slurm(*words).splitlines())
+                states = node_states(*(("-p", partition) if partition else ()))
             except SchedulerAwayError:
                 return self._hosts
             usable = (host for host, state in states.items() if not state.startswith(_UNUSABLE))
@@ -69,8 +88,10 @@ class SlurmLauncher:
 
     def render(self, job: Job) -> Plan:
         """The job as a batch script."""
-        script = scripts.script(job, self._cluster)
-        return Plan(job=job, script=script, script_path=job.launch_dir / f"{job.name}.sh")
+        script, path, nodes = scripts.script(job, self._cluster), job.launch_dir / f"{job.name}.sh", ""
+        if job.keeps_nodes:
+            nodes = scripts.allocation_script(job, self._cluster, allocation.following(job.launch_dir.parent).path)
+        return Plan(job=job, script=script, script_path=path, nodes_script=nodes)
 
     def handle(self, plan: Plan) -> Handle:
         """The job's place: its launch folder and name."""
@@ -86,56 +107,111 @@ class SlurmLauncher:
         handle, token = self.handle(plan), uuid.uuid4().hex
         try:
             _prepare(plan, handle, token)
+            if plan.job.keeps_nodes:
+                self._kept.order_round(plan, token)
+                return handle
         except OSError as error:
             place = f"job {plan.job.name}: {error.filename or plan.job.launch_dir}"
             hint = "free space, or repair the storage, then `hlatctl resume`"
             raise cannot_write(place, error, hint=hint) from None
-        slurm("sbatch", f"--comment={token}", f"--export=ALL,{scripts.TOKEN_ENV}={token}", os.fspath(plan.script_path))
+        slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(plan.script_path))
         self._queue.hurry()
         return handle
 
     def status(self, handle: Handle) -> Status:
         """From the record that the batch script writes last, else from the scheduler."""
-        base, token = _base(handle), _token(handle)
-        code = _ended(base)
-        if code == 0 and not self._asked_from_outside(base):
-            return conclude("", 0, node_records(base))
+        base, round_ = _base(handle), round_of(_base(handle))
+        code, records = _ended(base), node_records(base)
+        good = code == 0 and all(record.code == 0 for record in records)
+        if good and not asked_from_outside(base):
+            return conclude("", 0, records)
         try:
             # After a bad end the scheduler's own account matters, and its last answer is from before.
-            row = self._queue.job(_name(handle), token, now=code is not None) if token else None
-            if row and row.state in _WAITS:
-                return Status(state="queued", reason=row.reason, expected_start_unix_s=_time(row.start))
-            if row and row.state in _RUNS:
-                return Status(state="running", hosts=hosts_of(row.nodes))
-            code = _ended(base)  # it may have ended between the two looks
-            records = node_records(base)
-            hosts = hosts_of(row.nodes) if row else ()
-            down = self._down(hosts or [record.host for record in records]) if code != 0 else ()
-            state = self._state(base, row, records) if row else ""
+            row = self._job(handle, now=code is not None) if read_token(base) else None
+            live = self._live_status(row, round_, code)
+            return live or self._conclude(handle, row, round_)
         except SchedulerAwayError:
             return Status(state="unknown", reason="the scheduler does not answer")
+
+    def _live_status(self, row: Row | None, round_: Round | None, code: int | None) -> Status | None:
+        """Return the state of a job that has not ended; None: it has."""
+        if round_ and not (allocation.is_alive(row) and (round_.waits or round_.taken)):
+            return None
+        if round_ and code is not None and row and row.state == "RUNNING":
+            return None  # a job that is ending has its verdict later
+        if row and row.state in WAITS:
+            return Status(state="queued", reason=row.reason, expected_start_unix_s=_expected_start(row))
+        if row and row.state in RUNS:
+            return Status(state="running", hosts=round_.hosts() if round_ else hosts_of(row.nodes))
+        return None
+
+    def _conclude(self, handle: Handle, row: Row | None, round_: Round | None) -> Status:
+        """Return how a job ended; it may have ended since the last look."""
+        base = _base(handle)
+        if row is None and read_token(base):  # the scheduler has forgotten it
+            row = self._accounting.job(*_slurm_job(handle), _submitted_unix_s(_script_of(base, round_)))
+        code, hosts = _ended(base), round_.hosts() if round_ else hosts_of(row.nodes) if row else ()
+        records = node_records(base, len(hosts))
+        good = code == 0 and all(record.code == 0 for record in records)
+        down = () if good else self._down(hosts or [record.host for record in records])
+        state = self._state(base, row, records) if row else ""
         return conclude(state, code, records, down, row.reason if row else "", hosts)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask the nodes' programs to stop the job; after the grace, have Slurm end it; return when it has ended."""
-        if not _token(handle):
+        """Ask the nodes' programs to stop the job; after the grace, have Slurm end it; return when it has ended.
+
+        On a full disk Slurm asks all processes of the job.
+        """
+        base = _base(handle)
+        if not read_token(base):
             return
+        if (round_ := round_of(base)) is None:
+            self._cancel_job(handle, grace_s)
+        elif not round_.move("withdrawn") and round_.taken and _ended(base) is None:
+            self._cancel_round(handle, grace_s)
+        if _ended(base) is None:  # an sbatch of a dead driver may come late
+            allocation.give_up(base)
+
+    def _cancel_job(self, handle: Handle, grace_s: float) -> None:
         row = self._lives(handle)
-        if grace_s and row and row.state not in _WAITS:
-            self._order(handle, "stop")
-            deadline = time.monotonic() + grace_s
-            while time.monotonic() < deadline and _ended(_base(handle)) is None and self._lives(handle, now=False):
-                time.sleep(_POLL_S)
+        if grace_s and row and row.state not in WAITS:
+            if _order(handle, "stop"):
+                scancel("--signal=TERM", row.id)
+            self._await_end(handle, grace_s)
         while row := self._lives(handle):
             scancel(row.id)
             time.sleep(_POLL_S)
-        if _ended(_base(handle)) is None:  # an sbatch of a dead driver may come late
-            files.write_text(scripts.token_file(_base(handle)), f"given up {_token(handle)}\n")
+
+    def _cancel_round(self, handle: Handle, grace_s: float) -> None:
+        """End a round and keep its nodes; if its nodes do not end it, end the whole allocation."""
+        for what, patience_s in (("stop", grace_s), ("end", _END_S)):
+            if patience_s and not _order(handle, what):
+                self._await_end(handle, patience_s)
+            elif patience_s and what == "stop" and (row := self._lives(handle)):
+                scancel("--signal=TERM", row.id)
+                self._await_end(handle, patience_s)
+        while _ended(_base(handle)) is None and (row := self._lives(handle)):
+            scancel(row.id)
+            time.sleep(_POLL_S)
+
+    def _await_end(self, handle: Handle, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline and _ended(_base(handle)) is None and self._lives(handle, now=False):
+            time.sleep(_POLL_S)
+
+    def allocation(self, job: Job) -> Allocation | None:
+        """The nodes that are kept for a job's run and that can be used."""
+        return self._kept.fitting(job)
+
+    def release(self, run_dir: Path) -> None:
+        """Give a run's kept nodes back after the round that runs now."""
+        self._kept.release(run_dir)
 
     def dump_stacks(self, handle: Handle) -> str:
         """By the nodes' programs, which ask the ranks below them."""
         records = node_records(_base(handle))
-        self._order(handle, "stacks")
+        if problem := _order(handle, "stacks"):
+            return f"no stacks: {problem}"
         return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
 
     def signal(self, handle: Handle, number: Signals | None) -> None:
@@ -159,47 +235,38 @@ class SlurmLauncher:
         """Each node tells its own, in its record of the end."""
         return None
 
-    def _asked_from_outside(self, base: Path) -> bool:
-        """Whether a job was asked to stop, and not by us: the scheduler says why."""
-        try:
-            ours = files.read_json(node.orders(base))["what"] == "stop"
-        except (OSError, *DAMAGED):
-            ours = False
-        return not ours and any(record.asked_to_stop for record in node_records(base))
-
     def _state(self, base: Path, row: Row, records: list[NodeRecord]) -> str:
         """Return the state of an ended job; of one that ended by itself within its grace, why it was asked to stop."""
-        if row.state not in _ENDED_BY_ITSELF or not self._asked_from_outside(base):
+        if row.state not in (*_ENDED_BY_ITSELF, *RUNS) or not asked_from_outside(base):
             return row.state
         try:
-            if _PREEMPTED.search(slurm("scontrol", "--oneliner", "show", "job", row.id)):
-                return "PREEMPTED"
+            shown = slurm("scontrol", "--oneliner", "show", "job", row.id)
         except SchedulerAwayError:
             raise
         except LaunchError:
-            pass  # forgotten meanwhile
-        limit_s, early_s = self._cluster.slurm.time_limit_s, self._cluster.slurm.stop_before_limit_s + _EARLY_S
-        ran_s = max(record.wall_s for record in records)
-        return "TIMEOUT" if limit_s and ran_s > limit_s - early_s else row.state
+            shown = ""  # forgotten meanwhile
+        if _PREEMPTED.search(shown):
+            return "PREEMPTED"
+        settings, limit = self._cluster.slurm, _TIME_LIMIT.search(shown)
+        limit_s, left_s = seconds(limit[1]) if limit else settings.time_limit_s, seconds(row.left)
+        early_s, ran_s = settings.stop_before_limit_s + SIGNAL_EARLY_S, max(record.wall_s for record in records)
+        # A round starts later than its allocation, whose remaining time counts.
+        near = left_s is not None and left_s <= early_s
+        return "TIMEOUT" if near or (limit_s and ran_s > limit_s - early_s) else row.state
 
-    def _order(self, handle: Handle, what: str) -> None:
-        files.write_json(node.orders(_base(handle)), {"v": 1, "what": what, "id": uuid.uuid4().hex})
+    def _job(self, handle: Handle, *, now: bool = False) -> Row | None:
+        """Return the Slurm job in which a job runs, as the scheduler knows it."""
+        return self._queue.job(*_slurm_job(handle), now=now)
 
     def _lives(self, handle: Handle, *, now: bool = True) -> Row | None:
-        """The job as the scheduler knows it, if it waits or runs; waits for a scheduler that does not answer."""
-        while True:
-            try:
-                row = self._queue.job(_name(handle), "", now=now)
-            except SchedulerAwayError:
-                time.sleep(1.0)
-                continue
-            return row if row and row.state in (*_WAITS, *_RUNS) else None
+        """The Slurm job of a job, if it waits or runs; waits for a scheduler that does not answer."""
+        row = patiently(lambda: self._job(handle, now=now))
+        return row if row and row.state in (*WAITS, *RUNS) else None
 
     def _down(self, hosts: Sequence[str]) -> tuple[str, ...]:
         if not hosts:
             return ()
-        text = slurm("sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%T")
-        states = dict(line.split("|", 1) for line in text.splitlines())
+        states = node_states("-n", ",".join(hosts))
         return tuple(host for host in hosts if states.get(host, "").startswith(("down", "fail")))
 
 
@@ -208,13 +275,24 @@ def _prepare(plan: Plan, handle: Handle, token: str) -> None:
     job, base = plan.job, _base(handle)
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
-    own = (node.record(base, "pid"), node.record(base, "exit_code"), scripts.ended_file(base), node.orders(base))
+    ends = (node.record(base, "pid"), node.record(base, "exit_code"), ended_file(base))
+    own = (*ends, node.orders(base), allocation.round_file(base))
     for stale in (*own, *records, job.error_file):
         stale.unlink(missing_ok=True)
     files.write_text(plan.script_path, plan.script)
     job.log_dir.mkdir(parents=True, exist_ok=True)
     job.log.touch()
     files.write_text(scripts.token_file(base), f"{token}\n")
+
+
+def _order(handle: Handle, what: str) -> str:
+    """Write an order to the nodes of a job; return why it can't be written."""
+    path = node.orders(_base(handle))
+    try:
+        files.write_json(path, {"v": 1, "what": what, "id": uuid.uuid4().hex})
+    except OSError as error:
+        return f"{path}: can't be written ({error.strerror})"
+    return ""
 
 
 def _base(handle: Handle) -> Path:
@@ -225,23 +303,36 @@ def _name(handle: Handle) -> str:
     return scripts.job_name(handle.launch_dir, handle.name)
 
 
-def _token(handle: Handle) -> str:
-    """Of the newest job of this handle; empty if none was ever to be submitted."""
+def _slurm_job(handle: Handle) -> tuple[str, str]:
+    """Return the name and the token of the Slurm job in which a job runs."""
+    if round_ := round_of(_base(handle)):
+        folder = Folder(path=round_.folder)
+        return folder.job_name, folder.token
+    return _name(handle), read_token(_base(handle))
+
+
+def _script_of(base: Path, round_: Round | None) -> Path:
+    return (round_.folder / scripts.ALLOCATION if round_ else base).with_suffix(".sh")
+
+
+def _submitted_unix_s(script: Path) -> float:
+    """Return when a Slurm job's script was written; the token's file changes when the job is given up."""
     try:
-        return scripts.token_file(_base(handle)).read_text(encoding="utf-8").split()[-1]
-    except (OSError, IndexError):
-        return ""
+        return script.stat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _ended(base: Path) -> int | None:
     try:
-        return int(files.read_json(scripts.ended_file(base))["code"])
+        return int(files.read_json(ended_file(base))["code"])
     except (OSError, *DAMAGED):
         return None
 
 
-def _time(text: str) -> float | None:
+def _expected_start(row: Row) -> float | None:
+    """Return when the scheduler expects to start a job; a held one starts when somebody releases it."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return None if row.reason.startswith("JobHeld") else datetime.fromisoformat(row.start).timestamp()
     except ValueError:
         return None  # N/A

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from conf.schema import ClusterConfig
+from conf.schema import ClusterConfig, Config, EvalClusterConfig
+from conf.slurm_rules import SIGNAL_EARLY_S
 from flows.launch.slurm.commands import SchedulerAwayError, slurm
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.units import duration
@@ -21,6 +22,7 @@ _MAY_CHANGE = (
     "Required partition not available",
     "violates accounting/QOS policy",
 )
+_TRAINING, _EVALUATION = "cluster.slurm", "eval.cluster"
 _UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "N/A")
 
 
@@ -33,6 +35,7 @@ class Partition:
         max_nodes: of one job.
         min_nodes: of one job.
         max_time_s: of one job.
+        default_time_s: of a job that names no time limit; None: ``max_time_s``.
         state: ``UP`` if it accepts and starts jobs.
         accounts: that may use it; None: all.
         qos: that may use it; None: all.
@@ -45,6 +48,7 @@ class Partition:
     max_nodes: int | None
     min_nodes: int
     max_time_s: int | None
+    default_time_s: int | None
     accounts: tuple[str, ...] | None
     qos: tuple[str, ...] | None
 
@@ -53,7 +57,8 @@ class Partition:
         """What it can give, in words."""
         most = self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
         time = "no time limit" if self.max_time_s is None else f"jobs of at most {duration(self.max_time_s)}"
-        return f"partition {self.name} gives at most {most} of its {self.nodes} nodes to a job, {time}"
+        default = "" if self.default_time_s is None else f" ({duration(self.default_time_s)} by default)"
+        return f"partition {self.name} gives at most {most} of its {self.nodes} nodes to a job, {time}{default}"
 
 
 def partitions() -> list[Partition]:
@@ -66,8 +71,13 @@ def partitions() -> list[Partition]:
     return [_partition(line) for line in slurm("scontrol", "show", "partition", "--oneliner").splitlines() if line]
 
 
-def chosen(cluster: ClusterConfig, known: list[Partition]) -> list[Partition]:
+def chosen(cluster: ClusterConfig, known: list[Partition], *, where: str = _TRAINING) -> list[Partition]:
     """Return the partitions that jobs of a cluster may go to.
+
+    Args:
+        cluster: that names them.
+        known: all partitions.
+        where: the part of the configuration that names them, for messages.
 
     Raises:
         ConfigError: there is no such partition.
@@ -76,14 +86,12 @@ def chosen(cluster: ClusterConfig, known: list[Partition]) -> list[Partition]:
     if name is None:
         if default := [partition for partition in known if partition.default]:
             return default
-        raise ConfigError(
-            "cluster.slurm.partition=null: the cluster has no default partition", hint=_one_of("partition", known)
-        )
+        raise ConfigError(f"{where}.partition=null: the cluster has no default partition", hint=_one_of(where, known))
     wanted = name.split(",")
     for word in wanted:
         if word not in {partition.name for partition in known}:
             raise ConfigError(
-                f"cluster.slurm.partition={name}: the cluster has no partition {word}", hint=_one_of("partition", known)
+                f"{where}.partition={name}: the cluster has no partition {word}", hint=_one_of(where, known)
             )
     return [partition for partition in known if partition.name in wanted]
 
@@ -100,13 +108,62 @@ def check(cluster: ClusterConfig) -> None:
     problems = [next(_problems(cluster, partition), None) for partition in may]
     if problems[0] and all(problems):
         raise problems[0]
+    for partition in may:
+        _check_default_time(cluster, partition)
     _try(cluster)
+
+
+def _check_default_time(cluster: ClusterConfig, partition: Partition) -> None:
+    """Check that a job without a time limit of its own has time before it is asked to stop.
+
+    Raises:
+        ConfigError: it would be asked at once.
+    """
+    settings = cluster.slurm
+    limit_s = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
+    least_s = settings.stop_before_limit_s + SIGNAL_EARLY_S
+    if settings.time_limit_s is None and limit_s is not None and limit_s <= least_s:
+        raise ConfigError(
+            f"cluster.slurm.time_limit_s=null: partition {partition.name} gives {duration(limit_s)} to a job that "
+            f"names no limit, and training is asked to stop "
+            f"cluster.slurm.stop_before_limit_s={settings.stop_before_limit_s} before it, up to "
+            f"{SIGNAL_EARLY_S} s earlier",
+            hint=f"use cluster.slurm.time_limit_s={least_s + 1} or more if the partition allows it, a shorter "
+            "cluster.slurm.stop_before_limit_s, or another cluster.slurm.partition",
+        )
+
+
+def check_evaluations(config: Config) -> None:
+    """Check that evaluations beside training, one node each, can start some day.
+
+    Raises:
+        ConfigError: no partition can ever give it, or Slurm refuses an option.
+        LaunchError: there is no Slurm here.
+        SchedulerAwayError: the scheduler does not answer.
+    """
+    own, training = config.eval.cluster, config.cluster.slurm
+    if own == EvalClusterConfig():
+        return  # as a job of training, which has been checked
+    slurm_settings = replace(training, partition=own.partition or training.partition, extra=own.extra)
+    cluster = replace(config.cluster, nodes=1, slurm=slurm_settings)
+    may = chosen(cluster, partitions(), where=_EVALUATION)
+    if all(partition.min_nodes > 1 for partition in may):
+        raise ConfigError(
+            f"{_EVALUATION}.partition={own.partition}: starts no job of one node, which evaluations are",
+            hint=f"use another {_EVALUATION}.partition",
+        )
+    _try(cluster, where=_EVALUATION)
 
 
 def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigError]:
     settings, shown = cluster.slurm, partition.limits
     if cluster.nodes > partition.nodes:
         yield ConfigError(f"cluster.nodes={cluster.nodes}: {shown}", hint=f"use at most {partition.nodes}")
+    elif cluster.paid_nodes > partition.nodes:
+        yield ConfigError(
+            f"cluster.spare_nodes={cluster.spare_nodes}: with cluster.nodes={cluster.nodes}, {shown}",
+            hint=f"use at most {partition.nodes - cluster.nodes}",
+        )
     if cluster.nodes < partition.min_nodes:
         yield ConfigError(
             f"cluster.nodes={cluster.nodes}: partition {partition.name} starts no job of fewer than "
@@ -131,7 +188,7 @@ def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigEr
         )
 
 
-def _try(cluster: ClusterConfig) -> None:
+def _try(cluster: ClusterConfig, *, where: str = _TRAINING) -> None:
     """Have sbatch check account, QOS and further options, without submitting anything."""
     settings = cluster.slurm
     given = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
@@ -144,16 +201,18 @@ def _try(cluster: ClusterConfig) -> None:
         reason = " ".join(error.message.removeprefix("sbatch:").split())
         if any(answer in reason for answer in _MAY_CHANGE):
             return
-        values = ", ".join(f"cluster.slurm.{name}={value}" for name, value in given.items() if value)
-        values += f"{', ' * bool(values)}cluster.slurm.extra=[{', '.join(settings.extra)}]" if settings.extra else ""
+        if settings.extra:
+            given["extra"] = f"[{', '.join(settings.extra)}]"
+        own = {"partition": where, "extra": where}
+        values = ", ".join(f"{own.get(name, _TRAINING)}.{name}={value}" for name, value in given.items() if value)
         raise ConfigError(
             f"{values or 'cluster=slurm'}: sbatch refuses a job with these options ({reason})",
             hint="change the option that sbatch names; `hlatctl doctor --cluster cluster=slurm` lists the partitions",
         ) from None
 
 
-def _one_of(key: str, known: list[Partition]) -> str:
-    return f"cluster.slurm.{key} can be {', '.join(partition.name for partition in known)}"
+def _one_of(where: str, known: list[Partition]) -> str:
+    return f"{where}.partition can be {', '.join(partition.name for partition in known)}"
 
 
 def _partition(line: str) -> Partition:
@@ -166,6 +225,7 @@ def _partition(line: str) -> Partition:
         max_nodes=None if values.get("MaxNodes", "NONE") in _UNLIMITED else int(values["MaxNodes"]),
         min_nodes=int(values.get("MinNodes", "0")),
         max_time_s=seconds(values.get("MaxTime", "NONE")),
+        default_time_s=seconds(values.get("DefaultTime", "NONE")),
         accounts=_names(values.get("AllowAccounts", "ALL")),
         qos=_names(values.get("AllowQos", "ALL")),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import urllib.parse
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from conf.schema import ClusterConfig
 from flows.launch.base import Job, export_lines, quote
 from flows.launch.slurm.container import container
 from hlatctl import node
+from hlatctl.allocation import NODE_LIST_ENV, TOKEN_ENV, ended_file
 from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError
 from hlatctl.run.host import NODE_NAME_ENV
 from hlatctl.run.state import TRAIN_JOB
 
-TOKEN_ENV = "HLATCTL_TOKEN"
+#: The job that keeps nodes, in the folder of an allocation.
+ALLOCATION = "nodes"
+#: From 20000 to 32767: Linux gives connections ports from 32768 on (ip-sysctl.rst).
+_FIRST_PORT, _PORTS = 20_000, 12_768
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BACKSLASH = "\\"
 
@@ -34,36 +39,48 @@ def token_file(base: Path) -> Path:
     return base.with_name(f"{base.name}.token")
 
 
-def ended_file(base: Path) -> Path:
-    """Where the batch script writes, last, the exit code of srun."""
-    return base.with_name(f"{base.name}.ended")
-
-
 def script(job: Job, cluster: ClusterConfig) -> str:
-    """The batch script of a job.
+    """The script of a job. As a job of its own it takes all nodes that it gets; an allocation tells it which to take.
 
     Raises:
         ConfigError: an option can't be written into a script.
     """
     base = job.launch_dir / job.name
     token, ended = (shlex.quote(os.fspath(path)) for path in (token_file(base), ended_file(base)))
-    directives = "".join(f"{_directive(option)}\n" for option in _options(job, cluster))
+    directives, log = _directives(_options(job, cluster)), shlex.quote(os.fspath(job.log))
     env = {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
     if cluster.interface:
         env[node.INTERFACE_ENV] = cluster.interface
     inside = container(job, cluster.container, sorted(env))
     command = " ".join(filter(None, ("exec", quote(inside.before), _command(job, base, inside.python))))
     on_node = f"{node.NODE_RANK_ENV}=$SLURM_NODEID {NODE_NAME_ENV}=$SLURMD_NODENAME {command}"
-    srun = ("srun", "--kill-on-bad-exit=1", f"--output={_pattern(job)}", "--open-mode=append", *inside.srun)
+    # --overlap: the step of a node that was lost holds its other nodes for a while.
+    srun = (
+        "srun",
+        "--overlap",
+        "--kill-on-bad-exit=1",
+        f"--output={_pattern(job.run_dir, job.log)}",
+        "--open-mode=append",
+        *inside.srun,
+    )
+    placed = f'--nodes=${node.NODES_ENV} --ntasks=${node.NODES_ENV} --nodelist="$nodes"'
     return f"""#!/bin/bash
 {directives}# Job {job.name}, written by hlatctl. Submit this file with sbatch to repeat it.
 # A job that its driver has given up does nothing.
-[ -z "${TOKEN_ENV}" ] || [ "${TOKEN_ENV}" = "$(cat {token})" ] || exit 0
+{_unless_given_up(token)}
+# What srun itself says belongs into the job's log too.
+exec >>{log} 2>&1
 trap : TERM
-{export_lines(env, job.unset)}{inside.lines}export {node.NODES_ENV}=$SLURM_JOB_NUM_NODES
-export {node.MASTER_ADDR_ENV}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export {node.MASTER_PORT_ENV}=$((20000 + SLURM_JOB_ID % 20000))
+{export_lines(env, job.unset)}{inside.lines}nodes=${{{NODE_LIST_ENV}:-$SLURM_JOB_NODELIST}}
+export {node.NODES_ENV}=$(scontrol show hostnames "$nodes" | wc -l)
+export {node.MASTER_ADDR_ENV}=$(scontrol show hostnames "$nodes" | head -n 1)
+# A free port that nobody can foresee, below those that Linux gives to connections (net.ipv4.ip_local_port_range).
+for try in 1 2 3 4 5 6 7 8; do
+  export {node.MASTER_PORT_ENV}=$(({_FIRST_PORT} + $(od -An -N2 -tu2 /dev/urandom) % {_PORTS}))
+  cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X ${node.MASTER_PORT_ENV}) " || break
+done
 {quote(srun)} \\
+  {placed} \\
   sh -c {shlex.quote(on_node)}
 code=$?
 echo "{{\\"v\\": 1, \\"code\\": $code}}" >{ended}.tmp && mv {ended}.tmp {ended}
@@ -71,44 +88,95 @@ exit $code
 """
 
 
+def allocation_script(job: Job, cluster: ClusterConfig, folder: Path) -> str:
+    """The batch script that keeps nodes for a job and for those after it.
+
+    Args:
+        job: with the hosts that it must not use.
+        cluster: with the number of nodes, and of spare ones.
+        folder: of the allocation.
+
+    Raises:
+        ConfigError: an option can't be written into a script.
+    """
+    settings, most = cluster.slurm, cluster.nodes + cluster.spare_nodes
+    options = [
+        f"--job-name={job_name(os.fspath(folder), ALLOCATION)}",
+        f"--nodes={cluster.nodes}{f'-{most}' if cluster.spare_nodes else ''}",
+        "--no-kill",
+        *_common(job, cluster, folder / f"{ALLOCATION}.log"),
+        *_training(job, cluster),
+    ]
+    if settings.time_limit_s:
+        options.append(f"--time={_clock(settings.time_limit_s)}")
+    options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's own limit
+    if job.excluded_hosts:
+        options.append(f"--exclude={','.join(job.excluded_hosts)}")
+    token = shlex.quote(os.fspath(token_file(folder / ALLOCATION)))
+    program = (sys.executable, "-m", "hlatctl.allocation", os.fspath(folder), str(settings.idle_release_s))
+    return f"""#!/bin/bash
+{_directives(options)}# Written by hlatctl: keeps nodes for a run, and runs there what its driver orders in this folder.
+# An allocation that its driver has given up does nothing.
+{_unless_given_up(token)}
+export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
+exec {quote(program)}
+"""
+
+
+def _unless_given_up(token: str) -> str:
+    return f'[ -z "${TOKEN_ENV}" ] || [ "${TOKEN_ENV}" = "$(cat {token})" ] || exit 0'
+
+
 def _options(job: Job, cluster: ClusterConfig) -> list[str]:
     settings = cluster.slurm
     on_all = bool(job.processes_per_node or job.each_node)
-    given = {"partition": job.partition or settings.partition, "account": settings.account, "qos": settings.qos}
     options = [
         f"--job-name={job_name(os.fspath(job.launch_dir), job.name)}",
         f"--nodes={job.nodes if on_all else 1}",
         "--ntasks-per-node=1",
-        "--no-requeue",
-        "--open-mode=append",
-        f"--output={_pattern(job)}",
-        *(f"--{name}={value}" for name, value in given.items() if value),
+        *_common(job, cluster, job.log),
     ]
     if settings.time_limit_s and not job.partition:  # another partition has limits of its own
         options.append(f"--time={_clock(settings.time_limit_s)}")
-        if job.name == TRAIN_JOB:  # the others have nothing to save
-            options.append(f"--signal=TERM@{settings.stop_before_limit_s}")
-    if job.processes_per_node:
-        options += [*(["--exclusive"] if settings.exclusive else []), *settings.extra]
+    if job.name == TRAIN_JOB:  # the others have nothing to save
+        options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's own limit
+    options += _training(job, cluster)
     options += job.options
     if job.excluded_hosts:
         options.append(f"--exclude={','.join(job.excluded_hosts)}")
     return options
 
 
-def _pattern(job: Job) -> str:
-    """Return the name of the job's log as Slurm reads it: with a doubled percent sign.
+def _common(job: Job, cluster: ClusterConfig, log: Path) -> list[str]:
+    settings = cluster.slurm
+    given = {"partition": job.partition or settings.partition, "account": settings.account, "qos": settings.qos}
+    own = ("--no-requeue", "--open-mode=append", f"--output={_pattern(job.run_dir, log)}")
+    return [*own, *(f"--{name}={value}" for name, value in given.items() if value)]
+
+
+def _training(job: Job, cluster: ClusterConfig) -> list[str]:
+    if not job.processes_per_node:
+        return []
+    return [*(["--exclusive"] if cluster.slurm.exclusive else []), *cluster.slurm.extra]
+
+
+def _pattern(run_dir: Path, log: Path) -> str:
+    """Return the name of a log as Slurm reads it: with a doubled percent sign.
 
     Raises:
         ConfigError: Slurm can't write a file of that name.
     """
-    path = os.fspath(job.log)
+    path = os.fspath(log)
     if "\\" in path:
         raise ConfigError(
-            f"runs_dir={job.run_dir.parent}: must not contain a backslash, because Slurm drops it from names of files",
+            f"runs_dir={run_dir.parent}: must not contain a backslash, because Slurm drops it from names of files",
             hint="use another runs_dir",
         )
     return path.replace("%", "%%")
+
+
+def _directives(options: list[str]) -> str:
+    return "".join(f"{_directive(option)}\n" for option in options)
 
 
 def _directive(option: str) -> str:

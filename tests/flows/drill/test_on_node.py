@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from flows.drill import on_node
 from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -21,13 +20,6 @@ import os, subprocess, sys
 code = "import time; print('started', flush=True); time.sleep(600)"
 sys.exit(-subprocess.run([sys.executable, "-c", code], env={**os.environ, "RANK": "0"}).returncode)
 """
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +33,9 @@ def test_the_process_that_is_named_gets_the_signal(
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(job))
     try:
-        wait_until(lambda: "started" in job.log.read_text())
+        wait_for(lambda: "started" in job.log.read_text())
         assert on_node.main([str(tmp_path / "launch" / "try"), "0", what, name]) == 0
-        wait_until(lambda: launcher.status(handle).ended)
+        wait_for(lambda: launcher.status(handle).ended)
         assert (launcher.status(handle).state, launcher.status(handle).exit_code) == ends
     finally:
         launcher.cancel(handle, grace_s=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.launch.base import Status, Verdict
-from flows.recovery.failure_causes import Cause, Ending, classify, failed_host
+from flows.recovery.failure_causes import Cause, Ending, classify, failed_host, last_exception
 from hlatctl.run.errors import DISK_FULL, NONFINITE, ConfigError, DataError, HlatctlError, StorageError, TrainingError
 from hlatctl.run.state import AttemptState
 
@@ -70,6 +70,11 @@ def ending(
             "DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
             "collective_timeout",
         ),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+            "port: 37510, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+            "port_in_use",
+        ),
         ("OSError: [Errno 28] No space left on device", "disk_full"),
         ("IndexError: index out of range in self", "data_error"),
     ],
@@ -96,6 +101,19 @@ def test_our_own_errors_are_classified_by_type_and_code_whatever_their_text(
 ) -> None:
     end = ending(SIGKILL_LOG, error=error, of=attempt(last_step=last_step))
     assert (end.cause, end.evidence) == (cause, f"{type(error).__name__}: {error.message}")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "sh: 1: exec: apptainer: not found\nsrun: error: n3: task 0: Exited with exit code 127\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
+        "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T14:28:27 ***",
+        'sh: 1: exec: apptainer: not found\nTry "srun --help" for more information',
+    ],
+)
+def test_the_reason_of_an_end_is_what_srun_prints_no_summary_of(log: str) -> None:
+    assert last_exception(log) == "sh: 1: exec: apptainer: not found"
 
 
 def test_the_signal_is_that_of_the_process_that_failed_first() -> None:
@@ -147,6 +165,9 @@ def test_an_empty_log_is_a_crash(log: str) -> None:
         ("node_failed", "", "", False, "node_failed"),
         ("node_failed", "", "no step", False, "node_failed"),
         ("cancelled", "", "no step", False, "hang"),
+        ("cancelled", "stop", "has not ended", True, "stopped"),
+        ("cancelled", "stop", "has not ended", False, "preempted"),
+        ("cancelled", "rollback", "has not ended", False, "rollback"),
         ("cancelled", "stop", "", False, "cancelled"),
         ("cancelled", "stop", "", True, "stopped"),
         ("preempted", "", "", False, "preempted"),

@@ -15,7 +15,7 @@ from flows.recovery.node_ledger import (
     HALF_LIFE_S,
     Entry,
     Kind,
-    excluded,
+    newly_passed,
     place,
     read,
     record,
@@ -47,8 +47,19 @@ def test_a_host_is_a_suspect_after_two_failures_until_it_passes() -> None:
 
 def test_hosts_that_failed_repeatedly_are_excluded_even_if_they_pass_and_return_with_time() -> None:
     offender = [entry("a"), entry("a"), entry("a"), entry("a", "preflight_passed")]
-    assert excluded(offender, NOW) == {"a"}
-    assert excluded(offender, NOW + HALF_LIFE_S) == set()
+    assert place(("a", "b"), 1, offender, NOW).left_out == ("a",)
+    assert place(("a", "b"), 1, offender, NOW + HALF_LIFE_S).left_out == ()
+
+
+def test_a_fault_that_preflight_finds_again_and_again_counts_once() -> None:
+    failed, passed = entry("a", "preflight_failed"), entry("a", "preflight_passed")
+    assert scores([failed] * 9, NOW) == {"a": 1.0}
+    assert scores([failed, passed, failed, entry("a"), failed], NOW) == {"a": 4.0}
+
+
+def test_a_passed_preflight_is_news_of_a_host_that_is_new_or_failed() -> None:
+    entries = [entry("a"), entry("a", "preflight_passed"), entry("b", "preflight_passed"), entry("b", "straggler")]
+    assert newly_passed(entries, ["a", "b", "c"]) == ["b", "c"]
 
 
 def test_the_worst_hosts_are_left_out_as_far_as_others_can_replace_them() -> None:
@@ -89,6 +100,17 @@ def test_recorded_entries_are_read_without_damaged_lines(tmp_path: Path) -> None
         file.write('{"host": "torn')
     record(path, [entry("c", "preflight_passed")])
     assert read(path) == [entry("a"), entry("b", "straggler"), entry("c", "preflight_passed")]
+
+
+def test_a_ledger_that_grew_or_was_edited_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.jsonl"
+    record(path, [entry("a"), entry("b")])
+    assert [each.host for each in read(path)] == ["a", "b"]
+    record(path, [entry("c")])
+    assert [each.host for each in read(path)] == ["a", "b", "c"]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    record(path, [entry("d"), entry("e")])
+    assert [each.host for each in read(path)] == ["b", "c", "d", "e"]
 
 
 _RECORD_MANY = """

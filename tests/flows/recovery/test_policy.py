@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema import RecoveryConfig
+from flows.recovery.case import failing_step, restarts_without_progress
 from flows.recovery.failure_causes import Cause, Ending
-from flows.recovery.policy import Decision, decide, failing_step, hanging, restarts_without_progress
+from flows.recovery.policy import Decision, decide, hanging
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
 from hlatctl.run.state import AttemptState, RunState
@@ -68,6 +69,7 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("out_of_memory", False, 0, "restart", "restarting from step 5"),
         ("collective_timeout", False, 10, "restart", "restarting from step 5"),
         ("hang", False, 0, "restart", "restarting from step 5"),
+        ("port_in_use", False, 0, "restart", "restarting from step 5"),
         ("killed", False, 0, "restart", "restarting from step 5"),
         ("killed", True, 10, "stop", "stopped on request; it ended before it could write a checkpoint"),
         ("lost", False, 10, "restart", "restarting from step 5"),
@@ -330,7 +332,8 @@ def test_every_prefix_of_a_journal_gives_a_decision(journal: list[Event], cause:
 
 def training(*step_s: float) -> RunState:
     state = RunState(attempts=[attempt(1, last_step=len(step_s))])
-    state.steps = {step: {"step": step, "step_s": took} for step, took in enumerate(step_s, start=1)}
+    for step, took in enumerate(step_s, start=1):
+        state.steps.add({"step": step, "tokens": step, "step_s": took})
     return state
 
 
@@ -355,3 +358,12 @@ def test_before_the_first_step_the_limit_is_the_start_timeout() -> None:
     resumed = training(*[1.0] * 20)
     resumed.attempts.append(attempt(2, start=20))
     assert not hanging(resumed, 599.0, policy), "the steps are of an earlier attempt"
+
+
+def test_an_attempt_that_has_stopped_training_has_a_minute_to_end_however_short_its_steps_were() -> None:
+    policy = RecoveryConfig(hang_factor=10.0, hang_floor_s=6.0)
+    stopped = training(*[0.1] * 30)
+    stopped.train_stopped = "stop"
+    assert not hanging(stopped, 59.0, policy)
+    assert hanging(stopped, 61.0, policy) == "training has stopped, but its processes have not ended for 60 s"
+    assert hanging(training(*[0.1] * 30), 59.0, policy)

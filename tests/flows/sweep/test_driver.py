@@ -12,23 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from conf.compose import compose
 from flows.launch.base import Job
-from flows.pretrain import TrialOf
 from flows.simulation.process import Script
 from flows.simulation.scripts import SCRIPTS
 from flows.simulation.world import World
 from flows.sweep import create
 from flows.sweep.book import Book
 from flows.sweep.driver import drive
-from flows.sweep.trials import Trial
 from hlatctl.report.sweep import arms
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunBusyError, RunExistsError, StoppedError, TrainingError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.runs import find_sweep
-from hlatctl.run.state import StageState
 from hlatctl.run.sweep import SweepState, fold
 from hlatctl.run.sweep import apply as apply_to_sweep
 
@@ -283,20 +279,6 @@ def test_an_arm_of_a_real_sweep_is_never_simulated(tmp_path: Path, monkeypatch: 
     sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
     with pytest.raises(TrainingError, match=r"s-t0000: cluster\.launcher=mock: simulates jobs and starts none"):
         drive(sweep, silent)
-
-
-def test_a_trial_waits_while_another_prepares_the_same_corpus_or_graphs(tmp_path: Path) -> None:
-    def trial(number: int, *overrides: str) -> Trial:
-        config = compose([*SMALL, "cluster=mock", f"runs_dir={tmp_path}", *overrides])
-        return Trial(RunPaths(tmp_path / f"t{number}"), config, TrialOf(sweep="s", trial=number), [], None)
-
-    one, alike, other = trial(0, "optimizer.lr=1"), trial(1, "optimizer.lr=2"), trial(2, "precision=mixed")
-    assert alike.prepares_alike(one), "both need the corpus"
-    one.state.stages["data"] = StageState("data", "skipped")
-    assert alike.prepares_alike(one), "both need the same graphs"
-    assert not other.prepares_alike(one), "it has other graphs"
-    one.state.stages["compile"] = StageState("compile", "finished")
-    assert not alike.prepares_alike(one)
 
 
 def test_an_id_is_taken_once_and_a_sweep_is_found_by_the_beginning_of_its_name(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.processes,
@@ -184,6 +184,31 @@ def test_superseded_steps_are_removed_before_new_ones_follow(runs_dir: Path) -> 
     train(run, 4, 4, attempt=3)
     mlflow_sync.sync(run)
     assert steps(rows(runs_dir)) == [1, 2, 3, 4]
+
+
+def test_a_long_journal_is_copied_in_parts_with_the_steps_that_count(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied, "_EVENTS_AT_ONCE", 4)
+    monkeypatch.setattr(copied, "_ALL_STEPS", 10)
+    sent: list[int] = []
+    real = copied.MirrorRun._log_metrics
+
+    def spy(self: copied.MirrorRun, batch: list[Any]) -> None:
+        sent.extend(metric.step for metric in batch if metric.key == "train/loss")
+        real(self, batch)
+
+    monkeypatch.setattr(copied.MirrorRun, "_log_metrics", spy)
+    run = make_run(runs_dir)
+    train(run, 1, 9)
+    train(run, 6, 50, attempt=2, add=100.0)
+    finish(run)
+    mlflow_sync.sync(run)
+    assert sent == [*range(1, 11), 20, 40], "superseded steps are not sent, and late ones are thinned"
+    assert [value > 100 for *_, value in rows(runs_dir)] == [False] * 5 + [True] * 7
+    assert mlflow_run(runs_dir, run).info.status == "FINISHED"
+    mlflow_sync.sync(run)
+    assert steps(rows(runs_dir)) == sent
 
 
 def test_on_a_server_the_later_value_of_a_step_is_added_and_is_the_latest(
@@ -401,13 +426,6 @@ with ui._bound("mlflow", int(sys.argv[2])) as listener, ui_record.only_ui(runs_d
         with ui_record.announced(runs_dir, UiRecord(auth=auth, mlflow=server.url)):
             started[0].process.wait()
 """
-
-
-def wait_for(what: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.02)
 
 
 def test_a_follower_killed_between_batches_leaves_no_duplicates(

@@ -90,8 +90,8 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(config: Confi
     assert {name for name, _ in tasks} == {
         "validate",
         "provenance",
-        "preflight",
         "data",
+        "preflight",
         "compile",
         "warm cache",
         "coverage",

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from flows.tracking import local_server, ui, ui_record
 from flows.tracking.ui import serve
 from hlatctl.run.errors import LaunchError, PortInUseError, RunBusyError
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -171,10 +171,7 @@ def test_both_pages_are_served_until_one_server_ends(
     assert ui.returncode == 19
     log = runs_dir / ".ui" / "mlflow.log"
     assert error == f"error: mlflow's server has ended unexpectedly (exit code -9)\nhint: see {log}\n"
-    deadline = time.monotonic() + 10.0
-    while groups_alive(pids):  # the kernel needs a moment to end killed processes
-        assert time.monotonic() < deadline, "a process still runs"
-        time.sleep(0.05)
+    wait_for(lambda: not groups_alive(pids))  # the kernel needs a moment to end killed processes
     assert not ui_record.ui_file(runs_dir).exists()
 
 
@@ -183,10 +180,8 @@ def test_a_stop_while_they_start_leaves_no_process(
     start: Callable[[], subprocess.Popen[str]], number: signal.Signals
 ) -> None:
     ui = start()
-    deadline_s = time.monotonic() + 60
-    while len(servers := children(ui.pid)) < 2:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    servers = wait_for(lambda: pids if len(pids := children(ui.pid)) == 2 else None)
+    assert servers
     ui.send_signal(number)
     output, error = ui.communicate(timeout=60)
     assert (ui.returncode, output, error) == (0, "", "")

@@ -17,6 +17,8 @@
 # Job train, written by hlatctl. Submit this file with sbatch to repeat it.
 # A job that its driver has given up does nothing.
 [ -z "$HLATCTL_TOKEN" ] || [ "$HLATCTL_TOKEN" = "$(cat /runs/golden/launch/attempt-0002/train.token)" ] || exit 0
+# What srun itself says belongs into the job's log too.
+exec >>/runs/golden/logs/attempt-0002/train.log 2>&1
 trap : TERM
 export EVIL=''"'"'; touch x; $(touch x) `touch x` " \ %j
 next line'
@@ -24,10 +26,16 @@ export HLATCTL_ERROR_FILE=/runs/golden/launch/attempt-0002/train.error.json
 export HLATCTL_INTERFACE=eth0
 export OMP_NUM_THREADS=1
 unset XLA_USE_BF16
-export HLATCTL_NODES=$SLURM_JOB_NUM_NODES
-export HLATCTL_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export HLATCTL_MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-srun --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append \
+nodes=${HLATCTL_NODE_LIST:-$SLURM_JOB_NODELIST}
+export HLATCTL_NODES=$(scontrol show hostnames "$nodes" | wc -l)
+export HLATCTL_MASTER_ADDR=$(scontrol show hostnames "$nodes" | head -n 1)
+# A free port that nobody can foresee, below those that Linux gives to connections (net.ipv4.ip_local_port_range).
+for try in 1 2 3 4 5 6 7 8; do
+  export HLATCTL_MASTER_PORT=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 12768))
+  cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X $HLATCTL_MASTER_PORT) " || break
+done
+srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append \
+  --nodes=$HLATCTL_NODES --ntasks=$HLATCTL_NODES --nodelist="$nodes" \
   sh -c 'NODE_RANK=$SLURM_NODEID HLATCTL_NODE_NAME=$SLURMD_NODENAME exec PYTHON -m hlatctl.node /runs/golden/launch/attempt-0002/train -- PYTHON -m torch.distributed.run --nproc-per-node=8 --tee=3 --log-dir=/runs/golden/logs/attempt-0002/train/node-$SLURM_NODEID -m trainer --run-dir /runs/golden --attempt 2'
 code=$?
 echo "{\"v\": 1, \"code\": $code}" >/runs/golden/launch/attempt-0002/train.ended.tmp && mv /runs/golden/launch/attempt-0002/train.ended.tmp /runs/golden/launch/attempt-0002/train.ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,37 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """A run whose corpus is prepared, in a runs folder that tests copy."""
+    run = _create(tmp_path_factory.mktemp("prepared"), corpus)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.fspath(ROOT))
+        _prepare(run)
+    return run
+
+
 @pytest.fixture
-def run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+def run(corpus: Path, prepared: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """A run whose corpus is prepared, and which has trained nothing."""
     monkeypatch.setenv("PYTHONPATH", os.fspath(ROOT))
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path))
+    shutil.copytree(prepared.root.parent, tmp_path, dirs_exist_ok=True)
+    return _create(tmp_path, corpus)
+
+
+def _create(runs_dir: Path, corpus: Path) -> RunPaths:
     config = Config(
-        runs_dir=os.fspath(tmp_path),
+        runs_dir=os.fspath(runs_dir),
         model=ModelConfig(vocab_size=300),
         eval=EvalConfig(enabled=False),
         data=DataConfig(path=os.fspath(corpus), on_corrupt="skip"),
         tokenizer=TokenizerConfig(train_vocab_size=300),
         train=TrainConfig(tokens=100 * 8 * 128, seq_len=128),
     )
-    run = RunPaths(tmp_path / "the-run")
+    run = RunPaths(runs_dir / "the-run")
     files.write_text(run.config, conf.load.dump(config))
-    run.journal.mkdir()
-    _prepare(run)
+    run.journal.mkdir(exist_ok=True)
     return run
 
 

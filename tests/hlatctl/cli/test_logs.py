@@ -141,6 +141,27 @@ def test_one_rank_is_found_by_folder_and_by_name(run: RunPaths, capsys: pytest.C
     assert "no log of rank 7 yet" in capsys.readouterr().err
 
 
+def test_a_rank_of_several_nodes_is_found_by_its_number_in_the_whole_job(
+    run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node, local in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        place = f"train/node-{node}/none_x{node}/attempt_0/{local}/stdout.log"
+        write(run, 1, place, f"node {node}, local rank {local}\n")
+    for rank, expected in ((0, "node 0, local rank 0\n"), (2, "node 1, local rank 0\n")):
+        assert main(["logs", "example", "--rank", str(rank), "--attempt", "1"]) == 0
+        assert capsys.readouterr().out == expected
+    assert main(["logs", "example", "--rank", "4"]) == 1
+
+
+def test_the_output_of_an_earlier_attempt_is_printed(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run, 1, "train.log", "the first\n")
+    write(run, 2, "train.log", "the second\n")
+    assert main(["logs", "example", "--attempt", "1"]) == 0
+    assert capsys.readouterr().out == "the first\n"
+    assert main(["logs", "example", "--attempt", "3"]) == 1
+    assert "no logs yet in" in capsys.readouterr().err
+
+
 def test_following_continues_over_a_restart_and_ends_with_the_run(
     run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:

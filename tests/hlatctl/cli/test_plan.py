@@ -36,6 +36,8 @@ def test_a_plan_of_hlat_7b_shows_its_needs_and_the_source_of_each_figure(capsys:
     assert lines["journal"][0] == "measured"
     assert lines["MFU of 7B on 32 nodes"] == ["calibrated", "33.5%, published 33.5%, off by +0.0%"]
     assert lines["cost of 7B on 64 nodes, of p4d's"][0] == "check"
+    seventy = "57 tokens/s a device, published 60 tokens/s a device, off by -5.2%"
+    assert lines["Llama 3.1 70B on 32 trn1 nodes, TP 32 x PP 8"] == ["check", seventy]
     assert lines["70B fits 4 nodes at TP 32 x PP 4"] == ["calibrated", "no, as published"]
 
 

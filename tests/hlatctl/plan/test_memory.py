@@ -10,8 +10,16 @@ import dataclasses
 import pytest
 
 from conf.compose import compose, groups
-from conf.schema import CheckpointConfig, ClusterConfig, Config, HardwareConfig, ParallelConfig, PrecisionConfig
-from hlatctl.plan.memory import Memory, check_memory, memory
+from conf.schema import (
+    BackendConfig,
+    CheckpointConfig,
+    ClusterConfig,
+    Config,
+    HardwareConfig,
+    ParallelConfig,
+    PrecisionConfig,
+)
+from hlatctl.plan.memory import Memory, check_memory, layer_bytes, memory
 from hlatctl.plan.remedies import remedies
 from hlatctl.plan.search import changed
 from hlatctl.run.errors import ConfigError
@@ -99,6 +107,29 @@ def test_fsdp_shards_state_and_zero1_moments_only() -> None:
     assert shards["moments"] == 8 * _PARAMETERS_7B // 32
     ends = 2 * 32_000 * 4096 + 4096
     assert shards["gathered weights"] == 4 * (ends + 2 * (_PARAMETERS_7B - ends) // 32)
+
+
+def test_fsdp_has_no_copies_of_weights_and_its_gradients_once(hlat_7b: Config) -> None:
+    cluster = dataclasses.replace(hlat_7b.cluster, hardware=HardwareConfig(), nodes=1)
+    config = dataclasses.replace(
+        hlat_7b, precision=PrecisionConfig(name="mixed"), backend=BackendConfig(device="cuda"), cluster=cluster
+    )
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, global_batch_size=64))
+    replicated = changed(config, tensor_parallel_size=1, sequence_parallel=False, data_parallel="replicate")
+    sharded = changed(replicated, data_parallel="fsdp")
+    assert sharded.grad_accum_steps == 2
+    layer = (_PARAMETERS_7B - 2 * 32_000 * 4096 - 4096) // 32
+    assert layer_bytes(replicated) - layer_bytes(sharded) == 2 * layer, "BF16 copies of a layer's FP32 weights"
+    assert parts(memory(sharded))["gradients"] == 4 * _PARAMETERS_7B // 32
+
+
+def test_the_loss_of_a_split_sequence_normalizes_slices(hlat_7b: Config) -> None:
+    large = dataclasses.replace(hlat_7b, model=dataclasses.replace(hlat_7b.model, vocab_size=320_000))
+    whole, split = (
+        parts(memory(changed(large, sequence_parallel=parallel)))["logits and loss"] for parallel in (False, True)
+    )
+    # Twice 6 bytes for the norm, of which an eighth is left, and twice 2 for the whole sequence.
+    assert whole - split == 4096 * 4096 * 13 // 2
 
 
 def test_recomputed_activations_are_not_kept(hlat_7b: Config) -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.schema import ClusterConfig, Config, HardwareConfig, ModelConfig, ParallelConfig, TrainConfig
+from conf.schema import BackendConfig, ClusterConfig, Config, HardwareConfig, ModelConfig, ParallelConfig, TrainConfig
+from hlatctl.plan.execution import Execution
+from hlatctl.plan.products import Device, Product
 from hlatctl.plan.published import points
 from hlatctl.plan.step_time import missing, step_time, step_time_s
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
@@ -35,10 +37,12 @@ def small(*, processes: int = 1, nodes: int = 1, batch: int = 8, micro: int = 1,
     )
 
 
-#: FLOPs of a token: 6 x (4 x 12 x 60^2 + 100 x 60) and attention's core, 12 x 4 x 60 x 100.
-_FLOPS = 6 * (4 * 12 * 3600 + 6000) + 12 * 4 * 60 * 100
-#: MFU counts the norms' nine weights of 60 too, as its definition does.
-_MFU_FLOPS = _FLOPS + 6 * 9 * 60
+#: FLOPs of attention's core per token, forward: half of 4 x 4 x 60 x 100, as flash attention skips the masked half.
+_CORE = 4 * 2 * 60 * 100
+#: FLOPs of a token: 6 x (4 x 12 x 60^2 + 100 x 60), and the core, whose backward pass is two and a half forward ones.
+_FLOPS = 6 * (4 * 12 * 3600 + 6000) + 3.5 * _CORE
+#: MFU counts the whole core three times and the norms' nine weights of 60, as its definition does.
+_MFU_FLOPS = 6 * (4 * 12 * 3600 + 6000) + 6 * _CORE + 6 * 9 * 60
 
 
 def test_one_process_only_computes() -> None:
@@ -54,10 +58,10 @@ def test_recomputation_takes_time_and_does_not_count_in_mfu() -> None:
     selective = step_time(small(activation_checkpointing="selective"))
     assert full is not None
     assert selective is not None
-    layers, core = 4 * 12 * 3600 * 2, 4 * 4 * 60 * 100
-    assert selective.compute_s == pytest.approx(800 * (_FLOPS + core) / 0.5e12)
-    assert full.compute_s == pytest.approx(800 * (_FLOPS + core + layers) / 0.5e12)
-    assert full.mfu_fraction < selective.mfu_fraction < 0.5
+    layers = 4 * 12 * 3600 * 2
+    assert selective.compute_s == pytest.approx(800 * (_FLOPS + _CORE) / 0.5e12)
+    assert full.compute_s == pytest.approx(800 * (_FLOPS + _CORE + layers) / 0.5e12)
+    assert full.mfu_fraction < selective.mfu_fraction < 0.5 * _MFU_FLOPS / _FLOPS
 
 
 def test_replicas_sum_their_gradients_by_a_ring_over_the_slowest_link() -> None:
@@ -81,10 +85,62 @@ def test_tensor_parallel_processes_exchange_four_all_reduces_a_layer() -> None:
 def test_a_pipeline_waits_for_its_first_and_last_micro_batches() -> None:
     time = step_time(small(processes=2, pipeline_parallel_size=2))
     assert time is not None
-    last = 100 * (6 * (2 * 12 * 3600 + 6000) + 12 * 2 * 60 * 100) / 0.5e12
+    last = 100 * (6 * (2 * 12 * 3600 + 6000) + 3.5 * _CORE / 2) / 0.5e12
     send = 2 * 100 * 60 * 4 / 0.25e9
     assert time.compute_s == pytest.approx(8 * last), "the last stage has the head too"
     assert time.pipeline_s == pytest.approx((last + send) + 8 * send)
+
+
+def test_products_with_a_small_dimension_reach_less_of_the_peak() -> None:
+    # 8 TFLOP/s of products, 1 TB/s of memory, FP32: 2 m^3 / 8e12 s and 3 m^2 x 4 / 1e12 s are equal at m = 48.
+    device = Device(flops_per_s=8e12, s_per_byte=1e-12, entry_bytes=4)
+    cube = Product(48, 48, 48)
+    assert cube.time_s(device) == pytest.approx(2 * cube.flops / 8e12)
+    large, thin = Product(9600, 9600, 9600), Product(9600, 48, 9600)
+    assert large.time_s(device) == pytest.approx(large.flops / 8e12, rel=0.01)
+    assert thin.time_s(device) / thin.flops > 1.3 * large.time_s(device) / large.flops
+    assert large.time_s(device, fp8=True) == pytest.approx(large.time_s(device) / 2, rel=0.01)
+
+
+def test_element_wise_operations_take_the_memory_s_time_and_compiled_ones_less() -> None:
+    times = [
+        step_time(
+            dataclasses.replace(
+                with_hardware(small(), memory_bytes_per_s=1e12), backend=BackendConfig(compile=compiled)
+            )
+        )
+        for compiled in (True, False)
+    ]
+    compiled, eager = times
+    assert compiled is not None
+    assert eager is not None
+    # 4 layers of 9 passes over 60, 2 over queries and keys (120), 3 over 160, forward and twice backward; and the loss.
+    passes = 4 * 3 * 4 * (9 * 60 + 2 * 120 + 3 * 160)
+    assert compiled.elementwise_s == pytest.approx(800 * (passes + 24 * 100) / 1e12)
+    assert eager.elementwise_s > 2 * compiled.elementwise_s
+    assert compiled.compute_s == eager.compute_s
+
+
+def test_fsdp_hides_its_collectives_behind_computation_but_for_the_ends_and_a_layer() -> None:
+    hidden, slow = (
+        step_time(with_hardware(small(processes=4, data_parallel="fsdp"), link_bytes_per_s=rate))
+        for rate in (1e12, 1e7)
+    )
+    assert hidden is not None
+    assert slow is not None
+    ends, layer, parameters = 2 * 6000 + 60, 12 * 3600 + 120, 4 * (12 * 3600 + 120) + 2 * 6000 + 60
+    assert hidden.data_parallel_s == pytest.approx(3 / 4 * 8 * (ends + layer) / 0.25e12)
+    # Two gathers and one scatter of FP32 for each of the two micro-batches of a process.
+    assert slow.data_parallel_s + slow.compute_s == pytest.approx(2 * 3 / 4 * 12 * parameters / 0.25e7)
+
+
+def test_chunks_of_a_stage_shorten_the_wait_of_a_pipeline() -> None:
+    config = small(processes=2, pipeline_parallel_size=2)
+    plain, interleaved = step_time(config), step_time(config, Execution(chunks=2))
+    assert plain is not None
+    assert interleaved is not None
+    send = 2 * 100 * 60 * 4 / 0.25e9
+    assert plain.pipeline_s - 8 * send == pytest.approx(2 * (interleaved.pipeline_s - 2 * 8 * send))
 
 
 @pytest.mark.parametrize(
@@ -128,11 +184,15 @@ def test_the_model_is_fitted_to_two_points_and_has_the_documented_errors_elsewhe
             assert point.predicted == point.published, name
         elif point.calibrates:
             assert abs(error) < 0.001, name
-    errors = {name: point.error_fraction for name, point in by_name.items() if not point.calibrates}
+    errors = {
+        name: point.error_fraction
+        for name, point in by_name.items()
+        if not point.calibrates and point.unit == "%"  # test_published_runs has the others
+    }
     assert errors == {
         "7B on 32 nodes, of the speed of 4": pytest.approx(-0.052, abs=0.002),
         "7B on 64 nodes, of the speed of 4": pytest.approx(-0.046, abs=0.002),
-        "cost of 7B on 64 nodes, of p4d's": pytest.approx(0.21, abs=0.01),
+        "cost of 7B on 64 nodes, of p4d's": pytest.approx(0.28, abs=0.01),
     }, "what docs/planning.md says"
     one = step_time_s(on_nodes(hlat_7b, 1))
     two = step_time_s(on_nodes(hlat_7b, 2))

@@ -36,10 +36,11 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_for_the_same_
 
 
 def test_the_folder_of_a_running_process_is_kept(tmp_path: Path) -> None:
-    with partial_folder(tmp_path / "abc") as filled:
-        filled.rename(tmp_path / ".abc.1.partial")  # as that of another process
-        with partial_folder(tmp_path / "abc"):
-            assert (tmp_path / ".abc.1.partial").is_dir()
+    """Also that of a process with the same id on another host."""
+    with partial_folder(tmp_path / "abc") as first, partial_folder(tmp_path / "abc") as second:
+        assert first.is_dir()
+        assert second.is_dir()
+        assert first != second
 
 
 def test_a_file_appears_when_it_is_complete_and_a_failure_leaves_the_old_one(

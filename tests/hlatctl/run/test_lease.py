@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import signal
@@ -10,12 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hlatctl.run.errors import RunBusyError
-from hlatctl.run.lease import Holder, driver_pid, hold, hold_driver
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter
+from hlatctl.run.lease import Holder, check_driver, driver_pid, hold, hold_driver, successor
 from hlatctl.run.lease import holder as holder_of
 from hlatctl.run.paths import RunPaths
 
@@ -113,3 +116,30 @@ def test_a_lease_whose_file_says_nothing_counts_all_the_same(tmp_path: Path) -> 
         with pytest.raises(RunBusyError, match="taken"), hold(path, give_up):
             pass
     assert [str(holder) for holder in holders] == ["process ? on an unknown host"]
+
+
+def taken_over(run: RunPaths) -> None:
+    """Replace the lock file, as a process of a host does that sees no lock of this one and no heartbeat."""
+    new = run.driver_lock.with_name("new")
+    holder = {"pid": 7, "host": "login2", "since_unix_s": time.time(), "token": "theirs"}
+    new.write_text(json.dumps(holder), encoding="utf-8")
+    new.replace(run.driver_lock)
+
+
+def test_a_driver_that_another_one_has_replaced_writes_nothing_more(run: RunPaths) -> None:
+    check_driver(run)  # a process that drives nothing
+    with hold_driver(run):
+        check_driver(run)
+        assert successor(run) is None
+        journal = JournalWriter(run, FLOW_WRITER, check=partial(check_driver, run))
+        journal.append("head_started", pid=1)
+        before = journal.path.read_bytes()
+        taken_over(run)
+        for write in (partial(journal.append, "head_started", pid=2), journal.flush):
+            with pytest.raises(RunBusyError, match=r"run r: process 7 on login2 drives it now; this driver had lost"):
+                write()
+        journal.close()
+        assert journal.path.read_bytes() == before
+        assert str(successor(run)) == "process 7 on login2"
+    assert "theirs" in run.driver_lock.read_text(), "the other driver keeps its lease"
+    check_driver(run)

@@ -1,0 +1,163 @@
+"""The nodes that are kept for a run: one Slurm job at a time, in which the run's jobs run as rounds.
+
+An allocation is a folder beside the launch folders of attempts, ``launch/allocation-0001``: its script, its token, and
+the files of :mod:`hlatctl.allocation`, its batch program. The newest folder counts. A job that runs in an allocation
+has a file ``JOB.round``, which names the folder and the round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema import SlurmConfig
+from conf.slurm_rules import SIGNAL_EARLY_S
+from flows.launch.base import Job
+from flows.launch.slurm import script as scripts
+from flows.launch.slurm.commands import RUNS, WAITS, Row, hosts_of, slurm
+from flows.launch.slurm.limits import seconds
+from hlatctl.allocation import TOKEN_ENV, Order, Round, rounds
+from hlatctl.run import files
+from hlatctl.run.reading import DAMAGED
+from hlatctl.run.state import TRAIN_JOB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """An allocation on the disk."""
+
+    path: Path
+
+    @property
+    def job_name(self) -> str:
+        """What Slurm calls its job."""
+        return scripts.job_name(os.fspath(self.path), scripts.ALLOCATION)
+
+    @property
+    def token(self) -> str:
+        """The comment of its job; empty if none was ever to be submitted."""
+        return read_token(self.path / scripts.ALLOCATION)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no further round."""
+        return any((self.path / name).exists() for name in ("released", "closed"))
+
+    def release(self) -> None:
+        """Have its program end after the round that runs now."""
+        (self.path / "released").touch()
+
+    def give_up(self) -> None:
+        """Have its script do nothing if an sbatch of a dead driver comes late."""
+        give_up(self.path / scripts.ALLOCATION)
+
+    def submit(self, script: str) -> None:
+        """Submit its job, whose name and token are on the disk before."""
+        token, path = uuid.uuid4().hex, self.path / f"{scripts.ALLOCATION}.sh"
+        files.write_text(path, script)
+        files.write_text(scripts.token_file(self.path / scripts.ALLOCATION), f"{token}\n")
+        slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(path))
+
+    def next_round(self) -> Round:
+        """Return a round that was never ordered."""
+        return Round(folder=self.path, number=max((each.number for each in rounds(self.path)), default=0) + 1)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a training attempt was ever ordered here."""
+        return (self.path / "trained").exists()
+
+    def note_training(self) -> None:
+        """Note that a training attempt was ordered here."""
+        (self.path / "trained").touch()
+
+
+def newest(launch: Path) -> Folder | None:
+    """Return the newest allocation in a run's folder ``launch``."""
+    known = sorted(launch.glob("allocation-[0-9]*"))
+    return Folder(path=known[-1]) if known else None
+
+
+def following(launch: Path) -> Folder:
+    """Return the folder of the next allocation."""
+    last = newest(launch)
+    number = int(last.path.name.removeprefix("allocation-")) if last else 0
+    return Folder(path=launch / f"allocation-{number + 1:04d}")
+
+
+def order_of(job: Job, script: Path, token: str) -> Order:
+    """Return what a round of a job runs."""
+    return Order(
+        script=os.fspath(script),
+        token=token,
+        nodes=job.nodes,
+        all_nodes=job.all_nodes,
+        excluded=job.excluded_hosts,
+        avoided=job.avoided_hosts,
+    )
+
+
+def is_alive(row: Row | None) -> bool:
+    """Whether an allocation waits for nodes or can run rounds. It can't if the host of its program was lost."""
+    return row is not None and (row.state in WAITS or (row.state in RUNS and row.batch_host in hosts_of(row.nodes)))
+
+
+def fits(folder: Folder, row: Row | None, job: Job, unusable: Collection[str], settings: SlurmConfig) -> bool:
+    """Return whether a job can run in an allocation.
+
+    An allocation that has not trained yet is never too short of time: a new one would be no longer.
+    """
+    if folder.closed or row is None or row.state not in (*WAITS, "RUNNING") or not is_alive(row):
+        return False
+    if row.state in WAITS:
+        return True
+    if job.name == TRAIN_JOB and folder.has_trained:
+        left_s = seconds(row.left)
+        if left_s is not None and left_s <= settings.stop_before_limit_s + SIGNAL_EARLY_S:
+            return False
+    return bool(order_of(job, Path(), "").choose(hosts_of(row.nodes), unusable))
+
+
+def write_round(base: Path, round_: Round) -> None:
+    """Note in which round a job runs."""
+    files.write_json(round_file(base), {"v": 1, "allocation": round_.folder.name, "round": round_.number})
+
+
+def round_of(base: Path) -> Round | None:
+    """Return the round in which a job runs; None: it is a Slurm job of its own."""
+    try:
+        value = files.read_json(round_file(base))
+        return Round(folder=base.parent.parent / str(value["allocation"]), number=int(value["round"]))
+    except (OSError, *DAMAGED):
+        return None
+
+
+def read_token(base: Path) -> str:
+    """Return the token of the newest job of this place; empty if none was ever to be submitted."""
+    try:
+        return scripts.token_file(base).read_text(encoding="utf-8").split()[-1]
+    except (OSError, IndexError):
+        return ""
+
+
+def give_up(base: Path) -> None:
+    """Change a job's token, so that its script does nothing.
+
+    It is changed in its place, because a full disk has no room for a new file; else it is removed.
+    """
+    path, token = scripts.token_file(base), read_token(base)
+    try:
+        with path.open("r+", encoding="utf-8") as file:
+            file.write(f"given up {token}\n")
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def round_file(base: Path) -> Path:
+    """Return the file that names the round of a job."""
+    return base.with_name(f"{base.name}.round")

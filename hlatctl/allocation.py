@@ -1,0 +1,264 @@
+"""``python -m hlatctl.allocation FOLDER IDLE_S``: keeps the nodes of a Slurm job, and runs a run's jobs there in turn.
+
+It is the batch program of an allocation and runs on the allocation's first node. A driver orders a round by a file in
+FOLDER, which names the job's script and how many nodes it needs:
+
+    round-0001.order      waits; the driver withdraws it by renaming it to round-0001.withdrawn
+    round-0001.taken      is running or has run
+    round-0001.nodes      the hosts that it got
+    released              no further round is taken, because the driver asked for that
+    closed                no further round is taken, because this program ends
+
+Either the driver or this program renames an order, never both. Standard library only.
+
+The program chooses the nodes of a round: those that the scheduler says are up, without those that the order excludes.
+It ends if the driver releases the nodes, if no order came for IDLE_S seconds, if too few nodes are left, or if the
+scheduler asked a round to stop, because it takes the nodes soon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hlatctl import node
+from hlatctl.run import files
+from hlatctl.run.reading import DAMAGED
+
+TOKEN_ENV = "HLATCTL_TOKEN"
+#: The nodes of a round, as Slurm writes lists; a script that is submitted by hand runs on all nodes of its job.
+NODE_LIST_ENV = "HLATCTL_NODE_LIST"
+_POLL_S = 0.5
+#: Between two questions to a scheduler that does not answer.
+_ASK_AGAIN_S = 5.0
+#: Beginnings of a node's state (sinfo(1), "NODE STATE CODES") in which no round is started on it.
+UNUSABLE = ("down", "drain", "fail", "unk", "inval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a round runs.
+
+    Args:
+        script: of the job, ``JOB.sh``.
+        token: of the job; the script does nothing if the driver has given that up.
+        nodes: how many it needs.
+        all_nodes: it takes every usable node, at least ``nodes``.
+        excluded: hosts that it must not use.
+        avoided: hosts that it uses only if there are too few others.
+    """
+
+    script: str
+    token: str
+    nodes: int
+    all_nodes: bool = False
+    excluded: tuple[str, ...] = ()
+    avoided: tuple[str, ...] = ()
+
+    def choose(self, hosts: Sequence[str], unusable: Collection[str] = ()) -> list[str]:
+        """Return the hosts of the round, in their order; empty: there are too few."""
+        fit = [host for host in hosts if host not in unusable and host not in self.excluded]
+        if len(fit) < self.nodes:
+            return []
+        chosen = fit if self.all_nodes else sorted(fit, key=lambda host: host in self.avoided)[: self.nodes]
+        return [host for host in fit if host in chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A round of an allocation, known by its number."""
+
+    folder: Path
+    number: int
+
+    def file(self, kind: str) -> Path:
+        """Return one of its files: ``order``, ``taken``, ``withdrawn``, ``nodes``."""
+        return self.folder / f"round-{self.number:04d}.{kind}"
+
+    def write(self, order: Order) -> None:
+        """Order it."""
+        files.write_json(self.file("order"), {"v": 1, **asdict(order)})
+
+    def move(self, kind: str) -> bool:
+        """Take or withdraw its order; return whether it still waited."""
+        try:
+            self.file("order").rename(self.file(kind))
+        except FileNotFoundError:
+            return False
+        return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is ordered and nobody has taken it."""
+        return self.file("order").exists()
+
+    @property
+    def taken(self) -> bool:
+        """Whether it runs or has run."""
+        return self.file("taken").exists()
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the hosts that it got; empty: not known yet."""
+        try:
+            return tuple(str(host) for host in files.read_json(self.file("nodes"))["hosts"])
+        except (OSError, *DAMAGED):
+            return ()
+
+    def order(self) -> Order:
+        """Return what it runs."""
+        value: dict[str, Any] = files.read_json(self.file("order"))
+        return Order(
+            script=str(value["script"]),
+            token=str(value["token"]),
+            nodes=int(value["nodes"]),
+            all_nodes=bool(value["all_nodes"]),
+            excluded=tuple(value["excluded"]),
+            avoided=tuple(value["avoided"]),
+        )
+
+
+def rounds(folder: Path) -> list[Round]:
+    """Return all rounds of an allocation that were ever ordered, by number."""
+    names = {path.stem.removeprefix("round-") for path in folder.glob("round-[0-9]*.*") if path.suffix != ".tmp"}
+    numbers = sorted(int(name) for name in names if name.isdecimal())
+    return [Round(folder=folder, number=number) for number in numbers]
+
+
+def ended_file(base: Path) -> Path:
+    """Return the file in which a job's script writes, last, its exit code."""
+    return base.with_name(f"{base.name}.ended")
+
+
+def asked_from_outside(base: Path, nodes: int = 1) -> bool:
+    """Return whether all nodes of a job were asked to stop, and not by a driver's order.
+
+    If one node fails, srun asks the others to stop. A node without a record of its end has failed.
+
+    Args:
+        base: beginning of the names of the job's records.
+        nodes: of the job, at least.
+    """
+    try:
+        ours = files.read_json(node.orders(base))["what"] in ("stop", "end")
+    except (OSError, *DAMAGED):
+        ours = False
+    ends = [path for path in base.parent.glob(f"{base.name}.*exit_code") if path.suffix == ".exit_code"]
+    return not ours and len(ends) >= nodes and all(map(_asked_to_stop, ends))
+
+
+class Allocation:
+    """The batch program.
+
+    Args:
+        folder: of the orders.
+        idle_s: it ends after this time without an order.
+    """
+
+    def __init__(self, folder: Path, idle_s: float) -> None:
+        self._folder, self._idle_s = folder, idle_s
+        self._job, self._ends = os.environ["SLURM_JOB_ID"], False
+
+    def run(self) -> int:
+        """Run rounds until there is a reason to end."""
+        signal.signal(signal.SIGTERM, self._end)
+        free_since = time.monotonic()
+        while not self._ends:
+            waiting, released = self._waiting(), self._has("released")
+            if waiting and not released:
+                self._ends |= not self._serve(*waiting)
+                free_since = time.monotonic()
+            elif released or self._has("closed") or time.monotonic() - free_since > self._idle_s:
+                self._ends |= self._close() or released
+            else:
+                time.sleep(_POLL_S)
+        self._close()
+        return 0
+
+    def _waiting(self) -> tuple[Round, Order] | None:
+        """Return the first order that waits. One that is damaged is withdrawn."""
+        for round_ in rounds(self._folder):
+            if not round_.waits:
+                continue
+            try:
+                return round_, round_.order()
+            except OSError:
+                continue  # withdrawn meanwhile
+            except DAMAGED:
+                print(f"{round_.file('order')}: is damaged and withdrawn", flush=True)
+                round_.move("withdrawn")
+        return None
+
+    def _serve(self, round_: Round, order: Order) -> bool:
+        """Run a round; return whether the nodes can take another one."""
+        hosts = self._hosts(order)
+        if hosts is None or not round_.move("taken"):
+            return True
+        where = ", ".join(hosts) or "no nodes, because too few are left"
+        print(f"round {round_.number}: {order.script} on {where}", flush=True)
+        files.write_json(round_.file("nodes"), {"v": 1, "hosts": hosts})
+        if not hosts:
+            return False
+        code = self._run(order, hosts)
+        base = Path(order.script).with_suffix("")
+        if not ended_file(base).exists():  # its shell was killed, or the driver gave the job up
+            files.write_json(ended_file(base), {"v": 1, "code": code})
+        return not asked_from_outside(base, len(hosts))
+
+    def _run(self, order: Order, hosts: Sequence[str]) -> int:
+        env = {**os.environ, TOKEN_ENV: order.token, NODE_LIST_ENV: ",".join(hosts)}
+        code = subprocess.run(("bash", order.script), env=env, check=False).returncode
+        return 128 - code if code < 0 else code
+
+    def _hosts(self, order: Order) -> list[str] | None:
+        """Return the hosts for an order; None: the scheduler does not answer, and a round could not start."""
+        nodes = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
+        hosts = _ask("scontrol", "show", "hostnames", nodes.strip()) if nodes else None
+        states = _ask("sinfo", "-h", "-N", "-n", ",".join(hosts.split()), "-o", "%N|%T") if hosts else None
+        if hosts is None or states is None:
+            time.sleep(_ASK_AGAIN_S)
+            return None
+        unusable = {line.split("|")[0] for line in states.splitlines() if line.split("|")[1].startswith(UNUSABLE)}
+        return order.choose(hosts.split(), unusable)
+
+    def _has(self, name: str) -> bool:
+        return (self._folder / name).exists()
+
+    def _close(self) -> bool:
+        """Take no further orders; return whether none came meanwhile."""
+        (self._folder / "closed").touch()
+        return not any(round_.waits for round_ in rounds(self._folder))
+
+    def _end(self, *_: object) -> None:
+        """SIGTERM of the scheduler: the round is asked to stop too, and is the last one."""
+        self._ends = True
+
+
+def _ask(*words: str) -> str | None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return None if done.returncode else done.stdout
+
+
+def _asked_to_stop(record: Path) -> bool:
+    with contextlib.suppress(OSError, *DAMAGED):
+        return bool(files.read_json(record)["asked_to_stop"])
+    return False
+
+
+def main(argv: list[str]) -> int:
+    """Run the program."""
+    if len(argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return Allocation(Path(argv[0]).absolute(), float(argv[1])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""The rows of `hlatctl runs`, from an index of the runs that have not changed since they were last read.
+
+``<runs_dir>/.cache/runs-<uid>.json`` holds what the journal of each run said, with the sizes and times of its files.
+It is derived and never the truth: an entry whose files have changed is read again, and an index that is damaged, of
+another version or of another user is discarded. It belongs to one user, because runs can be more private than their
+folder. Whether a run has a driver is never kept. 5,000 unchanged runs cost a few calls of ``stat`` each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hlatctl.report.run_view import RunView, status_of, view_run
+from hlatctl.run import files
+from hlatctl.run.kept_fold import code
+from hlatctl.run.lease import driver
+from hlatctl.run.paths import RunPaths, cache_dir
+from hlatctl.run.plain import from_plain
+from hlatctl.run.reading import DAMAGED
+from hlatctl.run.runs import list_runs
+
+#: Size and time of each file that an entry depends on, by name.
+Files = dict[str, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``."""
+
+    run_id: str
+    status: str
+    simulated: bool
+    step: int
+    total_steps: int | None
+    tokens: int
+    loss: float | str | None
+    validation_loss: float | None
+    created_unix_s: float | None
+    path: str
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A run as its journal describes it; its status is that without a driver.
+
+    Args:
+        driven: its status while a process drives it; None: it has ended, and a driver doesn't matter.
+    """
+
+    files: Files
+    row: dict[str, Any]
+    driven: str | None
+
+
+def rows(runs_dir: Path) -> list[Row]:
+    """Return a row for each run of a folder, oldest first."""
+    path = cache_dir(runs_dir) / f"runs-{os.geteuid()}.json"
+    known = _read(path)
+    found, entries = [], {}
+    for run in list_runs(runs_dir):
+        now, entry = _files(run), known.get(run.run_id)
+        if entry is None or entry.files != now:
+            view = view_run(run)
+            row, entry = _row(view), _entry(view, now)
+        else:
+            row = Row(**{**entry.row, "path": str(run.root), "status": _status(run, entry)})
+        found.append(row)
+        if entry and now is not None:
+            entries[run.run_id] = entry
+    if entries != known:
+        _write(path, entries)
+    return found
+
+
+def _status(run: RunPaths, entry: _Entry) -> str:
+    return entry.driven if entry.driven and driver(run) else str(entry.row["status"])
+
+
+def _row(view: RunView) -> Row:
+    state, last = view.state, view.state.last_step
+    return Row(
+        run_id=view.run.run_id,
+        status=view.status,
+        simulated=state.simulated,
+        step=state.step,
+        total_steps=view.total_steps,
+        tokens=state.tokens,
+        loss=last.get("loss") if last else None,
+        validation_loss=state.validation_loss,
+        created_unix_s=state.created_unix_s or None,
+        path=str(view.run.root),
+        problem=view.problem or None,
+    )
+
+
+def _entry(view: RunView, now: Files | None) -> _Entry | None:
+    """Return the entry of a run; None if it is damaged, so that it is read again each time."""
+    if view.problem or now is None:
+        return None
+    driven, undriven = status_of(view.state, is_driven=True), status_of(view.state, is_driven=False)
+    row = {**dataclasses.asdict(_row(view)), "status": undriven}
+    return _Entry(files=now, row=row, driven=driven if driven != undriven else None)
+
+
+def _files(run: RunPaths) -> Files | None:
+    """Return the files that a run's row depends on; None if they can't be listed."""
+    try:
+        found = {"config": _version(os.stat(run.config))}
+        with os.scandir(run.journal) as entries:
+            found |= {entry.name: _version(entry.stat()) for entry in entries if entry.name.endswith(".jsonl")}
+    except OSError:
+        return None
+    return found
+
+
+def _version(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _read(path: Path) -> dict[str, _Entry]:
+    """Return the entries of an index; none if it is missing, damaged, or not this user's."""
+    try:
+        if path.stat().st_uid != os.geteuid():
+            return {}
+        index = files.read_sealed_json(path)
+        if index["code"] != _code():
+            return {}
+        entries = {str(name): from_plain(_Entry, entry) for name, entry in index["runs"].items()}
+        for entry in entries.values():
+            from_plain(Row, entry.row)
+    except (OSError, *DAMAGED):
+        return {}
+    return entries
+
+
+def _write(path: Path, entries: dict[str, _Entry]) -> None:
+    """Write an index for this user only. A folder that can't be written, or a full disk, is no error."""
+    index: dict[str, Any] = {"code": _code(), "runs": {name: vars(entry) for name, entry in entries.items()}}
+    with suppress(OSError):
+        if path.parent.is_dir():
+            files.write_sealed_json(path, index, private=True)
+
+
+@cache
+def _code() -> int:
+    """Return a checksum of the code that makes rows."""
+    folder, crc = Path(__file__).parent, code()
+    for name in ("run_index", "run_view"):
+        crc = zlib.crc32((folder / f"{name}.py").read_bytes(), crc)
+    return crc

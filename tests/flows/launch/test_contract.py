@@ -1,0 +1,58 @@
+"""The launchers of one machine: the local one and the simulated one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from conf.schema import Config
+from flows import pretrain
+from flows.launch.base import Handle, Job
+from flows.launch.local import LocalLauncher
+from flows.simulation.mock import MockLauncher
+from flows.simulation.process import Script
+from flows.simulation.scripts import SCRIPTS
+from flows.simulation.world import World
+from tests.flows.launch.contract import Contract, ProcessContract, python_job
+
+pytestmark = pytest.mark.processes
+
+
+class TestLocal(ProcessContract):
+    def launcher(self) -> LocalLauncher:
+        return LocalLauncher()
+
+    def job(self, folder: Path, code: str) -> Job:
+        return python_job(folder, code)
+
+    def dies_while_it_submits(self) -> str:
+        return "from flows.launch.local import LocalLauncher\nlauncher = LocalLauncher()"
+
+
+class TestMock(Contract):
+    @pytest.fixture(autouse=True)
+    def world(self, mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._config = mock_config
+        self._world = World(pretrain.create(mock_config, argv=[]), mock_config)
+        monkeypatch.setattr("time.sleep", self._world.clock.sleep)
+        monkeypatch.setattr("time.monotonic", self._world.clock.now_unix_s)
+        monkeypatch.setitem(SCRIPTS, "try", _plays)
+
+    def launcher(self) -> MockLauncher:
+        return MockLauncher(self._config, self._world)
+
+    def job(self, folder: Path, code: str) -> Job:
+        return python_job(folder, code)
+
+    def runs(self, handle: Handle, job: Job) -> None:
+        time.sleep(1)
+        assert self.launcher().status(handle).state == "running"
+
+
+def _plays(world: World, job: Job) -> Script:
+    """A job that ends as its code says, or sleeps."""
+    world.end_with(job, "", None)
+    yield 600.0 if "sleep" in job.argv[1] else 1.0
+    return int(job.argv[1].rpartition("(")[2].rstrip(")"))
