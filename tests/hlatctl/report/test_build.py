@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +89,19 @@ def test_simulated_runs_are_marked_in_page_and_summary(make_run: MakeRun) -> Non
 
 
 def test_text_of_a_run_is_neither_markup_nor_template(make_run: MakeRun) -> None:
-    run = make_run("<script>{{7*7}}", until="killed")
+    run = make_run("<script>{{331*337}}", until="killed")
     with JournalWriter(run, "flow") as journal:
-        journal.append("warning", message="<script>alert({{7*7}})</script>")
+        journal.append("warning", message="<script>alert({{331*337}})</script>")
         journal.append("run_finished", outcome="failed", message="a <b> & c | d")
     provenance = json.loads(run.provenance.read_text(encoding="utf-8"))
-    provenance["argv"] = ["hlatctl", "train", "experiment_name=<script>{{7*7}}</script>"]
+    provenance["argv"] = ["hlatctl", "train", "experiment_name=<script>{{331*337}}</script>"]
     run.provenance.write_text(json.dumps(provenance), encoding="utf-8")
     html = build(run).read_text(encoding="utf-8")
     assert "<script>" not in html
-    assert "49" not in re.sub('base64,[^"]*', "", html)
-    assert "<h1>&lt;script&gt;{{7*7}}</h1>" in html
-    assert "&lt;script&gt;alert({{7*7}})&lt;/script&gt;" in html
-    assert "experiment_name=&lt;script&gt;{{7*7}}&lt;/script&gt;" in html
+    assert "111547" not in html
+    assert "<h1>&lt;script&gt;{{331*337}}</h1>" in html
+    assert "&lt;script&gt;alert({{331*337}})&lt;/script&gt;" in html
+    assert "experiment_name=&lt;script&gt;{{331*337}}&lt;/script&gt;" in html
     assert "a <b> & c \\| d" in (run.report / "summary.md").read_text(encoding="utf-8")
 
 
