@@ -125,10 +125,12 @@ def sha256_json(value: dict[str, Any]) -> str:
 
 def describe_tree(root: Path) -> list[dict[str, Any]]:
     """Return ``[{"path", "bytes", "sha256"}]`` of all files below a folder, sorted."""
-    files = sorted(p for p in root.rglob("*") if p.is_file())
-    return [
-        {"path": p.relative_to(root).as_posix(), "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in files
-    ]
+    return [describe(root, path) for path in sorted(path for path in root.rglob("*") if path.is_file())]
+
+
+def describe(root: Path, path: Path) -> dict[str, Any]:
+    """Return a file's entry for :func:`describe_tree`."""
+    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def first_difference(root: Path, files: list[dict[str, Any]], *, checksums: bool = True) -> str | None:

@@ -27,7 +27,9 @@ from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.storage import describe_tensors, read_tensors, why_not_loadable
+from trainer.checkpoint.verify import why_incomplete
+from trainer.shard_file import ShardFile
+from trainer.storage import describe_tensors, read_tensors
 
 
 @pytest.fixture
@@ -209,9 +211,9 @@ def test_save_during_another_is_skipped_with_when_busy_skip(
 ) -> None:
     released = threading.Event()
 
-    def write_slowly(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> None:
+    def write_slowly(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> ShardFile | None:
         assert released.wait(timeout=60)
-        save(backend, tensors, folder)
+        return save(backend, tensors, folder)
 
     def note_and_release(records: CheckpointRecords, kind: str, **fields: Any) -> None:
         note(records, kind, **fields)
@@ -287,11 +289,11 @@ def test_write_error_is_an_alarm_and_stops_training_unless_the_disk_is_full(
     events_of: EventsOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail_once(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> None:
+    def fail_once(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> ShardFile | None:
         if folder.name == ".tmp-step-00000008":
             (folder / "half.safetensors").write_bytes(b"x")
             raise OSError(text)
-        save(backend, tensors, folder)
+        return save(backend, tensors, folder)
 
     save = TorchNative.save
     monkeypatch.setattr(TorchNative, "save", fail_once)
@@ -326,12 +328,12 @@ def test_permanent_checkpoints_and_unevaluated_milestones_stay(
 def test_newest_verified_checkpoint_stays_when_newer_ones_are_rejected(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(folder: Path) -> None:
-        if folder.name != "step-00000004":
-            _damage(next(folder.glob("*.safetensors")))
+    def damaged(path: Path) -> None:
+        if path.parent.name != "step-00000004" and path.suffix == ".safetensors":
+            _damage(path)
 
     # This function is called between the commit and the verification.
-    monkeypatch.setattr("trainer.checkpoint.trust._drop_cached_pages", damaged)
+    monkeypatch.setattr("trainer.checkpoint.verify.drop_cached_pages", damaged)
     run = make_run(tmp_path / "verified", checkpoint={"every_steps": 4, "keep": 1})
     assert train_here(run, 1) == 0
     rejected = events_of(run, "checkpoint_rejected")
@@ -380,10 +382,9 @@ def test_copy_of_an_earlier_run_with_the_same_name_is_not_used(
 
 
 def test_shard_missing_from_the_manifest_is_rejected(trained: RunPaths) -> None:
-    listed = [entry["path"] for entry in read_manifest(trained.checkpoint(24)).files]
-    assert why_not_loadable(trained.checkpoint(24), listed) is None
+    assert why_incomplete(trained.checkpoint(24)) is None
     shutil.copy(_shard(trained, 16), trained.checkpoint(24) / "more.safetensors")
-    assert why_not_loadable(trained.checkpoint(24), listed) == "more.safetensors: not in the manifest"
+    assert why_incomplete(trained.checkpoint(24)) == "more.safetensors: not in the manifest"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
