@@ -61,7 +61,7 @@ def read_rank_states(checkpoint: Path) -> RankStates:
     with reading(path):
         record = files.read_json(path)
         states = RankStates(**{key: list(record[key]) for key in ("loader", "rng", "rng_of_rank")})
-        if not all(0 <= place < len(states.rng) for place in states.rng_of_rank):
+        if not states.rng_of_rank or not all(0 <= place < len(states.rng) for place in states.rng_of_rank):
             raise ValueError("rng_of_rank names a state that rng doesn't have")
         return states
 
