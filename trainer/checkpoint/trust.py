@@ -65,10 +65,11 @@ class CheckpointRecords:
             self._journal.append(kind, durable=durable, **fields)
 
     def limit_s(self) -> float:
-        """Return how long writing or reading a checkpoint may take, from the speed of the newest that was written."""
-        if self._bytes_per_s is None and self._journal:
-            self._read_journal()
-        rate = self._bytes_per_s or _ASSUMED_BYTES_PER_S
+        """Return how long writing or reading a checkpoint may take, from the speed of the newest that was written.
+
+        That of a fast folder says nothing about the run directory, which is read and written too.
+        """
+        rate = _ASSUMED_BYTES_PER_S if self._tiers.fast else self._bytes_per_s or _ASSUMED_BYTES_PER_S
         return max(_SHORTEST_LIMIT_S, _PATIENCE * checkpoint_bytes(self._config) / rate)
 
     def start(self) -> None:

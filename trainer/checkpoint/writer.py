@@ -214,7 +214,7 @@ class Writer:
             self._together.on_rank0(self._records.delete_unneeded)
         except HlatctlError as error:
             if self._backend.rank == 0:
-                message = f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error.message})"
+                message = f"checkpoint of step {save.step} can't be verified in {self._tiers.shared} ({error.message})"
                 self._failed(save, message, error.code)
 
     def _examined(self, step: int, folder: Path, reason: str | None) -> None:

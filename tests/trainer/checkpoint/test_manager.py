@@ -19,13 +19,14 @@ from conf.load import load
 from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
-from hlatctl.run.journal import JournalWriter, eval_writer, read_events
+from hlatctl.run.journal import JournalWriter, eval_writer, read_events, train_writer
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
+from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
 from trainer.checkpoint.verify import why_incomplete
 from trainer.shard_file import ShardFile
@@ -44,7 +45,7 @@ def trained(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> RunPath
 def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, precision: str
 ) -> None:
-    """The tensors to the byte; the other files are estimated, so their 32 KiB may be more than they take."""
+    """The tensors to the byte; the other files are estimated, so their 64 KiB may be more than they take."""
     run = make_run(tmp_path / precision, precision={"name": precision}, train={"max_steps": 1})
     assert train_here(run, 1) == 0
     config, folder = load(run.config), run.checkpoint(1)
@@ -52,6 +53,43 @@ def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
     written = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     assert written == checkpoint_bytes(config) - CHECKPOINT_BYTES_PER_PROCESS
     assert written < read_manifest(folder).size_bytes <= checkpoint_bytes(config)
+
+
+def test_ranks_describe_their_shards_only_at_the_first_save(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    gather = TorchNative.to_rank0_beside
+
+    def noted(backend: TorchNative, value: Any) -> list[Any]:
+        sent.append(value)
+        return gather(backend, value)
+
+    monkeypatch.setattr(TorchNative, "to_rank0_beside", noted)
+    run = make_run(tmp_path / "again")
+    assert train_here(run, 1) == 0
+    assert checkpoint_steps(run) == [8, 16, 24]
+    assert ["loader" in value for value in sent] == [False, True, True, True], "the blocks, then only the ranks' states"
+    first, last = ((run.checkpoint(step) / "tensors.jsonl").read_bytes() for step in (8, 24))
+    assert first == last
+
+
+def test_the_time_allowed_follows_the_newest_checkpoint_that_was_written(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run(tmp_path / "limit", model={"hidden_size": 4096, "num_layers": 32, "intermediate_size": 16384})
+    config = load(run.config)
+    size = checkpoint_bytes(config)
+
+    def limit_s() -> float:
+        records = CheckpointRecords(config, run, Tiers(config, run), None)
+        records.start()
+        return records.limit_s()
+
+    assert limit_s() == pytest.approx(4 * size / 100e6), "nothing was measured yet"
+    with JournalWriter(run, train_writer(0)) as journal:
+        journal.append("checkpoint_written", step=1, tokens=1, bytes=size, wall_s=1000.0, stall_s=1.0, reason="final")
+        assert limit_s() == pytest.approx(4000.0)
+        journal.append("checkpoint_written", step=2, tokens=1, bytes=size, wall_s=10.0, stall_s=1.0, reason="final")
+    assert limit_s() == 900.0
 
 
 def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float]:
