@@ -141,19 +141,19 @@ class CheckpointManager:
         Raises:
             CheckpointError: checkpoints were written and none is valid.
         """
-        chosen = self._choose(max_step)
+        chosen = self._newest_valid(max_step)
         if self._config.checkpoint.mode == "async":
             # Allocate now, so that too little memory is an error before training, and the first save is fast.
             self._host = self._backend.to_host(tensors, self._host)
         if chosen is None:
             return None
-        step, folder = chosen
+        step, folder = chosen[0], Path(chosen[1])
         self._load(tensors, folder)
         shared, states = self._together.on_rank0(lambda: _states(folder))
         ranks = RankStates(**states)
         return Restored(step=step, shared=shared, loader=ranks.loader, rng=ranks.rng_for(self._backend.rank))
 
-    def _choose(self, max_step: int | None) -> tuple[int, Path] | None:
+    def _newest_valid(self, max_step: int | None) -> tuple[int, str] | None:
         """Return step and folder of the newest checkpoint that all ranks find valid; None if none was ever written."""
         self._together.on_rank0(self._records.start)
         candidates = self._records.candidates(max_step)
@@ -166,7 +166,7 @@ class CheckpointManager:
             self._together.on_rank0(lambda: self._records.examined(step, folder, reason))  # noqa: B023 (called now)
             if reason is None:
                 self._records.chosen(step)
-                return step, folder
+                return step, os.fspath(folder)
 
     def _load(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """Read each rank's shards of the tensors; rank 0 reads what is where, for all."""
