@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ _FILES = os.environ.get("HLATCTL_BENCH_FILES", "1000,10000")
 _FILES_BEFORE = os.environ.get("HLATCTL_BENCH_FILES_BEFORE", "100,400")
 _BEFORE = os.environ.get("HLATCTL_BENCH_BEFORE", "")
 _REAL_FILES, _ROWS, _BATCH_ROWS, _WORDS = 20, 1250, 125, 550
-_DRAWN = 50_000
+_DRAWN, _GOAL_FILES = 50_000, 10_000
 _JSONL_BYTES = 1 << 30
-#: Unit of each figure, and its goal at 10,000 files.
-_FIGURES = {"index": ("s", "<= 30"), "first_batch": ("s", "<= 5"), "documents": ("documents/s at random", ">= 10,000")}
+#: Unit of each figure, its factor, and its goal at 10,000 files.
+_FIGURES = {"index": ("s", 1.0, 30.0), "first_batch": ("s", 1.0, 5.0), "document": ("us", 1e6 / _DRAWN, 100.0)}
 
 
 def run() -> None:
@@ -55,15 +55,14 @@ def _measure(code: str, folder: Path, numbers: list[int]) -> None:
         for name in _FIGURES:
             costs[name].append(_cost(name, code, corpus, target))
     print(f"code: {code or 'this'}; files: {', '.join(f'{number:,}' for number in numbers)}")
-    goal_files = int(_FILES.split(",")[-1])
-    for name, (unit, goal) in _FIGURES.items():
-        values = [cost["value"] for cost in costs[name]]
-        power = _exponent(numbers, values)
-        reckoned = values[-1] * (goal_files / numbers[-1]) ** power
+    for name, (unit, factor, goal) in _FIGURES.items():
+        wall, processor = ([cost[kind] * factor for cost in costs[name]] for kind in ("wall_s", "processor_s"))
+        power = _exponent(numbers, processor)
         print(
-            f"  {name:12s} {', '.join(f'{value:,.2f}' for value in values)} {unit}, exponent {power:.2f}"
-            + (f", at {goal_files:,} files by it {reckoned:,.0f}" if numbers[-1] != goal_files else f" (goal {goal})")
-            + f"; {costs[name][-1]['mib']:,.0f} MiB"
+            f"  {name:12s} wall {', '.join(f'{value:.2f}' for value in wall)} {unit}; "
+            f"processor {', '.join(f'{value:.2f}' for value in processor)} {unit}, exponent {power:.2f}, "
+            f"at {_GOAL_FILES:,} files by it {processor[-1] * (_GOAL_FILES / numbers[-1]) ** power:.1f} {unit} "
+            f"(goal {goal:g} {unit}); {costs[name][-1]['mib']:,.0f} MiB"
         )
 
 
@@ -75,13 +74,13 @@ def _measure_conversion(folder: Path) -> None:
         with (corpus / f"{number}.jsonl").open("w", encoding="utf-8") as file:
             file.writelines([line] * (_JSONL_BYTES // 4 // len(line)))
     cores = len(os.sched_getaffinity(0))
-    seconds = {n: _cost("index", "", corpus, folder / f"jsonl-{n}", cores=n)["value"] for n in (1, cores)}
-    rates = {n: _JSONL_BYTES / 1e6 / took_s for n, took_s in seconds.items()}
-    print(
-        f"conversion of {_JSONL_BYTES / 1e6:,.0f} MB of JSON Lines: "
-        + ", ".join(f"{n} processes {r:,.0f} MB/s" for n, r in rates.items())
-    )
-    print(f"  ratio {rates[cores] / rates[1]:.2f} with {cores} cores")
+    costs = {n: _cost("index", "", corpus, folder / f"jsonl-{n}", cores=n) for n in (1, cores)}
+    print(f"conversion of {_JSONL_BYTES / 1e6:,.0f} MB of JSON Lines:")
+    for number, cost in costs.items():
+        print(
+            f"  {number} processes: {_JSONL_BYTES / 1e6 / cost['wall_s']:.0f} MB/s, "
+            f"processor {cost['processor_s']:.1f} s"
+        )
 
 
 def _text(seed: int) -> str:
@@ -127,34 +126,30 @@ def _exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
     return math.log(costs[-1] / costs[-2]) / math.log(sizes[-1] / sizes[-2]) if len(sizes) > 1 else math.nan
 
 
-def _index(config: Config, target: Path) -> float:
+def _index(config: Config, target: Path) -> Callable[[], object]:
     from trainer.data.prepare import prepare
 
-    began_s = time.monotonic()
-    prepare(config, target)
-    return time.monotonic() - began_s
+    return lambda: prepare(config, target)
 
 
-def _first_batch(config: Config, target: Path) -> float:
+def _first_batch(config: Config, target: Path) -> Callable[[], object]:
     from trainer.data.loader import Loader
 
-    began_s = time.monotonic()
-    loader = Loader(config, _dataset(target), rank=0, size=1)
-    loader.next()
-    took_s = time.monotonic() - began_s
-    loader.close()
-    return took_s
+    def work() -> None:
+        loader = Loader(config, _dataset(target), rank=0, size=1)
+        loader.next()
+        loader.close()
+
+    return work
 
 
-def _documents(config: Config, target: Path) -> float:
+def _document(config: Config, target: Path) -> Callable[[], object]:
     from trainer.data.documents import sources_of
 
+    del config
     (source,) = sources_of(_dataset(target))
     drawn = random.Random(1).choices(range(len(source.documents)), k=_DRAWN)
-    began_s = time.monotonic()
-    for position in drawn:
-        source.documents[position]
-    return _DRAWN / (time.monotonic() - began_s)
+    return lambda: [len(source.documents[position]) for position in drawn]
 
 
 def _dataset(target: Path) -> dict[str, Any]:
@@ -164,7 +159,7 @@ def _dataset(target: Path) -> dict[str, Any]:
 
 
 def main(name: str, corpus: str, target: str, tokenizer: str, cores: str) -> None:
-    """Print a figure, and the peak memory of this process and its largest child."""
+    """Print the times of a figure, and the peak memory of this process or its largest child."""
     if cores:
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[: int(cores)])
     config = Config(
@@ -173,10 +168,19 @@ def main(name: str, corpus: str, target: str, tokenizer: str, cores: str) -> Non
         tokenizer=TokenizerConfig(path=tokenizer),
         train=TrainConfig(global_batch_size=8, seq_len=4096),
     )
-    work = {"index": _index, "first_batch": _first_batch, "documents": _documents}
-    value = work[name](config, Path(target))
+    make = {"index": _index, "first_batch": _first_batch, "document": _document}
+    work = make[name](config, Path(target))
+    began_s, used_s = time.monotonic(), _processor_s()
+    work()
+    took_s, used_s = time.monotonic() - began_s, _processor_s() - used_s
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    print(json.dumps({"value": value, "mib": max(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1024}))
+    mib = max(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1024
+    print(json.dumps({"wall_s": took_s, "processor_s": used_s, "mib": mib}))
+
+
+def _processor_s() -> float:
+    """Return the processor time of this process and the children that it has waited for."""
+    return sum(os.times()[:4])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Conversion in units: every document once with its origin, the same result by any number of processes, after a kill."""
+"""Conversion in units: each document once with its origin, the same by any number of processes and after a kill."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from conf.schema import Config
 from hlatctl.run.errors import DataError
-from trainer.data import convert, prepare as module
+from hlatctl.run.paths import partial_data
+from trainer.data import corpus
 from trainer.data.documents import sources_of
-from trainer.data.prepare import partial_folder, prepare
+from trainer.data.prepare import prepare
+from trainer.data.split import Split
 
 MakeConfig = Callable[..., Config]
 
@@ -68,7 +71,7 @@ def test_bad_line_of_a_range_is_named_with_its_number_in_the_file(config: Config
     path.write_text(path.read_text().replace('{"text": "document 150', '{"body": "document 150'))
     with pytest.raises(DataError, match=r"large\.jsonl:153: data\.text_column='text' is not there"):
         prepare(config, tmp_path / "d")
-    assert not partial_folder(tmp_path / "d").exists(), "an error of the corpus leaves nothing"
+    assert not partial_data(tmp_path / "d").exists(), "an error of the corpus leaves nothing"
 
 
 @pytest.mark.processes
@@ -87,23 +90,23 @@ def test_units_that_a_killed_process_finished_are_kept(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(config, tmp_path / "whole")
-    real, done = convert.Split, []
+    done: list[int] = []
 
-    def split(folder: Path, fraction: float, unit: int) -> convert.Split:
+    def split(folder: Path, fraction: float, unit: int) -> Split:
         if unit == 3 and not done.count(3):
             done.append(3)
             raise KeyboardInterrupt
         done.append(unit)
-        return real(folder, fraction, unit)
+        return Split(folder, fraction, unit)
 
-    monkeypatch.setattr(convert, "Split", split)
+    monkeypatch.setattr("trainer.data.convert.Split", split)
     with pytest.raises(KeyboardInterrupt):
         prepare(config, tmp_path / "d")
-    assert partial_folder(tmp_path / "d").is_dir()
+    assert partial_data(tmp_path / "d").is_dir()
     prepare(config, tmp_path / "d")
     assert done == [0, 1, 2, 3, 3, 4, 5, 6]
     assert _dataset(tmp_path / "d")["fingerprint"] == _dataset(tmp_path / "whole")["fingerprint"]
-    assert not partial_folder(tmp_path / "d").exists()
+    assert not partial_data(tmp_path / "d").exists()
 
 
 @pytest.mark.usefixtures("one_core")
@@ -111,18 +114,17 @@ def test_another_process_that_prepares_the_same_is_waited_for(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(config, tmp_path / "made")
-    check = module.check
 
     def other_finishes(config: Config) -> Any:
-        corpora = check(config)
+        corpora = corpus.check(config)
         (tmp_path / "made").rename(tmp_path / "d")
         return corpora
 
-    monkeypatch.setattr(module, "check", other_finishes)
+    monkeypatch.setattr("trainer.data.prepare.check", other_finishes)
     before = _dataset(tmp_path / "made")
     prepare(config, tmp_path / "d")
     assert _dataset(tmp_path / "d") == before
-    assert not partial_folder(tmp_path / "d").exists()
+    assert not partial_data(tmp_path / "d").exists()
 
 
 def test_small_corpus_holds_out_the_documents_that_it_always_did(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -132,3 +134,16 @@ def test_small_corpus_holds_out_the_documents_that_it_always_did(make_config: Ma
     prepare(config, tmp_path / "d")
     held_out = (tmp_path / "d" / "validation.jsonl").read_text().splitlines()
     assert [int(json.loads(line)["text"].split()[1]) for line in held_out] == [9, 39, 49, 51, 55]
+
+
+@pytest.mark.usefixtures("one_core")
+def test_progress_has_rates_and_the_time_left(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainer.data.workers._SHOW_EVERY_S", 0.0)
+    prepare(config, tmp_path / "d")
+    lines = capsys.readouterr().err.splitlines()
+    form = r"data: ([\d,]+) documents, \d+ of \d+ MB, [\d,]+ documents/s, [\d.,]+ MB/s, \d+ s left"
+    shown = [int(match[1]) for line in lines if (match := re.fullmatch(form, line))]
+    assert shown == sorted(shown)
+    assert shown[-1] == 200

@@ -31,7 +31,12 @@ def _write(path: Path, kind: pa.DataType, make: Callable[..., Any] = pa.ipc.new_
 
 def _open(path: Path, indexed: Indexed) -> TextFile:
     return TextFile(
-        os.fspath(path), indexed.batches, size=indexed.size, mtime_ns=indexed.mtime_ns, documents=indexed.rows, report=fail
+        os.fspath(path),
+        indexed.batches,
+        size=indexed.size,
+        mtime_ns=indexed.mtime_ns,
+        documents=indexed.rows,
+        report=fail,
     )
 
 
