@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import mmap
 import os
 import zlib
 from collections import Counter
@@ -119,7 +120,7 @@ def check_file(path: Path, column: str, report: Report = fail) -> bool:
         if kind == "parquet":
             check_schema(path, pq.read_schema(path), column)
         elif kind == "arrow":
-            with open_arrow(path, column):
+            with open_arrow(path, column, only_headers=True):
                 pass
         else:
             return next(read_documents(path, column, report), None) is not None
@@ -349,25 +350,35 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
 
 
 @contextmanager
-def open_arrow(path: Path, column: str) -> Iterator[tuple[Any, Any]]:
+def open_arrow(path: Path, column: str, *, only_headers: bool = False) -> Iterator[tuple[Any, Any]]:
     """Map an Arrow file or stream into memory; yield its batches, and a buffer of the whole file.
 
-    A file is read as the stream that it contains: the reader of files starts threads, which take longer than the index
-    of a file.
+    A file is read as the stream that it contains. pyarrow's reader of files asks the kernel to read all batches ahead,
+    and starts threads.
+
+    Args:
+        path: of the file.
+        column: of the text.
+        only_headers: the kernel reads nothing around what is accessed.
 
     Raises:
         DataError: the column is missing, or is not text.
         pa.ArrowException: it is not an Arrow file.
     """
-    with pa.memory_map(str(path)) as source:
-        whole = stream = source.read_buffer()
-        if whole[: len(_ARROW_FILE_MAGIC)].to_pybytes() == _ARROW_FILE_MAGIC:
-            if whole[-len(_ARROW_FILE_MAGIC) :].to_pybytes() != _ARROW_FILE_MAGIC:
-                raise pa.ArrowInvalid("its end is missing")
-            stream = whole[_ARROW_STREAM_START:]
-        with pa.ipc.open_stream(stream) as batches:
-            check_schema(path, batches.schema, column)
-            yield batches, whole
+    if not path.stat().st_size:
+        raise pa.ArrowInvalid("the file is empty")
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if only_headers:
+        mapped.madvise(mmap.MADV_RANDOM)
+    whole = stream = pa.py_buffer(mapped)
+    if mapped[: len(_ARROW_FILE_MAGIC)] == _ARROW_FILE_MAGIC:
+        if mapped[-len(_ARROW_FILE_MAGIC) :] != _ARROW_FILE_MAGIC:
+            raise pa.ArrowInvalid("its end is missing")
+        stream = whole[_ARROW_STREAM_START:]
+    with pa.ipc.open_stream(stream) as batches:
+        check_schema(path, batches.schema, column)
+        yield batches, whole
 
 
 def check_schema(path: Path, schema: pa.Schema, column: str) -> None:

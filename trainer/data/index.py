@@ -65,7 +65,10 @@ def index_file(path: Path, column: str, report: Report) -> Indexed | None:
     """
     found: list[tuple[int, ...]] = []
     rows = 0
-    with guard(path, report, lambda: f"from row {rows + 1} on"), open_arrow(path, column) as (read, whole):
+    with (
+        guard(path, report, lambda: f"from row {rows + 1} on"),
+        open_arrow(path, column, only_headers=True) as (read, whole),
+    ):
         for number, batch in enumerate(read):
             values = batch.column(column)
             if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
