@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,14 +26,16 @@ _AHEAD = 4
 _MB = 1e6
 
 #: Documents, and bytes of input, that this process and its siblings have finished.
-_counts: Any = multiprocessing.get_context("spawn").Array("q", 2)
+_counts: Any = [0, 0]
+#: Held while they change: they are shared with other processes, or they are this process's own.
+_lock: Any = nullcontext()
 #: In a process that works alone, called after each change of the counts.
 _tick: Callable[[], None] | None = None
 
 
 def count(*, documents: int = 0, input_bytes: int = 0) -> None:
     """Add to the progress that is shown. Call it about once in a thousand documents."""
-    with _counts.get_lock():
+    with _lock:
         _counts[0] += documents
         _counts[1] += input_bytes
     if _tick is not None:
@@ -90,7 +93,10 @@ def spread(
     if processes <= 1:
         yield from _alone(work, tasks, progress)
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (_counts,)) as pool:
+    context = multiprocessing.get_context("spawn")
+    shared = context.Array("q", _counts[:])
+    _use(shared)
+    with ProcessPoolExecutor(processes, context, _begin, (shared,)) as pool:
         try:
             yield from _in_order(pool, work, tasks, progress, processes * _AHEAD)
         except BaseException:
@@ -119,7 +125,12 @@ def _in_order(pool: Any, work: Any, tasks: Sequence[Any], progress: Progress, ah
 
 
 def _begin(counts: Any) -> None:
-    global _counts
+    """Prepare a worker process."""
     end_with_parent()
     startup.begin()
-    _counts = counts
+    _use(counts)
+
+
+def _use(counts: Any) -> None:
+    global _counts, _lock
+    _counts, _lock = counts, counts.get_lock()
