@@ -31,9 +31,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hlatctl.cache.staged import stage
 from hlatctl.node_log import NodeLog
-from hlatctl.run import processes, rank_output, scratch
+from hlatctl.run import files, processes, rank_output, scratch
+from hlatctl.run.errors import HlatctlError
 from hlatctl.run.host import node_name
+from hlatctl.run.reading import DAMAGED
 
 #: What a scheduler's script tells this program, which passes it on.
 NODE_RANK_ENV = "NODE_RANK"
@@ -43,6 +46,8 @@ MASTER_PORT_ENV = "HLATCTL_MASTER_PORT"
 INTERFACE_ENV = "HLATCTL_INTERFACE"
 #: The job's log, beside which the other nodes than the first write theirs.
 LOG_ENV = "HLATCTL_LOG"
+#: The record of an environment that this node unpacks on its own disk, and runs the command in.
+ENVIRONMENT_ENV = "HLATCTL_ENVIRONMENT"
 #: Size of a record on the disk, padded with spaces: more than its fields need.
 _RECORD_BYTES = 1024
 #: Exit code of a shell for a command that it can't start (POSIX, "Exit Status for Commands").
@@ -164,8 +169,9 @@ class Node:
             **({rank_output.SOCKET_ENV: os.fspath(log.socket)} if log else {}),
         }
         try:
+            command, keep = _in_own_environment(self._command, env)
             child = subprocess.Popen(
-                self._command, env=env, process_group=0, pass_fds=[own.lock], preexec_fn=self._before_command
+                command, env=env, process_group=0, pass_fds=[own.lock, *keep], preexec_fn=self._before_command
             )
         except OSError as error:
             print(f"{shlex.join(self._command)}: can't be started ({error.strerror})", file=sys.stderr)
@@ -269,6 +275,28 @@ def _use_own_log(rank: int) -> None:
         with rank_output.node_log(Path(os.environ[LOG_ENV]), rank).open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+
+
+def _in_own_environment(command: list[str], env: dict[str, str]) -> tuple[list[str], list[int]]:
+    """Return the command in the environment on this node's disk, and descriptors that keep that; changes ``env``.
+
+    If it can't be unpacked, the command runs in the shared environment: it starts late, but it runs.
+    """
+    record = os.environ.get(ENVIRONMENT_ENV)
+    if not record:
+        return command, []
+    started_s = time.monotonic()
+    try:
+        known = files.read_sealed_json(Path(record))
+        staged = stage(known, Path(known["folder"]))
+    except (OSError, HlatctlError, *DAMAGED) as error:
+        why = error.message if isinstance(error, HlatctlError) else str(error)
+        print(f"warning: {node_name()} uses the shared environment, because its own is not ready: {why}", flush=True)
+        return command, []
+    print(f"{node_name()}: environment on {staged.folder} after {time.monotonic() - started_s:.1f} s", flush=True)
+    env["PATH"] = os.pathsep.join([os.fspath(staged.prefix / "bin"), *filter(None, [env.get("PATH")])])
+    env["VIRTUAL_ENV"] = os.fspath(staged.prefix)
+    return [staged.python if word == sys.executable else word for word in command], [staged.lock]
 
 
 def _no_records(error: OSError) -> int:

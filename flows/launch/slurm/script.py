@@ -39,6 +39,11 @@ def token_file(base: Path) -> Path:
     return base.with_name(f"{base.name}.token")
 
 
+def environment_file(base: Path) -> Path:
+    """Names the archive of the environment that a job's nodes unpack, and where."""
+    return base.with_name(f"{base.name}.environment")
+
+
 def script(job: Job, cluster: ClusterConfig) -> str:
     """The script of a job. As a job of its own it takes all nodes that it gets; an allocation tells it which to take.
 
@@ -51,6 +56,8 @@ def script(job: Job, cluster: ClusterConfig) -> str:
     env = {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
     if job.processes_per_node:
         env[node.LOG_ENV] = os.fspath(job.log)
+        if cluster.stage_environment:
+            env[node.ENVIRONMENT_ENV] = os.fspath(environment_file(base))
     if cluster.interface:
         env[node.INTERFACE_ENV] = cluster.interface
     inside = container(job, cluster.container, sorted(env))
