@@ -1,6 +1,6 @@
 """The Python environment of this process as one archive, which nodes unpack on their own disks.
 
-Thousands of processes that import PyTorch from shared storage open its 10,000 files each; an archive is one file per
+A process that imports PyTorch looks up 14,000 paths and opens 1,150 files on shared storage; an archive is one file per
 node. A virtual environment names its own place and Python's: ``hlatctl.cache.staged`` repairs both on the node. The
 archive holds ``env``, which is ``sys.prefix`` with this project's packages, and ``base``, the Python below a virtual
 environment, unless that belongs to the system. Standard library only.
