@@ -57,7 +57,7 @@ class Nxd(TorchDistributed):
         self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
-        self.is_replica_leader = self._layout.is_replica_leader
+        self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
         self.nxd_model: Any = None
         self._optimizer: NxdAdamW | None = None
 
@@ -247,9 +247,10 @@ class Nxd(TorchDistributed):
         """Send the graph to the device."""
         self._xla.sync()
 
-    def gather(self, value: Any) -> list[Any]:
-        """Gather over gloo, without the device."""
-        return gather_json(value, torch.device("cpu"), self._host)
+    @property
+    def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
+        """Gloo: these exchanges don't wait for the device."""
+        return torch.device("cpu"), self._host
 
     def gather_beside(self, value: Any) -> list[Any]:
         """Gather over a group that training does not use."""

@@ -50,7 +50,7 @@ class TorchNative(TorchDistributed):
         self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) if self.world_size > 1 else None
         self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
-        self.is_replica_leader = self._layout.is_replica_leader
+        self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
         self._pipeline: Pipeline | None = None
         if config.precision.name == "bf16":
             self.warnings.append(
@@ -156,9 +156,9 @@ class TorchNative(TorchDistributed):
     def step_boundary(self) -> None:
         """Do nothing: PyTorch executes eagerly."""
 
-    def gather(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
-        return [value] if self.world_size == 1 else gather_json(value, self.device, None)
+    @property
+    def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
+        return self.device, None
 
     def gather_beside(self, value: Any) -> list[Any]:
         """Gather between the hosts, over a group that training does not use."""
