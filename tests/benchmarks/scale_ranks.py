@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _REAL = os.environ.get("HLATCTL_BENCH_RANKS", "2,4,8,16")
-_PLAYED = (16, 256, 4096, 16384)
+_PLAYED = (16, 256, 2048, 4096, 16384)
 _ROUNDS = 20
 _TENSOR_PARALLEL, _ROWS, _SEQ_LEN, _BATCHES = 8, 4, 4096, 30
 _CPU = torch.device("cpu")
