@@ -138,7 +138,8 @@ class ReceivedBatches(Batches):
         while view:
             count = self._connection.recv_into(view)
             if not count:
-                raise ConnectionError("the process that reads this replica's data has ended")
+                # Recovery knows by the first words that another process has failed before (flows.recovery).
+                raise ConnectionError("Connection closed by peer: the process that reads this replica's data has ended")
             view = view[count:]
         return content
 
