@@ -23,6 +23,9 @@ from trainer.data.packing import Deal, Position, Row
 from trainer.data.prefetch import Batch, Batches, State
 from trainer.data.relay import Sender
 
+#: Time for the other processes to receive an error before the connections to them end.
+_TELLS_S = 5.0
+
 
 class Loader(Batches):
     """Reads a rank's share of each step's sequences.
@@ -72,11 +75,14 @@ class Loader(Batches):
         eos_id = int(dataset["tokenizer"]["eos_id"])
         own = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
         self._taken = [row.position for row in own]
+        self._failing = False
         self._start(lambda: self._produce(own, first))
 
     def close(self) -> None:
         """Stop the background thread, and end the connections to the other processes."""
         if self._sender:
+            if self._failing and self._thread:
+                self._thread.join(_TELLS_S)
             self._stopping.set()
             self._sender.stop()  # the thread may be waiting for a slow one
         super().close()
@@ -91,7 +97,8 @@ class Loader(Batches):
                 if number not in self._skip:
                     self._hand_out(Batch(tokens, number, [row.spans for row in rows], [row.position for row in rows]))
         except HlatctlError as error:
-            self._put(error)
+            self._failing = True
+            self._put(error)  # first: the others may wait for this process, not for their next batch
             if self._sender:
                 self._sender.fail(error)
 
