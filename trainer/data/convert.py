@@ -79,7 +79,7 @@ def _done(record: Path, unit: Unit) -> dict[str, Any] | None:
 
 
 def _convert_piece(split: Split, piece: Piece, *, skip: bool) -> dict[str, Any]:
-    rows, skipped, corrupt = 0, 0, Corrupt()
+    rows, skipped, counted, corrupt = 0, 0, 0, Corrupt()
     report = corrupt.note if skip else fail
     lines = LineRange(piece.path, piece.start, piece.start + piece.size) if piece.is_range else None
     for row, text in _read(piece, lines, report):
@@ -89,8 +89,10 @@ def _convert_piece(split: Split, piece: Piece, *, skip: bool) -> dict[str, Any]:
         else:
             split.add(Document(text=text, source=piece.source, file=piece.number, row=row))
         if rows % _COUNT_EVERY == 0:
-            count(documents=_COUNT_EVERY)
-    count(documents=rows % _COUNT_EVERY, input_bytes=piece.size)
+            done = lines.read_bytes if lines else 0
+            count(documents=_COUNT_EVERY, input_bytes=done - counted)
+            counted = done
+    count(documents=rows % _COUNT_EVERY, input_bytes=piece.size - counted)
     return {
         "source": piece.source,
         "number": piece.number,

@@ -114,8 +114,8 @@ def _index_one(piece: Piece, fraction: float, *, skip: bool) -> _File:
     damage: list[str] = []
     report: Any = (lambda error: damage.append(error.message)) if skip else fail
     indexed = index_file(piece.path, piece.column, report)
-    count(documents=indexed.rows if indexed else 0, input_bytes=piece.size)
-    if indexed is None:  # conversion reports the damage
+    if indexed is None:  # conversion reports the damage, and counts the file
         return _File(piece=piece, indexed=None, held_out=np.empty(0, dtype=np.int64), damage=[])
+    count(documents=indexed.rows, input_bytes=piece.size)
     held_out = held_out_rows(indexed.fingerprint, indexed.rows, fraction)
     return _File(piece=piece, indexed=indexed, held_out=held_out, damage=damage)

@@ -44,8 +44,8 @@ class LineRange:
 
     def __init__(self, path: Path, start: int, end: int) -> None:
         self.path, self._start, self._end = path, start, end
-        self.count = 0
-        """Number of lines read so far."""
+        self.count = self.read_bytes = 0
+        """Number of lines read so far, and their bytes."""
 
     def __iter__(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:
@@ -56,6 +56,7 @@ class LineRange:
             while position < self._end and (line := file.readline()):
                 position += len(line)
                 self.count += 1
+                self.read_bytes += len(line)
                 yield line
 
     @cached_property
