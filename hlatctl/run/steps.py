@@ -10,7 +10,7 @@ import math
 import os
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -199,12 +199,16 @@ class StepSeries(Mapping[int, Event]):
 
     def last(self, count: int) -> Iterator[Event]:
         """Yield the newest steps, newest first. The cost doesn't depend on the length of the run."""
-        for start, stop in reversed(self.ranges):
-            for row in range(stop - 1, start - 1, -1):
-                if count <= 0:
-                    return
-                yield self.rows.event(row)
-                count -= 1
+        return self._before(self.ranges, count)
+
+    def until(self, tokens: int, count: int) -> Iterator[Event]:
+        """Yield the newest steps up to the first one that reached these tokens, newest first. None if none did."""
+        at = bisect_left(self.ranges, tokens, key=lambda part: self.rows.at("tokens", part[1] - 1))
+        if at == len(self.ranges):
+            return iter(())
+        start, stop = self.ranges[at]
+        row = bisect_left(range(start, stop), tokens, key=lambda row: self.rows.at("tokens", row)) + start
+        return self._before([*self.ranges[:at], [start, row + 1]], count)
 
     def first(self, count: int) -> Iterator[Event]:
         """Yield the first steps."""
@@ -243,6 +247,12 @@ class StepSeries(Mapping[int, Event]):
             self.ranges.pop()
         if self.ranges:
             self.ranges[-1][1] = self._after(self.ranges[-1][0], self.ranges[-1][1], after)
+
+    def _before(self, ranges: list[list[int]], count: int) -> Iterator[Event]:
+        for start, stop in reversed(ranges):
+            for row in range(stop - 1, max(start, stop - count) - 1, -1):
+                yield self.rows.event(row)
+            count -= min(count, stop - start)
 
     def _blocks(self) -> Iterator[tuple[Columns, int, int]]:
         for start, stop in self.ranges:
