@@ -14,6 +14,8 @@ from tests.benchmarks import (
     loader_speed,
     plan_accuracy,
     policy_scale,
+    scale_checkpoints,
+    scale_data,
     scale_driver,
     trainer_speed,
     uptime,
@@ -31,6 +33,8 @@ BENCHMARKS = {
     "uptime": uptime.run,
     "policy_scale": policy_scale.run,
     "plan_accuracy": plan_accuracy.run,
+    "scale_checkpoints": scale_checkpoints.run,
+    "scale_data": scale_data.run,
     "scale_driver": scale_driver.run,
 }
 #: Names that stand for all benchmarks that begin with them.
