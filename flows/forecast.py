@@ -14,7 +14,7 @@ from typing import Any
 from conf.schema import Config
 from flows import pretrain
 from flows.runtime.clock import Clock
-from hlatctl.report import timeline
+from hlatctl.report import measured
 from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
@@ -99,17 +99,18 @@ def play(config: Config, seed: int) -> Simulation:
         except HlatctlError as error:
             message = error.message
         events = read_events(run)
-        goodput = measure_goodput(events, played)
+        state = fold(events)
+        goodput = measure_goodput(events, played, state)
     return Simulation(
         seed=seed,
         message=message,
         wall_s=goodput.wall_s,
         uptime_fraction=goodput.uptime_fraction or 0.0,
         goodput_fraction=goodput.ettr_fraction or 0.0,
-        lost_s=goodput.seconds.get(timeline.LOST, 0.0),
+        lost_s=goodput.seconds.get(measured.LOST, 0.0),
         failures=sum(goodput.checkpointing.failures.values()),
         cost_usd=goodput.cost_usd,
-        steps=fold(events).step,
+        steps=state.step,
         seconds=goodput.seconds,
     )
 

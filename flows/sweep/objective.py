@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import re
 from dataclasses import dataclass
@@ -109,12 +108,9 @@ def check(aim: Objective, config: Config) -> None:
 
 def _losses(state: RunState, rungs: list[int]) -> dict[int, float]:
     """Return the mean training loss of the last steps up to each rung that was reached."""
-    tokens, loss = state.steps.columns("tokens", "loss") if state.tokens >= min(rungs, default=0) else ((), ())
     losses = {}
     for rung in rungs:
-        reached = bisect.bisect_left(tokens, rung)
-        if reached == len(tokens):
-            break
-        window = loss[max(0, reached + 1 - WINDOW_STEPS) : reached + 1]
-        losses[rung] = math.fsum(window) / len(window) if all(map(math.isfinite, window)) else math.nan
+        window = [number(step, "loss") for step in state.steps.until(rung, WINDOW_STEPS)]
+        if window:
+            losses[rung] = math.fsum(window) / len(window) if all(map(math.isfinite, window)) else math.nan
     return losses

@@ -21,7 +21,6 @@ from flows.runtime.context import FlowContext
 from flows.tracking import prefect_api, prefect_stale
 from flows.tracking.prefect_stale import LOCK
 from hlatctl.run.errors import StoppedError
-from hlatctl.run.journal import read_events
 from hlatctl.run.simulated import marked
 from hlatctl.run.state import RunState
 
@@ -183,7 +182,7 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> 
         finally:
             ctx.observer = watcher
             ctx.message_sinks.clear()
-            summary = summary_markdown(read_events(ctx.run), ctx.config)
+            summary = summary_markdown(ctx.run, ctx.config)
             progress.publish(lambda: create_markdown_artifact(summary, key="summary", description=run_id))
 
     return run_flow

@@ -49,9 +49,8 @@ def show(run: RunPaths, *, as_json: bool) -> None:
         TrainingError: the run did not recover from every fault.
     """
     from hlatctl.report import drill as report
-    from hlatctl.run.journal import read_events
 
-    results = report.drill(read_events(run))
+    results = report.drill(report.read(run))
     assert results is not None  # exercise has just written it
     if as_json:
         print_json(

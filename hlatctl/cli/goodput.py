@@ -20,13 +20,11 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     """
     import conf.load
     from hlatctl.report import goodput
-    from hlatctl.run.fold import fold
-    from hlatctl.run.journal import read_events
+    from hlatctl.report.run_view import read_without_steps
     from hlatctl.run.simulated import noted
 
     paths = find_run(run, runs_dir)
-    events = read_events(paths)
-    state = fold(events)
+    state, events = read_without_steps(paths)
     simulated = state.simulated
     account = goodput.measure_goodput(events, conf.load.load(paths.config), state)
     if as_json:

@@ -11,10 +11,9 @@ import conf.load
 from hlatctl.report import drill, figures, page, summary
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.report.numbers import numbers
+from hlatctl.report.run_view import read_without_steps
 from hlatctl.run import files
 from hlatctl.run.errors import cannot_write
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 
 
@@ -27,13 +26,12 @@ def build(run: RunPaths) -> Path:
         DependencyError: matplotlib or jinja2 is not installed.
     """
     config = conf.load.load(run.config)
-    events = read_events(run)
-    state = fold(events)
+    state, events = read_without_steps(run)
     time = measure_goodput(events, config, state)
     state.run_id = state.run_id or run.run_id
     run_numbers = numbers(state, config)
     drawn = figures.draw(state, config, run_numbers, time)
-    html = page.render(run_numbers, time, drill.drill(events), drawn, conf.load.dump(config), _provenance(run))
+    html = page.render(run_numbers, time, drill.drill(drill.read(run)), drawn, conf.load.dump(config), _provenance(run))
     record = {**dataclasses.asdict(run_numbers), "ledger": dataclasses.asdict(time)}
     try:
         for name, svg in drawn.items():

@@ -1,11 +1,12 @@
-"""A drill's outcomes as text: each fault, its detection and the recovery. Pure."""
+"""A drill's outcomes as text: each fault, its detection and the recovery."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import Event, number, read_events
+from hlatctl.run.paths import RunPaths
 
 HEADER = ("fault", "detected as", "after", "recovered after", "redone steps", "losses", "outcome")
 #: The fault whose recovery is compared with a cold start.
@@ -36,6 +37,15 @@ class Drill:
         """Return the seconds from the kill -9 of a process to the next optimizer step."""
         times = [event.get("recovered_s") for event in self.outcomes if event["fault"] == _KILLED]
         return times[0] if times else None
+
+
+def read(run: RunPaths) -> list[Event]:
+    """Return the events of a run's drill.
+
+    Raises:
+        StorageError: a file of the journal can't be read.
+    """
+    return read_events(run, wanted=lambda line: b"drill_" in line)
 
 
 def drill(events: Sequence[Event]) -> Drill | None:

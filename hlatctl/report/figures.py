@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conf.schema import Config
 from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import Goodput, label
-from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, finite_or_nan, smooth, thin
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, comparable, envelope, finite_or_nan, smooth, thin
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.scores import HELD_OUT, headlines
 from hlatctl.run.state import RunState
@@ -69,10 +69,18 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Series:
-    """The steps that count, reduced to ``MAX_POINTS`` means."""
+    """The steps that count, reduced to ``MAX_POINTS`` means.
+
+    Args:
+        tokens: of each point.
+        values: by name.
+        ranges: the least and the largest value of the steps of each point, so that a spike stays visible; empty if
+            each step is a point.
+    """
 
     tokens: list[float]
     values: dict[str, list[float]]
+    ranges: dict[str, tuple[list[float], list[float]]]
 
     @classmethod
     def of(cls, state: RunState) -> Series:
@@ -82,7 +90,10 @@ class Series:
         values["smooth_loss"] = values["loss"]
         if len(state.steps) < MAX_POINTS * LOSS_WINDOW_STEPS:  # in a longer run, each point is such a mean already
             values["smooth_loss"] = thin(smooth(column(state, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS)
-        return cls(thin(column(state, "tokens"), MAX_POINTS), values)
+        is_thinned = len(state.steps) > MAX_POINTS
+        shown = ("loss", "grad_norm", "param_norm", "tokens_per_s") if is_thinned else ()
+        ranges = {name: envelope(column(state, name), MAX_POINTS) for name in shown}
+        return cls(thin(column(state, "tokens"), MAX_POINTS), values, ranges)
 
 
 def draw(state: RunState, config: Config, run: Numbers, time: Goodput) -> dict[str, str]:
@@ -183,7 +194,11 @@ def svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
 
 
 def _loss(axes: Axes, series: Series, run: Numbers) -> None:
-    axes.plot(series.tokens, series.values["loss"], color=FAINT, linewidth=0.8, label="training, each step")
+    each: Any = {"color": FAINT, "linewidth": 0.8, "label": "training, each step"}
+    if "loss" in series.ranges:
+        axes.fill_between(series.tokens, *series.ranges["loss"], **each)
+    else:
+        axes.plot(series.tokens, series.values["loss"], **each)
     axes.plot(
         series.tokens, series.values["smooth_loss"], color=INK, label=f"training, mean of {LOSS_WINDOW_STEPS} steps"
     )
@@ -263,5 +278,7 @@ def _throughput(axes: Axes, series: Series) -> None:
 
 
 def _line(axes: Axes, series: Series, name: str, label: str) -> None:
+    if name in series.ranges:
+        axes.fill_between(series.tokens, *series.ranges[name], color=FAINT, linewidth=0.8)
     axes.plot(series.tokens, series.values[name], color=INK)
     axes.set_ylabel(label)

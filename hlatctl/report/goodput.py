@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conf.schema import Config
@@ -14,19 +14,18 @@ from hlatctl.plan import checkpoint_interval
 from hlatctl.report import measured, timeline
 from hlatctl.report.numbers import column, mean, median
 from hlatctl.report.timeline import RESTART, Account, account
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import Event
 from hlatctl.run.state import RunState
 from hlatctl.units import duration
 
 #: Training was up: steps followed one another, including steps that were later redone.
-_UP = (timeline.PRODUCTIVE, timeline.DATA_WAIT, timeline.CHECKPOINT_STALL, timeline.BETWEEN_STEPS, timeline.LOST)
+_UP = (measured.PRODUCTIVE, measured.DATA_WAIT, measured.CHECKPOINT_STALL, timeline.BETWEEN_STEPS, measured.LOST)
 _LABELS = {
-    timeline.PRODUCTIVE: "productive steps",
-    timeline.DATA_WAIT: "data wait",
-    timeline.CHECKPOINT_STALL: "checkpoint stall",
+    measured.PRODUCTIVE: "productive steps",
+    measured.DATA_WAIT: "data wait",
+    measured.CHECKPOINT_STALL: "checkpoint stall",
     timeline.BETWEEN_STEPS: "between steps",
-    timeline.LOST: "lost steps (redone)",
+    measured.LOST: "lost steps (redone)",
     timeline.START: "start of training",
     "warm_cache": "cache warm-up",
     timeline.END: "end of training",
@@ -98,15 +97,17 @@ class Goodput:
     checkpointing: Checkpointing
 
 
-def measure_goodput(events: Sequence[Event], config: Config, state: RunState | None = None) -> Goodput:
+def measure_goodput(events: Iterable[Event], config: Config, state: RunState) -> Goodput:
     """Return the goodput of a journal, or of any prefix of it.
 
     Args:
-        events: of the journal, in order of time.
+        events: of the journal, in order of time; steps among them are ignored.
         config: of the run.
-        state: that the events describe, if it is known.
+        state: that the events describe.
+
+    Raises:
+        DependencyError: numpy is not installed.
     """
-    state = state or fold(events)
     time = account(events, state.steps)
     seconds = {category: time.seconds[category] for category in sorted(time.seconds, key=_rank)}
     held_s = time.wall_s - seconds.get(timeline.QUEUED, 0.0)
@@ -117,20 +118,16 @@ def measure_goodput(events: Sequence[Event], config: Config, state: RunState | N
         training_s=time.training_s,
         up_s=up_s,
         uptime_fraction=_share(up_s, time.training_s),
-        ettr_fraction=_share(seconds.get(timeline.PRODUCTIVE, 0.0), time.training_s),
+        ettr_fraction=_share(seconds.get(measured.PRODUCTIVE, 0.0), time.training_s),
         accelerators=config.backend.device != "cpu",
         process_hours=config.world_size * held_s / 3600,
         cost_usd=_cost_usd(held_s, config),
-        checkpointing=_checkpointing(events, state, config, time, up_s),
+        checkpointing=_checkpointing(state, config, time, up_s),
     )
 
 
-def _checkpointing(
-    events: Sequence[Event], state: RunState, config: Config, time: Account, up_s: float
-) -> Checkpointing:
-    written = [event for event in events if event["kind"] == "checkpoint_written"]
-    stalls_s = [number(event, measured.stall_field(event)) for event in written]
-    save_s = mean([stall_s for stall_s in stalls_s if stall_s >= 0])  # damaged: NaN or negative
+def _checkpointing(state: RunState, config: Config, time: Account, up_s: float) -> Checkpointing:
+    save_s = mean([stall_s for stall_s in time.stalls_s if stall_s >= 0])  # damaged: NaN or negative
     step_s = median(column(state, "step_s"))
     failures = sum(time.failures.values())
     between_s = up_s / failures if failures and up_s > 0 else None
@@ -141,7 +138,7 @@ def _checkpointing(
         daly_s = checkpoint_interval.daly_s(save_s, between_s)
     every = config.checkpoint.every_steps
     return Checkpointing(
-        saves=len(written),
+        saves=len(time.stalls_s),
         save_s=save_s,
         failures=time.failures,
         mean_time_between_failures_s=between_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from hlatctl.run.state import ContractScores, RunState
 
 #: Steps over which the newest loss is averaged, because the loss of one batch is noisy.
 LOSS_WINDOW_STEPS = 20
+#: More values are sorted by numpy, which a short run doesn't need.
+_MANY = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +179,14 @@ def thin(values: Sequence[float], most: int) -> list[float]:
     return [_mean_or_nan(values[start:end]) for start, end in itertools.pairwise(edges)]
 
 
+def envelope(values: Sequence[float], most: int) -> tuple[list[float], list[float]]:
+    """Return the least and the largest values of the groups that :func:`thin` makes. NaN if a group has none."""
+    edges = [len(values) * part // most for part in range(most + 1)]
+    groups = ([v for v in values[start:end] if not math.isnan(v)] for start, end in itertools.pairwise(edges))
+    ends = [(min(group), max(group)) if group else (math.nan, math.nan) for group in groups]
+    return [low for low, _ in ends], [high for _, high in ends]
+
+
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Return the centred moving mean over up to ``window`` values."""
     before, after = window // 2, window - window // 2
@@ -190,8 +201,12 @@ def mean(values: Sequence[float]) -> float | None:
 
 def median(values: Sequence[float]) -> float | None:
     """Return the median without NaN values; None if there is none."""
-    finite = [value for value in values if not math.isnan(value)]
-    return statistics.median(finite) if finite else None
+    finite = array("d", (value for value in values if not math.isnan(value)))
+    if len(finite) < _MANY:
+        return statistics.median(finite) if finite else None
+    import numpy as np
+
+    return float(np.median(finite))
 
 
 def _status(state: RunState, config: Config) -> str:

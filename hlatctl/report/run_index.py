@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,7 @@ from typing import Any
 
 from hlatctl.report.run_view import RunView, status_of, view_run
 from hlatctl.run import files
-from hlatctl.run.kept_fold import code
+from hlatctl.run.kept_fold import code, source_crc
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, cache_dir
 from hlatctl.run.plain import from_plain
@@ -152,7 +151,4 @@ def _write(path: Path, entries: dict[str, _Entry]) -> None:
 @cache
 def _code() -> int:
     """Return a checksum of the code that makes rows."""
-    folder, crc = Path(__file__).parent, code()
-    for name in ("run_index", "run_view"):
-        crc = zlib.crc32((folder / f"{name}.py").read_bytes(), crc)
-    return crc
+    return source_crc(Path(__file__).parent, ("run_index", "run_view"), code())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hlatctl.run import sweep
 from hlatctl.run.errors import HlatctlError, StorageError
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import read_events
+from hlatctl.run.journal import Event, JournalTail, no_steps, read_events
 from hlatctl.run.lease import driver, driver_pid
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.state import RunState
@@ -63,6 +64,17 @@ def view_run(run: RunPaths) -> RunView:
         return RunView(run, RunState(), "damaged", pid, config, error.message, elsewhere)
     status = "damaged" if problem else status_of(state, is_driven=pid is not None)
     return RunView(run, state, status, pid, config, problem, elsewhere)
+
+
+def read_without_steps(run: RunPaths) -> tuple[RunState, Iterator[Event]]:
+    """Return a run's state and the events that it describes, without the steps, which the state has.
+
+    Raises:
+        StorageError: a file of the journal can't be read.
+    """
+    state = read_state(run)
+    events = JournalTail(run, wanted=no_steps).stream()
+    return state, (event for event in events if event["time_unix_s"] <= state.last_event_unix_s)
 
 
 def view_sweep(paths: SweepPaths) -> tuple[sweep.SweepState, int | None]:

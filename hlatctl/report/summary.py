@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from conf.schema import Config
 from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Milestone, Numbers, Score, comparable, numbers
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import Event
+from hlatctl.report.run_view import read_without_steps
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.units import count, duration
 
@@ -16,9 +16,13 @@ from hlatctl.units import count, duration
 _OTHER = "†"
 
 
-def summary_markdown(events: Sequence[Event], config: Config) -> str:
-    """Return the summary of a journal as Markdown."""
-    state = fold(events)
+def summary_markdown(run: RunPaths, config: Config) -> str:
+    """Return the summary of a run as Markdown.
+
+    Raises:
+        StorageError: a file of the journal can't be read.
+    """
+    state, events = read_without_steps(run)
     return render(numbers(state, config), measure_goodput(events, config, state))
 
 

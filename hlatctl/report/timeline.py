@@ -6,22 +6,19 @@ checkpoint stalls. Claims never overlap, and they have priority over phases. ``g
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hlatctl.report.measured import length_us, made, stalls_us, typical_us, us
-from hlatctl.run.fold import fold
-from hlatctl.run.journal import TRAIN_WRITER, Event, number
+from hlatctl.report.measured import Bounds, Claims, stall_s, stalls_us
+from hlatctl.report.sequence import STEP, Item, sequence
+from hlatctl.run.journal import Event, number
 from hlatctl.run.state import TRAIN_JOB
 from hlatctl.run.steps import StepSeries
 
-PRODUCTIVE, DATA_WAIT, CHECKPOINT_STALL = "productive", "data_wait", "checkpoint_stall"
-BETWEEN_STEPS, LOST, START, RESTART = "between_steps", "lost", "start", "restart:"
-COMPILE, END, EVALUATION_WAIT, HEAD, IDLE = "compile", "end", "evaluation_wait", "head", "idle"
+BETWEEN_STEPS, START, RESTART = "between_steps", "start", "restart:"
+END, EVALUATION_WAIT, HEAD, IDLE = "end", "evaluation_wait", "head", "idle"
 QUEUED = "queued"
 _FINISHED = "finished"
 
@@ -35,17 +32,19 @@ class Account:
             and the names of stages.
         training_s: from the first attempt's start to the newest attempt's last event.
         failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
+        stalls_s: how long training paused for each checkpoint; NaN if that is damaged.
     """
 
     seconds: dict[str, float]
     wall_s: float
     training_s: float
     failures: dict[str, int]
+    stalls_s: list[float]
 
 
 @dataclass
 class _Attempt:
-    """An attempt in the whole journal: the indices of its start and of its trainer's last event, and how it ended."""
+    """An attempt: the indices of its start and of its trainer's last event or steps, and how it ended."""
 
     started: int
     last: int
@@ -63,47 +62,50 @@ class _Span:
     category: str
 
 
-def account(events: Sequence[Event], steps: StepSeries | None = None) -> Account:
-    """Return the account of a journal's events, or of any prefix of them, in order of time.
+def account(events: Iterable[Event], steps: StepSeries) -> Account:
+    """Return the account of a journal's events, or of any prefix of them.
 
     Args:
-        events: the events.
-        steps: those of their steps that count; None: fold the events.
+        events: in order of time; steps among them are ignored.
+        steps: of the same events.
+
+    Raises:
+        DependencyError: numpy is not installed.
     """
-    steps = fold(events).steps if steps is None else steps
-    events = _without_afterlife([event for event in events if math.isfinite(event["time_unix_s"])])
-    if not events:
-        return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={})
-    # The clocks of writers differ; make the times monotonic.
-    times_us = list(itertools.accumulate((round(event["time_unix_s"] * 1e6) for event in events), max))
-    attempts = _attempts(events)
-    totals_us = _totals_us(_phases(events, times_us, attempts), list(_claims(events, times_us, attempts, steps)))
+    everything, columns = sequence(events, steps)
+    items = _without_afterlife(everything)
+    if not items:
+        return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={}, stalls_s=[])
+    attempts = _attempts(items)
+    claims = Claims(columns, _bounds(items, attempts), stalls_us(items), items[0].start_us)
+    totals_us = _totals_us(list(_phases(items, attempts)), claims)
     return Account(
         seconds={category: total / 1e6 for category, total in totals_us.items()},
-        wall_s=(times_us[-1] - times_us[0]) / 1e6,
-        training_s=_training_us(times_us, attempts) / 1e6,
+        wall_s=(items[-1].end_us - items[0].start_us) / 1e6,
+        training_s=_training_us(items, attempts) / 1e6,
         failures=_failures(attempts),
+        stalls_s=[stall_s(item.event) for item in everything if item.kind == "checkpoint_written"],
     )
 
 
-def _without_afterlife(events: list[Event]) -> list[Event]:
-    """Return the events without those after a finished run's end, such as later evaluations, which hold no nodes."""
+def _without_afterlife(items: list[Item]) -> list[Item]:
+    """Return the items without those after a finished run's end, such as later evaluations, which hold no nodes."""
     end = None
-    for index, event in enumerate(events):
-        if event["kind"] == "run_finished" and event.get("outcome") == _FINISHED:
+    for index, item in enumerate(items):
+        if item.kind == "run_finished" and item.event.get("outcome") == _FINISHED:
             end = index + 1
-        elif event["kind"] in ("head_started", "attempt_started"):
+        elif item.kind in ("head_started", "attempt_started"):
             end = None
-    return events[:end]
+    return items[:end]
 
 
-def _attempts(events: Sequence[Event]) -> dict[int, _Attempt]:
+def _attempts(items: Sequence[Item]) -> dict[int, _Attempt]:
     """Return every attempt by its number."""
     attempts: dict[int, _Attempt] = {}
-    for index, event in enumerate(events):
-        kind, attempt = event["kind"], attempts.get(event["attempt"])
+    for index, (kind, attempt_number, is_train, event, *_) in enumerate(items):
+        attempt = attempts.get(attempt_number)
         if kind == "attempt_started":
-            attempts.setdefault(event["attempt"], _Attempt(started=index, last=index))
+            attempts.setdefault(attempt_number, _Attempt(started=index, last=index))
         elif kind == "stop_requested":
             for open_attempt in attempts.values():
                 open_attempt.asked |= not open_attempt.ended
@@ -111,19 +113,33 @@ def _attempts(events: Sequence[Event]) -> dict[int, _Attempt]:
             continue  # before the first attempt, or a late event of an ended one
         elif kind == "attempt_ended":
             attempt.ended, attempt.cause = True, str(event.get("cause") or "unknown")
-        elif str(event.get("writer", "")).startswith("train-"):
+        elif is_train:
             attempt.last = index
             attempt.saved |= kind == "train_stopped" and event.get("reason") in (_FINISHED, "stop")
             attempt.compiled |= kind == "compile_cache" and number(event, "misses") > 0
     return attempts
 
 
-def _training_us(times_us: Sequence[int], attempts: dict[int, _Attempt]) -> int:
+def _bounds(items: Sequence[Item], attempts: dict[int, _Attempt]) -> list[Bounds]:
+    return [
+        Bounds(
+            attempt=attempt_number,
+            first=items[attempt.started].stop,
+            stop=items[attempt.last].stop,
+            start_us=items[attempt.started].start_us,
+            last_us=items[attempt.last].end_us,
+            compiled=attempt.compiled,
+        )
+        for attempt_number, attempt in attempts.items()
+    ]
+
+
+def _training_us(items: Sequence[Item], attempts: dict[int, _Attempt]) -> int:
     if not attempts:
         return 0
     is_running = not all(attempt.ended for attempt in attempts.values())
-    end = len(times_us) - 1 if is_running else max(attempt.last for attempt in attempts.values())
-    return times_us[end] - times_us[min(attempt.started for attempt in attempts.values())]
+    end = len(items) - 1 if is_running else max(attempt.last for attempt in attempts.values())
+    return items[end].end_us - items[min(attempt.started for attempt in attempts.values())].start_us
 
 
 def _failures(attempts: dict[int, _Attempt]) -> dict[str, int]:
@@ -145,10 +161,10 @@ class _Phase:
         self._pending: set[str] = set()
         self._queued: set[str] = set()  # names of jobs
 
-    def apply(self, event: Event) -> None:
-        """Apply the next event."""
-        kind, attempt = event["kind"], self._attempts.get(event["attempt"])
-        self._apply_queue(kind, event)
+    def apply(self, item: Item) -> None:
+        """Apply the next event, or the next steps."""
+        kind, event, attempt = item.kind, item.event, self._attempts.get(item.attempt)
+        self._apply_queue(item)
         if kind == "head_started":
             self._stage, self._restarting, self._over = "", False, False
         elif kind == "run_finished":
@@ -158,7 +174,7 @@ class _Phase:
         elif kind == "attempt_started":
             self._cause = (self._open.cause or "unknown") if self._open else self._cause
             self._open, self._stepped, self._restarting, self._over = attempt, False, False, False
-        elif kind == "step" and attempt is self._open:
+        elif kind == STEP and attempt is self._open:
             self._stepped = True
         elif kind == "attempt_ended" and attempt is self._open and attempt:
             self._open, self._cause = None, attempt.cause
@@ -168,12 +184,13 @@ class _Phase:
         elif kind == "eval_finished" or (kind == "eval_failed" and event.get("final", True)):
             self._pending.discard(str(event.get("milestone_tokens")))
 
-    def _apply_queue(self, kind: str, event: Event) -> None:
+    def _apply_queue(self, item: Item) -> None:
+        kind = item.kind
         if kind == "job_queued":
-            self._queued.add(str(event["job"]))
+            self._queued.add(str(item.event["job"]))
         elif kind in ("job_started", "job_left_queue"):
-            self._queued.discard(str(event["job"]))
-        elif kind in ("attempt_started", "attempt_ended") or str(event.get("writer", "")).startswith(TRAIN_WRITER):
+            self._queued.discard(str(item.event["job"]))
+        elif kind in ("attempt_started", "attempt_ended") or item.is_train:
             self._queued.discard(TRAIN_JOB)
         elif kind in ("head_started", "run_finished"):
             self._queued &= {TRAIN_JOB}
@@ -211,80 +228,23 @@ class _Phase:
         return f"{RESTART}{cause}" if cause else START
 
 
-def _phases(events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
-    """Yield the times between consecutive events."""
+def _phases(items: Sequence[Item], attempts: dict[int, _Attempt]) -> Iterator[_Span]:
+    """Yield the times between consecutive items, and those between the steps of an item."""
     phase = _Phase(attempts)
-    for index, (event, after) in enumerate(itertools.pairwise(events)):
-        phase.apply(event)
-        # A driver that dies writes no event: before the next one starts, the run is idle unless training continues.
-        driverless = after["kind"] == "head_started" and not phase.alive(index)
-        yield _Span(times_us[index], times_us[index + 1], IDLE if driverless else phase.name(index))
-
-
-def _claims(
-    events: Sequence[Event], times_us: Sequence[int], attempts: dict[int, _Attempt], counting: StepSeries
-) -> Iterator[_Span]:
-    """Yield the times of steps and checkpoint stalls, in order and without overlap."""
-    counted = set(zip(*counting.columns("attempt", "seq"), strict=True))
-    steps, stalls = _steps(events, attempts), stalls_us(events)
-    typical = typical_us(events, steps)
-    cursor_us, seen = times_us[0], set()
-    for index, after in itertools.zip_longest(steps, steps[1:]):
-        event, end_us = events[index], times_us[index]
-        attempt = event["attempt"]
-        cursor_us = max(cursor_us, times_us[attempts[attempt].started])
-        measured_us = length_us(event)
-        # An attempt's first step loads or compiles graphs; the time beyond the median step isn't training.
-        own_us = measured_us if attempt in seen else min(measured_us, typical.get(attempt, measured_us))
-        seen.add(attempt)
-        start_us = max(cursor_us, end_us - own_us)
-        if attempts[attempt].compiled and own_us < measured_us:
-            yield _Span(max(cursor_us, end_us - measured_us), start_us, COMPILE)
-        yield from _step_spans(event, start_us, end_us, counts=(attempt, event["seq"]) in counted)
-        # The stall follows the step, even if the checkpoint was written later.
-        free_until_us = times_us[attempts[attempt].last]
+    for index, (item, after) in enumerate(itertools.zip_longest(items, items[1:])):
+        phase.apply(item)
+        if item.stop > item.first + 1:
+            yield _Span(item.start_us, item.end_us, phase.name(index - 1))
         if after is not None:
-            next_us = length_us(events[after]) if events[after]["attempt"] == attempt else 0
-            free_until_us = min(free_until_us, times_us[after] - next_us)
-        stalled_until_us = min(end_us + stalls.get((attempt, number(event, "step")), 0), free_until_us)
-        cursor_us = max(end_us, stalled_until_us)
-        yield _Span(end_us, cursor_us, CHECKPOINT_STALL)
+            # A driver that dies writes no event: before the next one starts, the run is idle unless training continues.
+            driverless = after.kind == "head_started" and not phase.alive(index)
+            yield _Span(item.end_us, after.start_us, IDLE if driverless else phase.name(index))
 
 
-def _step_spans(event: Event, start_us: int, end_us: int, *, counts: bool) -> Iterator[_Span]:
-    if not counts:
-        yield _Span(start_us, end_us, LOST)
-        return
-    waited_until_us = min(end_us, start_us + made(event) * us(event, "data_wait_s"))
-    yield _Span(start_us, waited_until_us, DATA_WAIT)
-    yield _Span(waited_until_us, end_us, PRODUCTIVE)
-
-
-def _steps(events: Sequence[Event], attempts: dict[int, _Attempt]) -> list[int]:
-    """Return the indices of attempts' steps, without late events."""
-    return [
-        index
-        for index, event in enumerate(events)
-        if event["kind"] == "step"
-        and (attempt := attempts.get(event["attempt"]))
-        and attempt.started < index <= attempt.last
-    ]
-
-
-def _totals_us(phases: Iterator[_Span], claims: Sequence[_Span]) -> dict[str, int]:
+def _totals_us(phases: Sequence[_Span], claims: Claims) -> dict[str, int]:
     """Return microseconds by category; claims have priority over phases."""
-    starts_us = [claim.start_us for claim in claims]
-    claimed_us = list(itertools.accumulate((claim.end_us - claim.start_us for claim in claims), initial=0))
-
-    def claimed_before_us(time_us: int) -> int:
-        index = bisect.bisect_right(starts_us, time_us)
-        over_us = max(0, claims[index - 1].end_us - time_us) if index else 0
-        return claimed_us[index] - over_us
-
-    totals: dict[str, int] = defaultdict(int)
-    for claim in claims:
-        totals[claim.category] += claim.end_us - claim.start_us
-    for phase in phases:
-        covered_us = claimed_before_us(phase.end_us) - claimed_before_us(phase.start_us)
-        totals[phase.category] += phase.end_us - phase.start_us - covered_us
+    totals: dict[str, int] = defaultdict(int, claims.totals_us)
+    starts, ends = (claims.before([getattr(phase, name) for phase in phases]) for name in ("start_us", "end_us"))
+    for phase, before_us, after_us in zip(phases, starts, ends, strict=True):
+        totals[phase.category] += phase.end_us - phase.start_us - (after_us - before_us)
     return {category: total for category, total in totals.items() if total}

@@ -27,7 +27,8 @@ def new_file(path: Path) -> Iterator[Path]:
 
     If the block raises, the temporary file is removed and ``path`` stays as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not the process id: hosts that share the folder have the same ones.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
         fsync(temporary)
@@ -66,7 +67,6 @@ def partial_folder(target: Path) -> Iterator[Path]:
     """
     for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         remove_unlocked(left_over)
-    # Not the process id: hosts that share the folder have the same ones.
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     partial.mkdir(parents=True)
     lock = lock_folder(partial, shared=True)

@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -188,7 +188,17 @@ def _crc(parts: list[bytes]) -> int:
 @cache
 def code() -> int:
     """Return a checksum of the modules that fold, in the place of a version number."""
-    folder, crc = Path(__file__).parent, 0
-    for name in _CODE:
+    return source_crc(Path(__file__).parent, _CODE)
+
+
+def source_crc(folder: Path, modules: Iterable[str], crc: int = 0) -> int:
+    """Return a checksum of the source of modules.
+
+    Args:
+        folder: of the modules.
+        modules: their names.
+        crc: a checksum to include.
+    """
+    for name in modules:
         crc = zlib.crc32((folder / f"{name}.py").read_bytes(), crc)
     return crc

@@ -10,7 +10,7 @@ import math
 import os
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,6 +107,15 @@ class Rows:
                 event[name] = value if not isinstance(value, float) or math.isfinite(value) else str(value)
         return event
 
+    def columns(self, *names: str, ranges: Sequence[Sequence[int]] | None = None) -> list[array[Any]]:
+        """Return fields of all rows, or of ranges of them. A number that is missing is NaN; a whole number, 0."""
+        found = [array(_CODES[_COLUMN[name]]) for name in names]
+        for start, stop in [(0, len(self))] if ranges is None else ranges:
+            for columns, first, last in self.blocks(start, stop):
+                for values, name in zip(found, names, strict=True):
+                    values.frombytes(columns[_COLUMN[name]][first:last].tobytes())
+        return found
+
     def blocks(self, start: int, stop: int) -> Iterator[tuple[Columns, int, int]]:
         """Yield the columns that hold the rows from start to stop, with the first and the last index in them."""
         while start < stop:
@@ -171,8 +180,9 @@ class StepSeries(Mapping[int, Event]):
         return sum(stop - start for start, stop in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
-        for columns, first, last in self._blocks():
-            yield from columns[0][first:last]
+        for start, stop in self.ranges:
+            for columns, first, last in self.rows.blocks(start, stop):
+                yield from columns[0][first:last]
 
     def __getitem__(self, step: int) -> Event:
         row = self._place(step)
@@ -199,12 +209,16 @@ class StepSeries(Mapping[int, Event]):
 
     def last(self, count: int) -> Iterator[Event]:
         """Yield the newest steps, newest first. The cost doesn't depend on the length of the run."""
-        for start, stop in reversed(self.ranges):
-            for row in range(stop - 1, start - 1, -1):
-                if count <= 0:
-                    return
-                yield self.rows.event(row)
-                count -= 1
+        return self._before(self.ranges, count)
+
+    def until(self, tokens: int, count: int) -> Iterator[Event]:
+        """Yield the newest steps up to the first one that reached these tokens, newest first. None if none did."""
+        at = bisect_left(self.ranges, tokens, key=lambda part: self.rows.at("tokens", part[1] - 1))
+        if at == len(self.ranges):
+            return iter(())
+        start, stop = self.ranges[at]
+        row = bisect_left(range(start, stop), tokens, key=lambda row: self.rows.at("tokens", row)) + start
+        return self._before([*self.ranges[:at], [start, row + 1]], count)
 
     def first(self, count: int) -> Iterator[Event]:
         """Yield the first steps."""
@@ -214,12 +228,8 @@ class StepSeries(Mapping[int, Event]):
             count -= min(count, stop - start)
 
     def columns(self, *names: str) -> list[array[Any]]:
-        """Return fields of all steps, in order. A number that is missing is NaN; a whole number, 0."""
-        found = [array(_CODES[_COLUMN[name]]) for name in names]
-        for columns, first, last in self._blocks():
-            for values, name in zip(found, names, strict=True):
-                values.frombytes(columns[_COLUMN[name]][first:last].tobytes())
-        return found
+        """Return fields of all steps that count, in order. A number that is missing is NaN; a whole number, 0."""
+        return self.rows.columns(*names, ranges=self.ranges)
 
     def add(self, event: Event) -> None:
         """Add a step, in the place of an earlier one with the same number.
@@ -244,9 +254,11 @@ class StepSeries(Mapping[int, Event]):
         if self.ranges:
             self.ranges[-1][1] = self._after(self.ranges[-1][0], self.ranges[-1][1], after)
 
-    def _blocks(self) -> Iterator[tuple[Columns, int, int]]:
-        for start, stop in self.ranges:
-            yield from self.rows.blocks(start, stop)
+    def _before(self, ranges: list[list[int]], count: int) -> Iterator[Event]:
+        for start, stop in reversed(ranges):
+            for row in range(stop - 1, max(start, stop - count) - 1, -1):
+                yield self.rows.event(row)
+            count -= min(count, stop - start)
 
     def _same(self, other: StepSeries, name: str) -> bool:
         return bool(self.columns(name)[0].tobytes() == other.columns(name)[0].tobytes())

@@ -14,9 +14,9 @@ from tests.benchmarks import (
     loader_speed,
     plan_accuracy,
     policy_scale,
-    scale,
     scale_checkpoints,
     scale_data,
+    scale_driver,
     scale_ranks,
     trainer_speed,
     uptime,
@@ -34,23 +34,30 @@ BENCHMARKS = {
     "uptime": uptime.run,
     "policy_scale": policy_scale.run,
     "plan_accuracy": plan_accuracy.run,
-    "scale": scale.run,
     "scale_checkpoints": scale_checkpoints.run,
     "scale_data": scale_data.run,
     "scale_ranks": scale_ranks.run,
+    "scale_driver": scale_driver.run,
 }
+#: Names that stand for all benchmarks that begin with them.
+GROUPS = {"scale": "scale_"}
+
+
+def _members(name: str) -> list[str]:
+    return [each for each in BENCHMARKS if each.startswith(GROUPS[name])] if name in GROUPS else [name]
 
 
 def main() -> int:
     """Run the named benchmarks."""
     names = sys.argv[1:] or list(BENCHMARKS)
-    unknown = [name for name in names if name not in BENCHMARKS]
+    unknown = [name for name in names if name not in BENCHMARKS and name not in GROUPS]
     if unknown:
-        print(f"error: {unknown[0]}: no such benchmark\nhint: one of {', '.join(BENCHMARKS)}", file=sys.stderr)
+        known = ", ".join([*BENCHMARKS, *GROUPS])
+        print(f"error: {unknown[0]}: no such benchmark\nhint: one of {known}", file=sys.stderr)
         return 2
-    for name in names:
-        print(f"== {name}", flush=True)
-        BENCHMARKS[name]()
+    for member in (each for name in names for each in _members(name)):
+        print(f"== {member}", flush=True)
+        BENCHMARKS[member]()
     return 0
 
 

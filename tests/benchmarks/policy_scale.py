@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from conf.compose import compose
 from conf.schema import Config
 from flows.forecast import play
-from hlatctl.report import timeline
+from hlatctl.report import measured
 from hlatctl.report.forecast import Simulation
 
 #: HLAT, arXiv 2404.10630, Table 1, and half of its downtime.
@@ -81,6 +81,6 @@ def _print_minutes(simulations: Sequence[Simulation]) -> None:
     seconds: Counter[str] = Counter()
     for simulation in simulations:
         seconds.update(simulation.seconds)
-    del seconds[timeline.PRODUCTIVE]
+    del seconds[measured.PRODUCTIVE]
     for cause, lost_s in seconds.most_common():
         print(f"  {lost_s / 60 / len(simulations):9.1f} min  {100 * lost_s / whole_s:6.3f} %  {cause}")

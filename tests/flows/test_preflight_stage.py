@@ -73,7 +73,7 @@ def test_a_run_that_trained_waits_in_the_queue_until_a_node_is_repaired(
     assert waits[-1]["kind"] == "job_left_queue"
     assert waits[-1]["time_unix_s"] - waits[0]["time_unix_s"] == pytest.approx(REPAIR_S, abs=400)
     assert sum("no spare node, measuring again every 300 s" in message for message in recorder.messages) == 1
-    assert account(read_events(run)).seconds["queued"] > 0
+    assert account(read_events(run), state.steps).seconds["queued"] > 0
     assert sum(event["kind"] == "run_finished" for event in read_events(run)) == 1, "no person was needed"
 
 

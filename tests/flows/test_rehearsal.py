@@ -101,7 +101,7 @@ def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_pa
     assert kinds["head_started"] > 1
     assert kinds["attempt_attached"] >= 1
     assert (kinds["attempt_started"], kinds["attempt_ended"]) == (1, 1)
-    assert measure_goodput(events, config).uptime_fraction == pytest.approx(1.0, abs=0.01)
+    assert measure_goodput(events, config, fold(events)).uptime_fraction == pytest.approx(1.0, abs=0.01)
     assert {m.status for m in fold(events).milestones.values()} == {"evaluated"}
 
 
@@ -131,7 +131,7 @@ def test_events_of_many_steps_account_for_the_same_time_as_events_of_each_step(t
         config = campaign(tmp_path / str(step_events), only("hang", 30.0), step_events=step_events)
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=3000))
         events = read_events(drive(config))
-        accounts.append(measure_goodput(events, config).seconds)
+        accounts.append(measure_goodput(events, config, fold(events)).seconds)
         assert max(event["step"] for event in events if event["kind"] == "step") == config.total_steps
     for category in ("productive", "lost", "restart:hang"):
         assert accounts[0][category] == pytest.approx(accounts[1][category], rel=0.03), category

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from conf.schema import BackendConfig, CheckpointConfig, ClusterConfig, Config
-from hlatctl.report.goodput import measure_goodput
+from hlatctl.report.goodput import Goodput, measure_goodput
+from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
 
 CONFIG = Config(
@@ -15,6 +17,11 @@ CONFIG = Config(
     checkpoint=CheckpointConfig(every_steps=2),
     backend=BackendConfig(device="cuda"),
 )
+
+
+def goodput_of(events: Sequence[Event], config: Config = CONFIG) -> Goodput:
+    """Return the goodput of events."""
+    return measure_goodput(events, config, fold(events))
 
 
 class Journal:
@@ -45,7 +52,7 @@ class Journal:
 
     @property
     def seconds(self) -> dict[str, float]:
-        return measure_goodput(self.events, CONFIG).seconds
+        return goodput_of(self.events).seconds
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from hlatctl.report import page as report_page
 from hlatctl.report.build import build
 from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Numbers, numbers
+from hlatctl.report.run_view import read_without_steps
 from hlatctl.report.summary import summary_markdown
 from hlatctl.run import files
 from hlatctl.run.fold import fold
@@ -37,7 +38,8 @@ def numbers_of(run: RunPaths) -> Numbers:
 
 
 def time_of(run: RunPaths) -> Goodput:
-    return measure_goodput(read_events(run), conf.load.load(run.config))
+    state, events = read_without_steps(run)
+    return measure_goodput(events, conf.load.load(run.config), state)
 
 
 def test_numbers_and_summary_equal_the_golden_files(make_run: MakeRun) -> None:
@@ -84,7 +86,7 @@ def test_simulated_runs_are_marked_in_page_and_summary(make_run: MakeRun) -> Non
     run = make_run(simulated=True)
     html = build(run).read_text(encoding="utf-8")
     assert '<p class="banner"><strong>SIMULATED</strong>' in html
-    assert "**SIMULATED**" in summary_markdown(read_events(run), conf.load.load(run.config))
+    assert "**SIMULATED**" in summary_markdown(run, conf.load.load(run.config))
     assert "SIMULATED" not in build(make_run("real")).read_text(encoding="utf-8")
 
 
@@ -135,7 +137,7 @@ def test_scores_under_another_contract_have_their_own_column_a_mark_and_no_point
     record = numbers_of(run)
     own = [milestone for milestone in record.milestones if milestone.tokens == 900_000]
     assert [(m.contract[:1], m.is_own) for m in own] == [("a", True), ("b", False)]
-    summary = summary_markdown(read_events(run), conf.load.load(run.config))
+    summary = summary_markdown(run, conf.load.load(run.config))
     row = next(line for line in summary.splitlines() if line.startswith("| validation_loss"))
     header = next(line for line in summary.splitlines() if line.startswith("| task"))
     assert "| 900K tokens | 900K tokens, contract bbbbbbbb |" in header

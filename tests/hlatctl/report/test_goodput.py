@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from conf.schema import Config
 from hlatctl.plan.checkpoint_interval import least_time_between_failures_s
-from hlatctl.report.goodput import Goodput, facts, label, measure_goodput, time_table
-from tests.hlatctl.report.made_up import CONFIG, Journal, interrupted, journal  # noqa: F401
+from hlatctl.report.goodput import Goodput, facts, label, time_table
+from tests.hlatctl.report.made_up import Journal, goodput_of, interrupted, journal  # noqa: F401
 
 
 def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
     interrupted(journal)
-    goodput = measure_goodput(journal.events, CONFIG)
+    goodput = goodput_of(journal.events)
     assert (goodput.wall_s, goodput.training_s, goodput.up_s) == (100.0, 90.0, 66.0)
     assert goodput.uptime_fraction == pytest.approx(66 / 90)
     assert goodput.ettr_fraction == pytest.approx(40 / 90)
@@ -31,7 +31,7 @@ def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
 
 def test_without_a_price_there_is_no_cost_and_cpus_are_not_accelerators(journal: Journal) -> None:
     interrupted(journal)
-    goodput = measure_goodput(journal.events, Config())
+    goodput = goodput_of(journal.events, Config())
     assert goodput.cost_usd is None
     assert time_table(goodput)[0] == ["category", "time", "share"]
     assert {"cost", "accelerator-hours"}.isdisjoint(dict(facts(goodput)))
@@ -39,13 +39,13 @@ def test_without_a_price_there_is_no_cost_and_cpus_are_not_accelerators(journal:
 
 def test_the_best_interval_follows_from_saves_and_failures(journal: Journal) -> None:
     interrupted(journal)
-    checkpointing = measure_goodput(journal.events, CONFIG).checkpointing
+    checkpointing = goodput_of(journal.events).checkpointing
     assert checkpointing.failures == {"killed": 1}
     assert (checkpointing.save_s, checkpointing.mean_time_between_failures_s) == (1.0, 66.0)
     assert checkpointing.young_s == pytest.approx((2 * 66.0) ** 0.5)
     assert checkpointing.every_s == 20.0
     assert checkpointing.daly_steps == 1
-    texts = dict(facts(measure_goodput(journal.events, CONFIG)))
+    texts = dict(facts(goodput_of(journal.events)))
     assert texts["failures"] == "1 killed, in 1 min 6 s of training: one in 1 min 6 s"
     assert texts["best interval (Daly)"] == "every 11 s, 1 step"
 
@@ -54,7 +54,7 @@ def test_without_a_failure_there_is_a_bound_and_no_best_interval(journal: Journa
     journal.start(10)
     journal.step(30, 1)
     journal.saved(31, 1, wall_s=1.0)
-    goodput = measure_goodput(journal.events, CONFIG)
+    goodput = goodput_of(journal.events)
     assert goodput.checkpointing.young_s is None
     assert goodput.checkpointing.least_time_between_failures_s == least_time_between_failures_s(goodput.up_s)
     texts = dict(facts(goodput))
@@ -71,11 +71,11 @@ def test_attempts_that_saved_or_were_asked_to_stop_are_not_failures(journal: Jou
     journal.step(60, 2, attempt=2)
     journal.add(61, "stop_requested", writer="operator")
     journal.end(62, "killed", "stop", attempt=2)
-    assert measure_goodput(journal.events, CONFIG).checkpointing.failures == {}
+    assert goodput_of(journal.events).checkpointing.failures == {}
 
 
 def test_an_empty_journal_has_no_time() -> None:
-    goodput = measure_goodput([], CONFIG)
+    goodput = goodput_of([])
     assert (goodput.wall_s, goodput.seconds, goodput.uptime_fraction, goodput.cost_usd) == (0.0, {}, None, 0.0)
     assert time_table(goodput)[1] == [["wall time", "0.0 s", "0.0 %", "0.00"]]
 
@@ -161,12 +161,12 @@ def test_categories_of_any_journal_add_up_to_its_wall_time(
     for after_s, kind, attempt, writer, fields in rows:
         time_s += after_s
         made.add(time_s, kind, writer=writer, attempt=attempt, **fields)
-    check(measure_goodput(made.events, CONFIG))
+    check(goodput_of(made.events))
 
 
 def test_the_time_of_longer_prefixes_of_a_journal_grows(journal: Journal) -> None:
     interrupted(journal)
-    prefixes = [measure_goodput(journal.events[:length], CONFIG) for length in range(len(journal.events) + 1)]
+    prefixes = [goodput_of(journal.events[:length]) for length in range(len(journal.events) + 1)]
     for one in prefixes:
         check(one)
     assert [one.wall_s for one in prefixes] == sorted(one.wall_s for one in prefixes)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hlatctl.report.goodput import measure_goodput
-from tests.hlatctl.report.made_up import CONFIG, Journal, interrupted, journal  # noqa: F401
+from tests.hlatctl.report.made_up import Journal, goodput_of, interrupted, journal  # noqa: F401
 
 
 def test_an_undisturbed_run_is_split_by_category(journal: Journal) -> None:
@@ -55,7 +54,7 @@ def test_the_time_of_a_restart_is_named_after_its_cause(journal: Journal, cause:
 def test_steps_are_lost_only_once_they_are_redone(journal: Journal) -> None:
     interrupted(journal)
     before = journal.events[: [event["kind"] for event in journal.events].index("attempt_ended")]
-    assert "lost" not in measure_goodput(before, CONFIG).seconds
+    assert "lost" not in goodput_of(before).seconds
 
 
 def test_an_attempt_without_steps_adds_its_own_cause(journal: Journal) -> None:
@@ -115,7 +114,7 @@ def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
         "head": 12.0,
         "idle": 36000.0,
     }
-    goodput = measure_goodput(journal.events, CONFIG)
+    goodput = goodput_of(journal.events)
     assert goodput.checkpointing.failures == {}
     assert goodput.ettr_fraction == pytest.approx(20 / 36045)
 
@@ -125,11 +124,11 @@ def test_a_later_evaluation_of_a_finished_run_adds_no_time(journal: Journal) -> 
     journal.step(30, 1)
     journal.end(34, "finished", "done")
     journal.add(35, "run_finished", outcome="finished")
-    before = measure_goodput(journal.events, CONFIG)
+    before = goodput_of(journal.events)
     journal.add(90_000, "eval_started", writer="eval-10")
-    assert measure_goodput(journal.events, CONFIG) == before
+    assert goodput_of(journal.events) == before
     journal.add(90_035, "head_started", pid=2)
-    assert measure_goodput(journal.events, CONFIG).wall_s == 90_035.0, "a new driver adds time"
+    assert goodput_of(journal.events).wall_s == 90_035.0, "a new driver adds time"
 
 
 def test_an_asynchronous_save_counts_only_its_stall_after_its_step(journal: Journal) -> None:
@@ -141,7 +140,7 @@ def test_an_asynchronous_save_counts_only_its_stall_after_its_step(journal: Jour
     seconds = journal.seconds
     assert (seconds["productive"], seconds["checkpoint_stall"]) == (40.0, 0.75)
     assert seconds["between_steps"] == 0.25
-    assert measure_goodput(journal.events, CONFIG).checkpointing.save_s == 0.75
+    assert goodput_of(journal.events).checkpointing.save_s == 0.75
 
 
 @pytest.mark.parametrize(("misses", "category"), [(0, "start"), (4, "compile")])
@@ -168,11 +167,17 @@ def test_time_in_a_queue_has_its_own_category_and_costs_nothing(journal: Journal
     journal.train(10815, "train_started", resumed_from_step=0)
     journal.add(10815, "job_queued", attempt=1, job="eval-3", reason="Resources")
     journal.step(10830, 1)
-    journal.end(10830, "cancelled", "stop")
-    assert journal.seconds == {"productive": 10.0, "preflight": 10.0, "start": 10.0, "queued": 10800.0}
-    goodput = measure_goodput(journal.events, CONFIG)
-    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 30 / 3600)
-    assert goodput.process_hours == pytest.approx(8 * 30 / 3600)
+    journal.end(10831, "cancelled", "stop")
+    assert journal.seconds == {
+        "productive": 10.0,
+        "preflight": 10.0,
+        "start": 10.0,
+        "queued": 10800.0,
+        "restart:cancelled": 1.0,
+    }
+    goodput = goodput_of(journal.events)
+    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 31 / 3600)
+    assert goodput.process_hours == pytest.approx(8 * 31 / 3600)
 
 
 def test_an_attempt_that_is_cancelled_in_the_queue_was_queued(journal: Journal) -> None:

@@ -57,6 +57,13 @@ def test_a_file_appears_when_it_is_complete_and_a_failure_leaves_the_old_one(
     assert path.read_text() == "old"
 
 
+def test_two_writers_of_one_file_have_temporary_files_of_their_own(tmp_path: Path) -> None:
+    with new_file(tmp_path / "a.txt") as first, new_file(tmp_path / "a.txt") as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert (tmp_path / "a.txt").read_text() == "first"
+
+
 def test_a_new_folder_appears_when_it_is_complete_and_refuses_one_that_is_not_empty(tmp_path: Path) -> None:
     target = tmp_path / "model"
     with pytest.raises(RuntimeError), new_folder(target):

@@ -77,6 +77,8 @@ def make_run(runs_dir: Path, steps: int) -> tuple[RunPaths, float]:
     """Make the run directory of a finished run. Return it, and the mean time of appending an event."""
     config = compose([f"runs_dir={runs_dir}", f"train.max_steps={steps}", "eval.enabled=false"])
     made = pretrain.create(config, argv=["hlatctl", "train"], run_id=f"scale-{steps}")
+    created = made.journal / f"{FLOW_WRITER}.jsonl"
+    created.unlink()  # written again with a time of long ago: a writer's events are never before its earlier ones
     now_s, events, began_s = [time.time() - (steps + 1e5) * _STEP_S], 0, time.process_time()
 
     def clock() -> float:
@@ -87,6 +89,7 @@ def make_run(runs_dir: Path, steps: int) -> tuple[RunPaths, float]:
         JournalWriter(made, FLOW_WRITER, now_unix_s=clock) as flow,
         JournalWriter(made, train_writer(0), now_unix_s=clock) as train,
     ):
+        flow.append("run_created", run_id=made.run_id, argv=["hlatctl", "train"], simulated=False)
         flow.append("head_started", pid=1, host="node-0")
         at = 0
         for number in range(1, _ATTEMPTS + 1):
@@ -153,7 +156,7 @@ def _measured(name: str, made: RunPaths) -> tuple[float, float]:
         shutil.rmtree(made.journal / ".fold", ignore_errors=True)
     commands = ("status", "goodput")
     module = ["hlatctl", name, made.run_id, f"--runs-dir={made.root.parent}"] if name in commands else []
-    argv = [sys.executable, "-m", *(module or ["tests.benchmarks.scale", name, str(made.root)])]
+    argv = [sys.executable, "-m", *(module or ["tests.benchmarks.scale_driver", name, str(made.root)])]
     return _cost(argv, own=not module)
 
 
