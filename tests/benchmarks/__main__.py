@@ -15,6 +15,8 @@ from tests.benchmarks import (
     plan_accuracy,
     policy_scale,
     scale,
+    scale_checkpoints,
+    scale_data,
     trainer_speed,
     uptime,
 )
@@ -32,6 +34,8 @@ BENCHMARKS = {
     "policy_scale": policy_scale.run,
     "plan_accuracy": plan_accuracy.run,
     "scale": scale.run,
+    "scale_checkpoints": scale_checkpoints.run,
+    "scale_data": scale_data.run,
 }
 
 

@@ -145,7 +145,7 @@ def test_rollback_continues_from_the_previous_checkpoint_without_the_batch(
     again = events_of(run, "step", 2)
     assert [event["step"] for event in again] == list(range(9, 25))
     assert [event["batch"] for event in again] == [batch for batch in range(9, 26) if batch != poisoned]
-    rows = files.read_json(run.checkpoint(24) / "rank-00000.json")["loader"]
+    rows = files.read_json(run.checkpoint(24) / "ranks.json")["loader"]
     assert rows[0][0] == batches_drawn(run, 24, read_events(run)) == 25
 
 
@@ -157,9 +157,9 @@ def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, 
     assert kinds == ["checkpoint_verified", "train_started", "train_stopped"]
 
 
-def test_empty_corpus_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
+def test_corpus_without_its_files_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
     run = make_run(tmp_path / "empty")
     dataset = files.read_sealed_json(run.dataset)
     files.write_sealed_json(run.dataset, {**dataset, "files": []})
-    with pytest.raises(DataError, match="the prepared corpus has no training documents"):
+    with pytest.raises(DataError, match=r"dataset\.json names 0 prepared files, its index 1"):
         train_here(run, 1)
