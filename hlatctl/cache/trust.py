@@ -1,4 +1,4 @@
-"""Folders that compiled graphs are run from: only this user and root may write there.
+"""Folders that compiled graphs and environments are run from: only this user and root may write there.
 
 A graph is code that runs with all rights of the user who trains. Checksums protect it from damage, not from another
 user: who can change a graph can change the manifest too.
@@ -14,7 +14,7 @@ from pathlib import Path
 from hlatctl.run.errors import StorageError, cannot_write
 
 _ROOT = 0
-_RULE = "compiled graphs are code, and are only used from folders that no other user can write to"
+_RULE = "code is only run from folders that no other user can write to"
 _WRITE_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 

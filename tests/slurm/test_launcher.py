@@ -15,6 +15,8 @@ from flows.drill.small_disk import fill
 from flows.launch.base import Handle, Job
 from flows.launch.slurm import script
 from flows.launch.slurm.launcher import SlurmLauncher
+from flows.runtime.jobs import job_error
+from hlatctl.run import rank_output
 from hlatctl.run.errors import DISK_FULL, LaunchError, StorageError
 from hlatctl.run.state import TRAIN_JOB
 from tests.flows.launch.contract import SLEEPS, end_of, python_job, submit
@@ -22,6 +24,16 @@ from tests.slurm.lab import Lab, wait_for
 
 pytestmark = pytest.mark.processes
 
+#: The last rank of four fails. The others wait for it as in a collective.
+RANK = """
+import os, time
+from trainer.process import follow_launcher
+follow_launcher()
+print("at work", flush=True)
+if os.environ["RANK"] == "3":
+    raise ValueError("the reason")
+time.sleep(600)
+"""
 SHARE = "runs_dir must be on storage that all nodes share"
 
 
@@ -50,6 +62,24 @@ def test_the_first_node_to_fail_is_blamed_with_its_code(launcher: SlurmLauncher,
     status = end_of(launcher, submit(launcher, job(tmp_path, code)))
     assert (status.state, status.exit_code) == ("failed", 17)
     assert status.blamed_hosts == status.hosts[1:]
+
+
+def test_the_lines_of_a_rank_are_in_the_log_of_its_node_and_name_the_reason(
+    launcher: SlurmLauncher, tmp_path: Path
+) -> None:
+    what = job(tmp_path, "")
+    what.run_dir.mkdir()
+    program = what.run_dir / "rank.py"
+    program.write_text(RANK)
+    what = dataclasses.replace(what, argv=(os.fspath(program),), each_node=False, processes_per_node=2)
+    status = end_of(launcher, submit(launcher, what))
+    of_second = rank_output.node_log(what.log, 1).read_text()
+    assert "[rank2]: at work\n" in of_second
+    assert "[rank0]: at work\n" in what.log.read_text()
+    assert "[rank2]" not in what.log.read_text()
+    assert status.blamed_hosts == status.hosts[1:]
+    assert job_error(what, status).message.endswith("(ValueError: the reason)")
+    assert {path.name for path in what.log_dir.iterdir()} == {"try.log", "try.node-1.log"}
 
 
 def test_a_node_that_does_not_see_the_run_directory_is_blamed_and_says_so(

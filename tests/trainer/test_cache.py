@@ -106,7 +106,7 @@ def test_no_process_compiles_into_a_folder_that_others_may_write(
         finish(start(*argv, TORCHINDUCTOR_CACHE_DIR=os.fspath(public)), StorageError.exit_code)
         error = load_error(error_file)
         assert isinstance(error, StorageError)
-        assert "public: other users may write there (mode 0777); compiled graphs are code" in error.message
+        assert "public: other users may write there (mode 0777); code is only run from" in error.message
     assert list(public.iterdir()) == []
 
 
