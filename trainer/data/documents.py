@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,9 @@ import pyarrow as pa
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from hlatctl.run.reading import reading
+
+if TYPE_CHECKING:
+    from trainer.data.tokenized import TokenSource
 
 #: Schema of a prepared file: the text; its input file, by position in ``inputs``; its 1-based row there.
 SCHEMA = pa.schema([("text", pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
@@ -147,13 +150,18 @@ class Source:
         return Origin(file=self._inputs[number], row=row)
 
 
-def sources_of(dataset: dict[str, Any]) -> list[Source]:
+def sources_of(dataset: dict[str, Any]) -> list[Source | TokenSource]:
     """Return every source of a dataset, in order.
 
     Raises:
         DataError: a file is missing or damaged, or a source has no training documents.
     """
-    sources = [Source(dataset, index) for index in range(len(dataset["sources"]))]
+    from trainer.data.tokenized import TokenSource  # which imports this module
+
+    sources: list[Source | TokenSource] = [
+        TokenSource(dataset, index) if "shards" in entry else Source(dataset, index)
+        for index, entry in enumerate(dataset["sources"])
+    ]
     empty = next((source for source in sources if not len(source.documents)), None)
     if empty or not sources:
         name = empty.name if empty else "data"

@@ -24,7 +24,7 @@ from conf.schema import Config
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.journal import Event
 from trainer.data import tokenizer
-from trainer.data.documents import Source, sources_of
+from trainer.data.documents import sources_of
 from trainer.data.encoder import Tokens, make_encoder
 from trainer.data.packing import Deal, Position, Row, Span
 
@@ -72,7 +72,7 @@ class Loader:
     ) -> None:
         # One thread per rank: the other cores are for the computation.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.sources: list[Source] = sources_of(dataset)
+        self.sources = sources_of(dataset)
         rows = config.train.global_batch_size
         self._seq_len, self._skip = config.train.seq_len, skipped_batches(config, events)
         self.batch, positions = _positions(state, rows, len(self.sources))

@@ -126,7 +126,7 @@ class Row:
     """One row, starting at a position.
 
     Args:
-        documents: of each source.
+        documents: of each source: texts, or token ids without special tokens.
         deal: of all rows.
         encode: encodes a text, without special tokens.
         eos_id: ends each document.
@@ -135,7 +135,14 @@ class Row:
     """
 
     def __init__(
-        self, documents: Sequence[Sequence[str]], deal: Deal, encode: Encode, *, eos_id: int, row: int, start: Position
+        self,
+        documents: Sequence[Sequence[str] | Sequence[Tokens]],
+        deal: Deal,
+        encode: Encode,
+        *,
+        eos_id: int,
+        row: int,
+        start: Position,
     ) -> None:
         self._documents, self._deal, self._encode, self._eos_id, self._row = documents, deal, encode, eos_id, row
         self.position = start
@@ -168,7 +175,9 @@ class Row:
         finished = self.position.finished
         self._source = self._deal.source(self._row, finished)
         self._document = self._deal.document(self._row, self._source, finished[self._source][0])
-        return np.append(self._encode(self._documents[self._source][self._document]), np.int32(self._eos_id))
+        document = self._documents[self._source][self._document]
+        ids = self._encode(document) if isinstance(document, str) else document
+        return np.append(ids, np.int32(self._eos_id))
 
     def _finish_document(self) -> None:
         assert self._tokens is not None

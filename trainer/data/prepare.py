@@ -24,6 +24,7 @@ from trainer.data import formats, tokenizer
 from trainer.data.corpus import Corpus, check, check_vocabulary, read
 from trainer.data.documents import Documents
 from trainer.data.encoder import make_encoder
+from trainer.data.prepare_tokens import check_tokens, write_dataset
 from trainer.data.split import COLUMN, Document, Split
 
 DATASET = "dataset.json"
@@ -45,10 +46,14 @@ def prepare(config: Config, target: Path) -> None:
     """
     if (target / DATASET).is_file():
         return
-    corpora = check(config)
+    tokens = check_tokens(config)
+    corpora = [] if tokens else check(config)
     try:
         with partial_folder(target) as partial:
-            _write(config, corpora, partial, target)
+            if tokens:
+                write_dataset(config, tokens, partial, target)
+            else:
+                _write(config, corpora, partial, target)
             _publish(partial, target)
     except OSError as error:
         raise cannot_write(target, error, hint="free space, or set another runs_dir") from None

@@ -22,6 +22,7 @@ from trainer.data import tokenizer
 from trainer.data.documents import Source, sources_of
 from trainer.data.encoder import Encode, make_encoder
 from trainer.data.permutation import Permutation
+from trainer.data.tokenized import TokenSource
 
 _SAMPLE_TOKENS = 200
 
@@ -62,7 +63,7 @@ def _counts(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: entry[key] for key in ("rows", "documents", "text_bytes", "skipped_rows", "corrupt_count")}
 
 
-def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, Any]:
+def _survey_source(source: Source | TokenSource, encode: Encode, documents: int) -> dict[str, Any]:
     """Return the number of tokens of a source and the lengths of its documents.
 
     ``tokens`` includes the end-of-sequence tokens; beyond ``measured_documents`` it is extrapolated by bytes.
@@ -74,14 +75,18 @@ def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, 
     lengths: Counter[int] = Counter()
     tokens = sizes = 0
     for position in drawn:
-        text = source.documents[position]
-        length = len(encode(text)) + 1
+        document = source.documents[position]
+        if isinstance(document, str):
+            length, sizes = len(encode(document)) + 1, sizes + len(document.encode())
+        else:
+            length = len(document) + 1
         lengths[1 << length.bit_length()] += 1
-        tokens, sizes = tokens + length, sizes + len(text.encode())
-    whole = tokens if len(drawn) == total else round(tokens / sizes * source.text_bytes)
+        tokens += length
+    if len(drawn) < total:
+        tokens = round(tokens / sizes * source.text_bytes) if isinstance(source, Source) else source.estimated_tokens
     return {
         "path": source.name,
-        "tokens": whole,
+        "tokens": tokens,
         "measured_documents": len(drawn),
         "length_histogram": {str(limit): lengths[limit] for limit in sorted(lengths)},
     }
