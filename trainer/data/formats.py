@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hlatctl.run.errors import DataError
 #: A plain text file is cut at the first line end after this many bytes.
 TEXT_DOCUMENT_BYTES = 64 * 1024
 _BATCH_ROWS = 1024
+_BLOCK_BYTES = 1 << 20
 _CARD = "README.md"
 _ARROW_FILE_MAGIC = b"ARROW1"
 _FORMATS = {
@@ -106,16 +108,16 @@ def check_file(path: Path, column: str, report: Report = fail) -> bool:
     Raises:
         DataError: it lacks the column; or, by default, it can't be read.
     """
-    with _guard(path, report):
+    with guard(path, report):
         kind = format_of(path)
         if path.stat().st_size == 0:
             report(DataError(f"{path}: the file is empty"))
             return False
         if kind == "parquet":
-            _check_schema(path, pq.read_schema(path), column)
+            check_schema(path, pq.read_schema(path), column)
         elif kind == "arrow":
-            with _open_arrow(path) as reader:
-                _check_schema(path, reader.schema, column)
+            with open_arrow(path, column):
+                pass
         else:
             return next(read_documents(path, column, report), None) is not None
         return True
@@ -134,14 +136,14 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[R
         DataError: the column is missing; or, by default, the first damage, with file and row.
     """
     readers = {"parquet": _read_parquet, "arrow": _read_arrow, "jsonl": _read_jsonl, "text": _read_text}
-    with _guard(path, report):
+    with guard(path, report):
         yield from readers[format_of(path) or ""](path, column, report)
 
 
 def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read row group by row group: damage skips the rest of its group."""
     with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-        _check_schema(path, file.schema_arrow, column)
+        check_schema(path, file.schema_arrow, column)
         first = 1
         for group in range(file.num_row_groups):
             last = first + file.metadata.row_group(group).num_rows - 1
@@ -152,7 +154,7 @@ def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
 
 def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, report: Report) -> Iterator[Row]:
     row = first
-    with _guard(path, report, lambda: f"in rows {row} to {last}"):
+    with guard(path, report, lambda: f"in rows {row} to {last}"):
         for batch in batches:
             yield from _column_rows(path, batch.column(0), row, report)
             row += len(batch)
@@ -160,13 +162,10 @@ def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, repor
 
 def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read batch by batch; a stream has no index, so damage skips all that follows."""
-    with _open_arrow(path) as reader:
-        _check_schema(path, reader.schema, column)
-        is_file = isinstance(reader, pa.RecordBatchFileReader)
-        batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
+    with open_arrow(path, column) as (reader, _):
         first = 1
-        with _guard(path, report, lambda: f"from row {first} on"):
-            for batch in batches:
+        with guard(path, report, lambda: f"from row {first} on"):
+            for batch in batches_of(reader):
                 values = batch.column(column)
                 # Arrow trusts offsets; a damaged one would read anywhere. As binary: text is decoded row by row.
                 values.cast(pa.large_binary()).validate(full=True)
@@ -193,36 +192,85 @@ def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) ->
             report(_not_utf8(f"{path}:{number}", error))
 
 
+class LineRange:
+    """The lines of a file that begin in a range of bytes.
+
+    Args:
+        path: of an uncompressed file.
+        start: first byte.
+        end: byte after the last one.
+    """
+
+    def __init__(self, path: Path, start: int, end: int) -> None:
+        self.path, self._start, self._end = path, start, end
+        self.count = 0
+        """Number of lines read so far."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            position = self._start
+            if position:
+                file.seek(position - 1)
+                position += len(file.readline()) - 1
+            while position < self._end and (line := file.readline()):
+                position += len(line)
+                self.count += 1
+                yield line
+
+    @cached_property
+    def before(self) -> int:
+        """The number of lines before the range; reads all of them."""
+        with self.path.open("rb") as file:
+            blocks = iter(lambda: file.read(min(_BLOCK_BYTES, self._start - file.tell())), b"")
+            return sum(block.count(b"\n") for block in blocks)
+
+
+def read_lines(lines: LineRange, column: str, report: Report) -> Iterator[Row]:
+    """Yield the rows of JSON Lines in a range; their numbers count from its first line. See :func:`read_documents`."""
+    yield from _json_rows(lines.path, lines, column, report, lambda: lines.before)
+
+
 def _read_jsonl(path: Path, column: str, report: Report) -> Iterator[Row]:
     with _open_lines(path) as lines:
-        number = 0
-        with _guard(path, report, lambda: f"after line {number}"):
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    try:
-                        text = _json_document(path, number, line, column)
-                    except DataError as error:
-                        report(error)
-                    else:
-                        yield number, text
+        yield from _json_rows(path, lines, column, report, lambda: 0)
 
 
-def _json_document(path: Path, number: int, line: bytes, column: str) -> str | None:
+def _json_rows(
+    path: Path, lines: Iterable[bytes], column: str, report: Report, before: Callable[[], int]
+) -> Iterator[Row]:
+    """Yield the rows of lines; ``before`` returns the number of the file's lines before them, for messages."""
+    number = 0
+
+    def where() -> str:
+        return f"{path}:{before() + number}"
+
+    with guard(path, report, lambda: f"after line {before() + number}"):
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    text = _json_document(line, column, where)
+                except DataError as error:
+                    report(error)
+                else:
+                    yield number, text
+
+
+def _json_document(line: bytes, column: str, where: Callable[[], str]) -> str | None:
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise _not_utf8(f"{path}:{number}", error) from None
+        raise _not_utf8(where(), error) from None
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path}:{number}: not a JSON value ({str(error)[:200]})", hint="JSON Lines has one object on every line"
+            f"{where()}: not a JSON value ({str(error)[:200]})", hint="JSON Lines has one object on every line"
         ) from None
     if not isinstance(row, dict):
-        raise DataError(f"{path}:{number}: is {type(row).__name__}, must be an object with the field '{column}'")
+        raise DataError(f"{where()}: is {type(row).__name__}, must be an object with the field '{column}'")
     if column not in row:
-        raise _no_column(f"{path}:{number}", column, list(row))
+        raise _no_column(where(), column, list(row))
     text = row[column]
     if text is not None and not isinstance(text, str):
-        raise DataError(f"{path}:{number}: field '{column}' is {type(text).__name__}, must be text")
+        raise DataError(f"{where()}: field '{column}' is {type(text).__name__}, must be text")
     return text
 
 
@@ -258,7 +306,7 @@ def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
 
 
 @contextmanager
-def _guard(path: Path, report: Report, where: Callable[[], str] = lambda: "") -> Iterator[None]:
+def guard(path: Path, report: Report, where: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Report an error inside a reader with file and place; the rest of the block is skipped."""
     try:
         yield
@@ -295,15 +343,30 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
 
 
 @contextmanager
-def _open_arrow(path: Path) -> Iterator[Any]:
+def open_arrow(path: Path, column: str) -> Iterator[tuple[Any, Any]]:
+    """Map an Arrow file or stream into memory; yield its reader, and a buffer of the whole file.
+
+    Raises:
+        DataError: the column is missing, or is not text.
+    """
     with pa.memory_map(str(path)) as source:
-        is_file = source.read(len(_ARROW_FILE_MAGIC)) == _ARROW_FILE_MAGIC
+        whole = source.read_buffer()
+        is_file = whole[: len(_ARROW_FILE_MAGIC)].to_pybytes() == _ARROW_FILE_MAGIC
         source.seek(0)
         with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
-            yield reader
+            check_schema(path, reader.schema, column)
+            yield reader, whole
 
 
-def _check_schema(path: Path, schema: pa.Schema, column: str) -> None:
+def batches_of(reader: Any) -> Iterator[Any]:
+    """Yield the batches of a reader of an Arrow file or stream."""
+    if isinstance(reader, pa.RecordBatchFileReader):
+        return (reader.get_batch(i) for i in range(reader.num_record_batches))
+    return iter(reader)
+
+
+def check_schema(path: Path, schema: pa.Schema, column: str) -> None:
+    """Raise a DataError if the column is missing, or is not text."""
     if column not in schema.names:
         raise _no_column(str(path), column, schema.names)
     kind = schema.field(column).type

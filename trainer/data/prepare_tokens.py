@@ -21,7 +21,9 @@ from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.reading import reading
 from trainer.data import megatron, tokenizer
 from trainer.data.corpus import check_vocabulary
-from trainer.data.tokenized import VALIDATION, TokenCorpus, TokenDocuments, check_pair, describe_pair, find, held_out
+from trainer.data.dataset import DATASET, VALIDATION
+from trainer.data.split import COLUMN
+from trainer.data.tokenized import TokenCorpus, TokenDocuments, check_pair, describe_pair, find, held_out
 
 #: Documents of Megatron's files that are held out, at most: they are decoded to text.
 _MOST_HELD_OUT = 2000
@@ -98,7 +100,7 @@ def _entries(corpus: TokenCorpus) -> list[dict[str, Any]]:
     return entries
 
 
-def write_dataset(config: Config, corpora: Sequence[TokenCorpus], partial: Path, target: Path) -> None:
+def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial: Path, target: Path) -> None:
     """Write the files of a prepared folder.
 
     Args:
@@ -111,6 +113,7 @@ def write_dataset(config: Config, corpora: Sequence[TokenCorpus], partial: Path,
         DataError: a checked id is not in the vocabulary.
     """
     folder = partial / "tokenizer"
+    shutil.rmtree(folder, ignore_errors=True)  # of a preparation that was killed
     tokenizer.prepare(_tokenizer_path(config, corpora), folder, texts=(), train_vocab_size=0)
     described = tokenizer.describe(folder)
     sources = [_source(config, corpus, described) for corpus in corpora]
@@ -122,8 +125,8 @@ def write_dataset(config: Config, corpora: Sequence[TokenCorpus], partial: Path,
     counts = _write_held_out(corpora, sources, documents, folder, partial / VALIDATION)
     held_out_sha256 = files.sha256_file(partial / VALIDATION)
     dataset = {
-        "v": 2,
-        "text_column": "text",
+        "v": 3,
+        "text_column": COLUMN,
         "files": [],
         "sources": sources,
         "documents": sum(source["documents"] for source in sources),
@@ -138,7 +141,7 @@ def write_dataset(config: Config, corpora: Sequence[TokenCorpus], partial: Path,
         "validation": {**counts, "path": os.fspath((target / VALIDATION).absolute())},
         "tokenizer": {**described, "path": os.fspath((target / "tokenizer").absolute())},
     }
-    files.write_sealed_json(partial / "dataset.json", dataset)
+    files.write_sealed_json(partial / DATASET, dataset)
 
 
 def _source(config: Config, corpus: TokenCorpus, described: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +238,7 @@ def _write_held_out(
                 continue
             for position in held_out(source["fingerprint"], source["rows"], source["held_out"]):
                 text = decoder.decode(of_source.ids_of(position).tolist(), skip_special_tokens=False)
-                file.write(json.dumps({"text": text}).encode() + b"\n")
+                file.write(json.dumps({COLUMN: text}).encode() + b"\n")
                 counts["documents"] += 1
                 counts["text_bytes"] += len(text.encode())
     return counts

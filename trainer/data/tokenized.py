@@ -26,7 +26,6 @@ from trainer.data.megatron import Ids, TokenFile
 from trainer.data.permutation import Permutation
 
 MANIFEST = "tokens.json"
-VALIDATION = "validation.jsonl"
 #: Pairs of files mapped at once; each takes two file descriptors.
 _OPEN_FILES = 128
 _SUFFIXES = (".idx", ".bin")
@@ -111,13 +110,13 @@ def _refuse_text(root: Path, prefix: Path, folder: Path) -> None:
 
 
 class TokenDocuments(Sequence[Tokens]):
-    """The training documents of a corpus of ids, by position, without their end-of-sequence tokens.
+    """The training documents of a corpus of ids, by position, with their end-of-sequence tokens.
 
     Args:
         entries: its pairs of files, with ``path`` (the prefix), and numbers of ``documents`` and ``tokens``.
         held_out: sorted positions among all documents that are skipped.
         vocab_size: larger ids are refused.
-        eos_id: a document's last token if it is this one is not returned, because packing adds it.
+        eos_id: is added to a document that doesn't end with it; one without tokens stays empty.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class TokenDocuments(Sequence[Tokens]):
         return self._file(number)[document - self._starts[number]]
 
     def ids_of(self, document: int) -> Tokens:
-        """Return a document's ids without the end-of-sequence token, counted among all.
+        """Return a document's ids with the end-of-sequence token, counted among all.
 
         Raises:
             DataError: an id is not in the vocabulary; or as :meth:`stored`.
@@ -177,7 +176,8 @@ class TokenDocuments(Sequence[Tokens]):
         ids = self.stored(document)
         if len(ids) and (int(ids.max()) >= self._vocab_size or int(ids.min()) < 0):
             self._refuse(document, ids)
-        return (ids[:-1] if len(ids) and ids[-1] == self._eos_id else ids).astype(np.int32)
+        whole = not len(ids) or ids[-1] == self._eos_id
+        return ids.astype(np.int32) if whole else np.append(ids, self._eos_id).astype(np.int32)
 
     def _refuse(self, document: int, ids: Ids) -> None:
         wrong = int(np.flatnonzero((ids >= self._vocab_size) | (ids < 0))[0])
