@@ -23,7 +23,6 @@ from hlatctl.run.journal import Event
 from hlatctl.run.manifest import checkpoint_steps, read_manifest
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, why
-from trainer.data.tokenized import TokenSource
 
 _EXCERPT_CHARACTERS = 60
 #: The trainer's own amendments take effect within an attempt; an operator's take effect in the next one.
@@ -114,10 +113,6 @@ def _describe(loader: Any, index: int) -> list[dict[str, Any]]:
     for span in loader.spans[index]:
         source = loader.sources[span.source]
         origin = source.origin(span.document)
-        if isinstance(source, TokenSource):
-            text = source.excerpt(span.document, _EXCERPT_CHARACTERS)
-        else:
-            text = source.documents[span.document]
         documents.append(
             {
                 "source": source.name,
@@ -125,7 +120,7 @@ def _describe(loader: Any, index: int) -> list[dict[str, Any]]:
                 "row": origin.row,
                 "first_token": span.first,
                 "tokens": span.tokens,
-                "text": text[:_EXCERPT_CHARACTERS],
+                "text": source.excerpt(span.document, _EXCERPT_CHARACTERS),
             }
         )
     return documents

@@ -157,6 +157,10 @@ class Source:
         path, before = self._input(number)
         return Origin(file=path, row=row + before)
 
+    def excerpt(self, position: int, characters: int) -> str:
+        """Return the beginning of a document's text."""
+        return self.documents[position][:characters]
+
     def _path_of(self, number: int) -> Path:
         at = int(self.documents.table.files["input"][number])
         return Path(self._input(at)[0] if at >= 0 else self._prepared[-1 - at]["path"])

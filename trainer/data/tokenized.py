@@ -252,10 +252,10 @@ class TokenSource:
         path, row = self.documents.file_and_row(self.documents.among_all(position))
         return Origin(file=str(path), row=row)
 
-    def excerpt(self, position: int, tokens: int) -> str:
-        """Return the first tokens of a document as text."""
-        ids = self.documents[position][:tokens].tolist()
-        return str(tokenizer.load(self._tokenizer).decode(ids, skip_special_tokens=False))
+    def excerpt(self, position: int, characters: int) -> str:
+        """Return the beginning of a document as text."""
+        ids = self.documents[position][:characters].tolist()
+        return str(tokenizer.load(self._tokenizer).decode(ids, skip_special_tokens=False))[:characters]
 
 
 def held_out(fingerprint: str, documents: int, count: int) -> list[int]:
