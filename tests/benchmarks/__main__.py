@@ -15,6 +15,7 @@ from tests.benchmarks import (
     plan_accuracy,
     policy_scale,
     scale,
+    tokenize_speed,
     trainer_speed,
     uptime,
 )
@@ -23,6 +24,7 @@ BENCHMARKS = {
     "help_time": help_time.run,
     "flow_overhead": flow_overhead.run,
     "loader_speed": loader_speed.run,
+    "tokenize_speed": tokenize_speed.run,
     "trainer_speed": trainer_speed.run,
     "checkpoint_stall": checkpoint_stall.run,
     "cache_speed": cache_speed.run,
