@@ -46,7 +46,7 @@ class Documents(Sequence[str]):
         report: is called with a damaged document; if it returns, the document has no text.
     """
 
-    def __init__(self, table: Table, path_of: Callable[[int], Path], report: Report = fail) -> None:
+    def __init__(self, table: Table, path_of: Callable[[int], str], report: Report = fail) -> None:
         self.table, self._path_of, self._report = table, path_of, report
         self._files = OpenFiles(self._open)
 
@@ -57,7 +57,7 @@ class Documents(Sequence[str]):
         Args:
             entries: the files of ``dataset.json``, with ``path`` and number of ``documents``.
         """
-        return cls(scanned_table(entries), lambda number: Path(entries[number]["path"]))
+        return cls(scanned_table(entries), lambda number: str(entries[number]["path"]))
 
     def __len__(self) -> int:
         return self.table.starts[-1] - len(self.table.skips)
@@ -94,7 +94,7 @@ class Documents(Sequence[str]):
         if at >= 0:
             return at, row + 1
         batch = self._files.get(number).batch(row)
-        with pa.memory_map(str(self._path_of(number))) as source, pa.ipc.open_file(source) as reader:
+        with pa.memory_map(self._path_of(number)) as source, pa.ipc.open_file(source) as reader:
             cells = reader.get_batch(int(batch["number"])).slice(row - int(batch["row"]), 1)
             return cells.column("file")[0].as_py(), cells.column("row")[0].as_py()
 
@@ -161,9 +161,9 @@ class Source:
         """Return the beginning of a document's text."""
         return self.documents[position][:characters]
 
-    def _path_of(self, number: int) -> Path:
+    def _path_of(self, number: int) -> str:
         at = int(self.documents.table.files["input"][number])
-        return Path(self._input(at)[0] if at >= 0 else self._prepared[-1 - at]["path"])
+        return self._input(at)[0] if at >= 0 else str(self._prepared[-1 - at]["path"])
 
     def _input(self, number: int) -> tuple[str, int]:
         """Return the path of an input, and the rows before it: a large file is several inputs."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import mmap
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -29,6 +31,8 @@ _BATCH_ROWS = 1024
 _BLOCK_BYTES = 1 << 20
 _CARD = "README.md"
 _ARROW_FILE_MAGIC = b"ARROW1"
+#: Where the stream in an Arrow file begins: the magic and two bytes of padding are before it.
+_ARROW_STREAM_START = 8
 _FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
@@ -69,7 +73,7 @@ def find_files(path: Path) -> list[Path]:
             raise DataError(f"data.path={path}: unknown format", hint=f"known file names end in: {known}")
         if not path.is_dir():
             raise DataError(f"data.path={path}: no such file or folder", hint="correct data.path")
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+        files = [Path(name) for name in sorted(_files_below(path), key=lambda name: name.split(os.sep))]
     except PermissionError as error:
         raise DataError(f"data.path={path}: not readable ({error.strerror})") from None
     if not files:
@@ -92,7 +96,7 @@ def unread_files(path: Path, read: Collection[Path]) -> dict[str, int]:
         path: ``data.path``.
         read: the files below it that are read.
     """
-    others = (p for p in path.rglob("*") if not p.is_dir() and not _hidden(p.relative_to(path)))
+    others = map(Path, _files_below(path))
     return dict(Counter(p.suffix or p.name for p in others if p not in read))
 
 
@@ -116,7 +120,7 @@ def check_file(path: Path, column: str, report: Report = fail) -> bool:
         if kind == "parquet":
             check_schema(path, pq.read_schema(path), column)
         elif kind == "arrow":
-            with open_arrow(path, column):
+            with open_arrow(path, column, only_headers=True):
                 pass
         else:
             return next(read_documents(path, column, report), None) is not None
@@ -162,10 +166,10 @@ def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, repor
 
 def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read batch by batch; a stream has no index, so damage skips all that follows."""
-    with open_arrow(path, column) as (reader, _):
+    with open_arrow(path, column) as (batches, _):
         first = 1
         with guard(path, report, lambda: f"from row {first} on"):
-            for batch in batches_of(reader):
+            for batch in batches:
                 values = batch.column(column)
                 # Arrow trusts offsets; a damaged one would read anywhere. As binary: text is decoded row by row.
                 values.cast(pa.large_binary()).validate(full=True)
@@ -222,7 +226,10 @@ class LineRange:
         """The number of lines before the range; reads all of them."""
         with self.path.open("rb") as file:
             blocks = iter(lambda: file.read(min(_BLOCK_BYTES, self._start - file.tell())), b"")
-            return sum(block.count(b"\n") for block in blocks)
+            last, count = b"\n", 0
+            for last in blocks:
+                count += last.count(b"\n")
+            return count + (not last.endswith(b"\n"))  # a line that begins before the range is not part of it
 
 
 def read_lines(lines: LineRange, column: str, report: Report) -> Iterator[Row]:
@@ -343,26 +350,35 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
 
 
 @contextmanager
-def open_arrow(path: Path, column: str) -> Iterator[tuple[Any, Any]]:
-    """Map an Arrow file or stream into memory; yield its reader, and a buffer of the whole file.
+def open_arrow(path: Path, column: str, *, only_headers: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Map an Arrow file or stream into memory; yield its batches, and a buffer of the whole file.
+
+    A file is read as the stream that it contains. pyarrow's reader of files asks the kernel to read all batches ahead,
+    and starts threads.
+
+    Args:
+        path: of the file.
+        column: of the text.
+        only_headers: the kernel reads nothing around what is accessed.
 
     Raises:
         DataError: the column is missing, or is not text.
+        pa.ArrowException: it is not an Arrow file.
     """
-    with pa.memory_map(str(path)) as source:
-        whole = source.read_buffer()
-        is_file = whole[: len(_ARROW_FILE_MAGIC)].to_pybytes() == _ARROW_FILE_MAGIC
-        source.seek(0)
-        with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
-            check_schema(path, reader.schema, column)
-            yield reader, whole
-
-
-def batches_of(reader: Any) -> Iterator[Any]:
-    """Yield the batches of a reader of an Arrow file or stream."""
-    if isinstance(reader, pa.RecordBatchFileReader):
-        return (reader.get_batch(i) for i in range(reader.num_record_batches))
-    return iter(reader)
+    if not path.stat().st_size:
+        raise pa.ArrowInvalid("the file is empty")
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if only_headers:
+        mapped.madvise(mmap.MADV_RANDOM)
+    whole = stream = pa.py_buffer(mapped)
+    if mapped[: len(_ARROW_FILE_MAGIC)] == _ARROW_FILE_MAGIC:
+        if mapped[-len(_ARROW_FILE_MAGIC) :] != _ARROW_FILE_MAGIC:
+            raise pa.ArrowInvalid("its end is missing")
+        stream = whole[_ARROW_STREAM_START:]
+    with pa.ipc.open_stream(stream) as batches:
+        check_schema(path, batches.schema, column)
+        yield batches, whole
 
 
 def check_schema(path: Path, schema: pa.Schema, column: str) -> None:
@@ -381,5 +397,13 @@ def _no_column(where: str, column: str, names: list[str]) -> DataError:
     )
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts)
+def _files_below(folder: str | Path) -> Iterator[str]:
+    """Yield the paths of the files below a folder, without hidden ones and hidden folders."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "_")):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path)
+            elif entry.is_file():
+                yield entry.path

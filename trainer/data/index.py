@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.data.formats import Report, batches_of, guard, open_arrow
+from trainer.data.formats import Report, guard, open_arrow
 
 #: A record batch with rows. Positions are bytes in the file: the ``offsets`` of the texts, their ``data`` of ``size``
 #: bytes, and the ``validity`` bits (-1 if no text is null). ``row`` is its first row, 0-based; ``wide`` is 1 for 64-bit
@@ -39,7 +39,7 @@ class Indexed:
         size: of the file in bytes.
         mtime_ns: its time of change.
         rows: all rows, with and without text.
-        text_bytes: UTF-8 bytes of all texts.
+        text_bytes: UTF-8 bytes of all texts, and up to 64 bytes of padding a batch.
         batches: array of :data:`BATCH`, in order.
         fingerprint: 16 hexadecimal digits; depends on a sample of the content, never on path or time.
     """
@@ -65,8 +65,11 @@ def index_file(path: Path, column: str, report: Report) -> Indexed | None:
     """
     found: list[tuple[int, ...]] = []
     rows = 0
-    with guard(path, report, lambda: f"from row {rows + 1} on"), open_arrow(path, column) as (reader, whole):
-        for number, batch in enumerate(batches_of(reader)):
+    with (
+        guard(path, report, lambda: f"from row {rows + 1} on"),
+        open_arrow(path, column, only_headers=True) as (read, whole),
+    ):
+        for number, batch in enumerate(read):
             values = batch.column(column)
             if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
                 return None

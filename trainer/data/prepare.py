@@ -20,6 +20,7 @@ from conf.schema import Config
 from hlatctl.run.atomic import fsync
 from hlatctl.run.errors import HlatctlError, cannot_write, run_main
 from hlatctl.run.locks import locked_file
+from hlatctl.run.paths import partial_data
 from trainer.data.convert import Task, convert
 from trainer.data.corpus import Corpus, check
 from trainer.data.dataset import DATASET, Prepared, write_dataset
@@ -28,9 +29,7 @@ from trainer.data.pieces import pieces_of, units_of
 from trainer.data.prepare_tokens import check_tokens, write_token_dataset
 from trainer.data.workers import Progress, spread
 
-_LOCK = ".lock"
-#: The newest line about the progress, in the partial folder.
-PROGRESS = "progress"
+_LOCK, _PROGRESS = ".lock", "progress"
 
 
 def prepare(config: Config, target: Path) -> None:
@@ -57,18 +56,13 @@ def prepare(config: Config, target: Path) -> None:
         raise cannot_write(target, error, hint="free space, or set another runs_dir") from None
 
 
-def partial_folder(target: Path) -> Path:
-    """Return the folder in which a prepared folder is made."""
-    return target.with_name(f".{target.name}.partial")
-
-
 @contextmanager
 def _partial_folder(target: Path) -> Iterator[Path | None]:
     """Yield the folder to fill, which no other process has; None if another process has made the target meanwhile.
 
     An error of the corpus removes it. After a kill, or on a full disk, it stays, and the next call continues.
     """
-    folder = partial_folder(target)
+    folder = partial_data(target)
     lock = folder / _LOCK
     while True:
         with locked_file(lock) as held:
@@ -91,7 +85,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
     fraction, skip = config.data.validation_fraction, config.data.on_corrupt == "skip"
     total_bytes = sum(piece.size for own in pieces for piece in own)
     with ExitStack() as stack:
-        progress = Progress("data", total_bytes, partial / PROGRESS)
+        progress = Progress("data", total_bytes, partial / _PROGRESS)
         in_place, rest = index_in_place(stack, pieces, partial, progress, fraction=fraction, skip=skip)
         tasks = [Task(unit=unit, folder=partial) for unit in units_of(rest, fraction=fraction, skip=skip)]
         units = list(spread(convert, tasks, progress))
@@ -101,7 +95,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
 
 def _publish(partial: Path, target: Path) -> None:
     """Rename the folder to its place, without what only the preparation needs."""
-    for path in [partial / _LOCK, partial / PROGRESS, *partial.glob("unit-*.json"), *partial.glob("held-out-*.jsonl")]:
+    for path in [partial / _LOCK, partial / _PROGRESS, *partial.glob("unit-*.json"), *partial.glob("held-out-*.jsonl")]:
         path.unlink(missing_ok=True)
     if target.is_dir():  # incomplete: of a version that wrote there
         shutil.rmtree(target)

@@ -77,6 +77,8 @@ class Split:
                 self._hold_out(self._waiting.text)
             else:
                 self._place(self._waiting, total - 1)
+        self._held_out.flush()
+        os.fsync(self._held_out.fileno())
         self.close()
         return {"files": self._files, "validation": self._validation}
 

@@ -40,7 +40,7 @@ class TextFile:
     """
 
     def __init__(
-        self, path: Path, batches: Batches | None, *, size: int, mtime_ns: int, documents: int, report: Report = fail
+        self, path: str, batches: Batches | None, *, size: int, mtime_ns: int, documents: int, report: Report = fail
     ) -> None:
         self._path, self._report, self._prepared = path, report, mtime_ns == -1
         try:
@@ -96,7 +96,7 @@ class TextFile:
         def refuse(error: DataError) -> None:
             raise self._unusable(error.message.removeprefix(f"{self._path}: "))
 
-        indexed = index_file(self._path, PREPARED_COLUMN, refuse)
+        indexed = index_file(Path(self._path), PREPARED_COLUMN, refuse)
         rows = indexed.rows if indexed else 0
         if indexed is None or rows != documents:
             raise self._unusable(f"{rows} documents, not {documents}")
