@@ -125,6 +125,8 @@ class TokenFile:
         at += self._lengths.nbytes + self._positions.nbytes
         self._firsts = np.frombuffer(index, "<i8", header.documents + 1, at)
         self._ids: Ids = np.frombuffer(_mapped(self._path), header.dtype)
+        self.tokens = len(self._ids)
+        """Number of tokens of all documents."""
 
     def __len__(self) -> int:
         return len(self._firsts) - 1

@@ -23,7 +23,7 @@ from trainer.data import megatron, tokenizer
 from trainer.data.corpus import check_vocabulary
 from trainer.data.dataset import DATASET, VALIDATION
 from trainer.data.split import COLUMN
-from trainer.data.tokenized import TokenCorpus, TokenDocuments, check_pair, describe_pair, find, held_out
+from trainer.data.tokenized import TokenCorpus, TokenDocuments, check_counts, describe_pair, find, held_out
 
 #: Documents of Megatron's files that are held out, at most: they are decoded to text.
 _MOST_HELD_OUT = 2000
@@ -90,7 +90,7 @@ def _entries(corpus: TokenCorpus) -> list[dict[str, Any]]:
     """
     entries = [describe_pair(prefix) for prefix in corpus.prefixes]
     for entry, shard in zip(entries, corpus.manifest.get("shards", ()), strict=False):
-        check_pair({**entry, "documents": shard["documents"], "tokens": shard["tokens"]})
+        check_counts({**entry, **shard}, documents=entry["documents"], tokens=entry["tokens"])
     documents = sum(entry["documents"] for entry in entries)
     if documents < 1 + (corpus.folder is None):
         raise DataError(

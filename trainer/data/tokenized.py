@@ -192,8 +192,9 @@ class TokenDocuments(Sequence[Tokens]):
         """Return a mapped pair of files; the most recently used ones stay mapped."""
         if number not in self._open:
             entry = self._entries[number]
-            self._open[number] = TokenFile(Path(entry["path"]))
-            check_pair(entry)
+            file = TokenFile(Path(entry["path"]))
+            check_counts(entry, documents=len(file), tokens=file.tokens)
+            self._open[number] = file
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)
         self._open.move_to_end(number)
@@ -211,17 +212,20 @@ def describe_pair(prefix: Path) -> dict[str, Any]:
     return {"path": str(prefix.absolute()), "documents": header.documents, "tokens": tokens}
 
 
-def check_pair(entry: dict[str, Any]) -> None:
-    """Refuse files that differ from their entry.
+def check_counts(entry: dict[str, Any], *, documents: int, tokens: int) -> None:
+    """Refuse a pair of files that differs from its entry.
+
+    Args:
+        entry: of the pair, with ``path``, ``documents`` and ``tokens``.
+        documents, tokens: that the files have.
 
     Raises:
-        DataError: they do, or are missing or damaged.
+        DataError: they differ.
     """
-    found = describe_pair(Path(entry["path"]))
-    for name in ("documents", "tokens"):
-        if found[name] != entry[name]:
+    for name, found in (("documents", documents), ("tokens", tokens)):
+        if found != entry[name]:
             raise DataError(
-                f"{entry['path']}.bin, .idx: {found[name]} {name}, not {entry[name]}",
+                f"{entry['path']}.bin, .idx: {found} {name}, not {entry[name]}",
                 hint="restore the files that the corpus had",
             )
 
