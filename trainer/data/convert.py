@@ -13,7 +13,8 @@ from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from trainer.data import formats
 from trainer.data.corpus import read_module
-from trainer.data.formats import LineRange, Report, Row
+from trainer.data.damage import Report, Row, fail
+from trainer.data.json_lines import LineRange, read_lines
 from trainer.data.pieces import Piece, Unit
 from trainer.data.split import Document, Split
 from trainer.data.workers import count
@@ -79,7 +80,7 @@ def _done(record: Path, unit: Unit) -> dict[str, Any] | None:
 
 def _convert_piece(split: Split, piece: Piece, *, skip: bool) -> dict[str, Any]:
     rows, skipped, corrupt = 0, 0, Corrupt()
-    report = corrupt.note if skip else formats.fail
+    report = corrupt.note if skip else fail
     lines = LineRange(piece.path, piece.start, piece.start + piece.size) if piece.is_range else None
     for row, text in _read(piece, lines, report):
         rows += 1
@@ -107,7 +108,7 @@ def _read(piece: Piece, lines: LineRange | None, report: Report) -> Iterator[Row
     if piece.modules:
         return read_module(piece.path)
     if lines is not None:
-        return formats.read_lines(lines, piece.column, report)
+        return read_lines(lines, piece.column, report)
     return formats.read_documents(piece.path, piece.column, report)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import formats, tokenizer
-from trainer.data.formats import Row
+from trainer.data.damage import Row, fail
 
 #: Modules are cut into documents of about this size. Otherwise one of the largest (a table of 100,000 tokens) would
 #: fill a row of the batch for a third of the quickstart.
@@ -72,7 +72,7 @@ def check_vocabulary(config: Config, vocab_size: int) -> None:
 def _check_files(corpus: Corpus, *, skip: bool) -> None:
     """Check every file; if damage is skipped, at least one must be readable."""
     damage: list[DataError] = []
-    report = damage.append if skip else formats.fail
+    report = damage.append if skip else fail
     whole = [formats.check_file(path, corpus.column, report) for path in corpus.files]
     if damage and not any(whole):
         raise damage[0]

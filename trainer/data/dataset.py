@@ -16,9 +16,10 @@ from conf.fingerprint import digest
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
-from trainer.data import formats, tokenizer
+from trainer.data import tokenizer
 from trainer.data.convert import CORRUPT_KEPT
 from trainer.data.corpus import Corpus, check_vocabulary
+from trainer.data.damage import fail
 from trainer.data.documents import Source
 from trainer.data.encoder import make_encoder
 from trainer.data.index import index_file
@@ -142,7 +143,7 @@ def _finish_source(
     share = (in_place.rows - table.held_out) / in_place.rows if in_place.rows else 0.0
     own = [part for part in parts if part["source"] == source]
     for number, part in enumerate(own):
-        indexed = index_file(folder / part["path"], COLUMN, formats.fail)
+        indexed = index_file(folder / part["path"], COLUMN, fail)
         assert indexed is not None  # it has just been written
         table.add(indexed, -1 - number, np.empty(0, dtype=np.int64), checked=False)
     table.close()

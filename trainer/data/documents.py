@@ -16,7 +16,7 @@ import pyarrow as pa
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from hlatctl.run.reading import reading
-from trainer.data.formats import Report, fail
+from trainer.data.damage import Report, fail
 from trainer.data.index import Rows
 from trainer.data.table import Table, load_table, scanned_table
 from trainer.data.text_file import PREPARED_COLUMN, OpenFiles, TextFile
@@ -143,7 +143,14 @@ class Source:
         self._inputs: list[Any] | None = None
         if "index" in self._entry:
             report = _skip if dataset["on_corrupt"] == "skip" else fail
-            self.documents = Documents(load_table(self._entry["index"]), self._path_of, report)
+            table = load_table(self._entry["index"])
+            prepared = int((table.files["input"] < 0).sum())
+            if prepared != len(self._prepared):
+                raise DataError(
+                    f"{self.name}: dataset.json names {len(self._prepared)} prepared files, its index {prepared}",
+                    hint=_HINT,
+                )
+            self.documents = Documents(table, self._path_of, report)
         else:
             self.documents = Documents.prepared(self._prepared)
 

@@ -7,16 +7,11 @@ Lines, the row of a table, the piece of a plain text. No torch, no transformers.
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import mmap
 import os
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hlatctl.run.errors import DataError
+from trainer.data.damage import Report, Row, fail, guard, no_column, not_utf8
+from trainer.data.json_lines import json_rows, open_lines
 
 #: A plain text file is cut at the first line end after this many bytes.
 TEXT_DOCUMENT_BYTES = 64 * 1024
 _BATCH_ROWS = 1024
-_BLOCK_BYTES = 1 << 20
 _CARD = "README.md"
 _ARROW_FILE_MAGIC = b"ARROW1"
 #: Where the stream in an Arrow file begins: the magic and two bytes of padding are before it.
@@ -48,15 +44,6 @@ _FORMATS = {
     ".md": "text",
     ".markdown": "text",
 }
-#: A row's number, and its text if it has one.
-Row = tuple[int, str | None]
-#: Called with damage: raises it, or returns to skip the damaged part.
-Report = Callable[[DataError], None]
-
-
-def fail(error: DataError) -> None:
-    """Raise the error: damage stops the reading."""
-    raise error
 
 
 def find_files(path: Path) -> list[Path]:
@@ -193,98 +180,18 @@ def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) ->
         try:
             yield number, value.as_py()
         except UnicodeDecodeError as error:
-            report(_not_utf8(f"{path}:{number}", error))
-
-
-class LineRange:
-    """The lines of a file that begin in a range of bytes.
-
-    Args:
-        path: of an uncompressed file.
-        start: first byte.
-        end: byte after the last one.
-    """
-
-    def __init__(self, path: Path, start: int, end: int) -> None:
-        self.path, self._start, self._end = path, start, end
-        self.count = 0
-        """Number of lines read so far."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            position = self._start
-            if position:
-                file.seek(position - 1)
-                position += len(file.readline()) - 1
-            while position < self._end and (line := file.readline()):
-                position += len(line)
-                self.count += 1
-                yield line
-
-    @cached_property
-    def before(self) -> int:
-        """The number of lines before the range; reads all of them."""
-        with self.path.open("rb") as file:
-            blocks = iter(lambda: file.read(min(_BLOCK_BYTES, self._start - file.tell())), b"")
-            last, count = b"\n", 0
-            for last in blocks:
-                count += last.count(b"\n")
-            return count + (not last.endswith(b"\n"))  # a line that begins before the range is not part of it
-
-
-def read_lines(lines: LineRange, column: str, report: Report) -> Iterator[Row]:
-    """Yield the rows of JSON Lines in a range; their numbers count from its first line. See :func:`read_documents`."""
-    yield from _json_rows(lines.path, lines, column, report, lambda: lines.before)
+            report(not_utf8(f"{path}:{number}", error))
 
 
 def _read_jsonl(path: Path, column: str, report: Report) -> Iterator[Row]:
-    with _open_lines(path) as lines:
-        yield from _json_rows(path, lines, column, report, lambda: 0)
-
-
-def _json_rows(
-    path: Path, lines: Iterable[bytes], column: str, report: Report, before: Callable[[], int]
-) -> Iterator[Row]:
-    """Yield the rows of lines; ``before`` returns the number of the file's lines before them, for messages."""
-    number = 0
-
-    def where() -> str:
-        return f"{path}:{before() + number}"
-
-    with guard(path, report, lambda: f"after line {before() + number}"):
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    text = _json_document(line, column, where)
-                except DataError as error:
-                    report(error)
-                else:
-                    yield number, text
-
-
-def _json_document(line: bytes, column: str, where: Callable[[], str]) -> str | None:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise _not_utf8(where(), error) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where()}: not a JSON value ({str(error)[:200]})", hint="JSON Lines has one object on every line"
-        ) from None
-    if not isinstance(row, dict):
-        raise DataError(f"{where()}: is {type(row).__name__}, must be an object with the field '{column}'")
-    if column not in row:
-        raise _no_column(where(), column, list(row))
-    text = row[column]
-    if text is not None and not isinstance(text, str):
-        raise DataError(f"{where()}: field '{column}' is {type(text).__name__}, must be text")
-    return text
+    with open_lines(path) as lines:
+        yield from json_rows(path, lines, column, report)
 
 
 def _read_text(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read the pieces of a plain text as rows."""
     del column  # a plain text file has none
-    with _open_lines(path) as lines:
+    with open_lines(path) as lines:
         yield from enumerate(cut(_decoded(path, lines, report), TEXT_DOCUMENT_BYTES), start=1)
 
 
@@ -293,7 +200,7 @@ def _decoded(path: Path, lines: Iterable[bytes], report: Report) -> Iterator[str
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            report(_not_utf8(f"{path}:{number}", error))
+            report(not_utf8(f"{path}:{number}", error))
         else:
             yield text
 
@@ -310,43 +217,6 @@ def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
             part, size = [], 0
     if part:
         yield "".join(part)
-
-
-@contextmanager
-def guard(path: Path, report: Report, where: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Report an error inside a reader with file and place; the rest of the block is skipped."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, EOFError, zlib.error, _zstd_error()) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        message = f"{path}: truncated or damaged {where()}".rstrip()
-        report(DataError(f"{message} ({reason})", hint="copy the file again, or set data.on_corrupt=skip"))
-
-
-def _zstd_error() -> type[Exception]:
-    import zstandard
-
-    return zstandard.ZstdError
-
-
-@contextmanager
-def _open_lines(path: Path) -> Iterator[Iterable[bytes]]:
-    """Open a file's lines, decompressed. Only a line feed ends one; a carriage return is part of the text."""
-    name = path.name.lower()
-    with path.open("rb") as raw:
-        stream: Any = raw
-        if name.endswith(".gz"):
-            stream = gzip.GzipFile(fileobj=raw)
-        elif name.endswith(".zst"):
-            import zstandard
-
-            unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            stream = io.BufferedReader(unpacked)
-        yield stream
-
-
-def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
-    return DataError(f"{where}: not UTF-8 text (byte {error.start})", hint="convert the file to UTF-8")
 
 
 @contextmanager
@@ -384,17 +254,10 @@ def open_arrow(path: Path, column: str, *, only_headers: bool = False) -> Iterat
 def check_schema(path: Path, schema: pa.Schema, column: str) -> None:
     """Raise a DataError if the column is missing, or is not text."""
     if column not in schema.names:
-        raise _no_column(str(path), column, schema.names)
+        raise no_column(str(path), column, schema.names)
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise DataError(f"{path}: column '{column}' is {kind}, must be text", hint="choose another data.text_column")
-
-
-def _no_column(where: str, column: str, names: list[str]) -> DataError:
-    return DataError(
-        f"{where}: data.text_column='{column}' is not there; it has: {', '.join(names)}",
-        hint=f"set data.text_column={names[0]}" if len(names) == 1 else "set data.text_column to one of them",
-    )
 
 
 def _files_below(folder: str | Path) -> Iterator[str]:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.data.formats import Report, guard, open_arrow
+from trainer.data.damage import Report, guard
+from trainer.data.formats import open_arrow
 
 #: A record batch with rows. Positions are bytes in the file: the ``offsets`` of the texts, their ``data`` of ``size``
 #: bytes, and the ``validity`` bits (-1 if no text is null). ``row`` is its first row, 0-based; ``wide`` is 1 for 64-bit

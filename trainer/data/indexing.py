@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hlatctl.run.errors import DataError
-from trainer.data import formats
 from trainer.data.convert import Corrupt
+from trainer.data.damage import fail
 from trainer.data.index import Indexed, Rows, held_out_rows, index_file
 from trainer.data.pieces import Piece
 from trainer.data.table import TableWriter
@@ -112,7 +112,7 @@ def _index(task: _Task) -> list[_File]:
 
 def _index_one(piece: Piece, fraction: float, *, skip: bool) -> _File:
     damage: list[str] = []
-    report: Any = (lambda error: damage.append(error.message)) if skip else formats.fail
+    report: Any = (lambda error: damage.append(error.message)) if skip else fail
     indexed = index_file(piece.path, piece.column, report)
     count(documents=indexed.rows if indexed else 0, input_bytes=piece.size)
     if indexed is None:  # conversion reports the damage

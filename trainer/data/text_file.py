@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run.errors import DataError
-from trainer.data.formats import Report, fail
+from trainer.data.damage import Report, fail
 from trainer.data.index import Batches, index_file
 
 #: Column of the text in prepared files.

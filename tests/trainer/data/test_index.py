@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlatctl.run.errors import DataError
-from trainer.data.formats import fail, read_documents
+from trainer.data.damage import fail
+from trainer.data.formats import read_documents
 from trainer.data.index import Indexed, held_out_rows, index_file
 from trainer.data.table import TableWriter, load_table
 from trainer.data.text_file import TextFile
