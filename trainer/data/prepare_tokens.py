@@ -23,11 +23,11 @@ from trainer.data import megatron, tokenizer
 from trainer.data.corpus import check_vocabulary
 from trainer.data.dataset import DATASET, VALIDATION
 from trainer.data.split import COLUMN
-from trainer.data.tokenized import TokenCorpus, TokenDocuments, check_counts, describe_pair, find, held_out
+from trainer.data.tokenized import TokenCorpus, TokenDocuments, TokenSource, check_counts, describe_pair, find
 
 #: Documents of Megatron's files that are held out, at most: they are decoded to text.
 _MOST_HELD_OUT = 2000
-#: Documents of each corpus whose ids are checked; the others are checked when they are read.
+#: At least so many documents of each corpus are checked, fewer than twice as many; the others are checked when they are read.
 _CHECKED_DOCUMENTS = 64
 #: This many last tokens that are all the same are no coincidence.
 _ENOUGH_LAST_TOKENS = 16
@@ -116,13 +116,14 @@ def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial:
     shutil.rmtree(folder, ignore_errors=True)  # of a preparation that was killed
     tokenizer.prepare(_tokenizer_path(config, corpora), folder, texts=(), train_vocab_size=0)
     described = tokenizer.describe(folder)
-    sources = [_source(config, corpus, described) for corpus in corpora]
-    documents = [_documents(source, described) for source in sources]
+    sources = [_source(config, corpus) for corpus in corpora]
+    here = {"sources": sources, "tokenizer": {**described, "path": folder}}
+    opened = [TokenSource(here, index) for index in range(len(sources))]
     warnings = []
-    for corpus, of_source in zip(corpora, documents, strict=True):
-        _check_ids(of_source, corpus)
-        warnings += _warnings(config, corpus, of_source, described["eos_id"])
-    counts = _write_held_out(corpora, sources, documents, folder, partial / VALIDATION)
+    for corpus, source in zip(corpora, opened, strict=True):
+        _check_ids(source.documents, corpus)
+        warnings += _warnings(config, corpus, source.documents, described["eos_id"])
+    counts = _write_held_out(corpora, opened, partial / VALIDATION)
     held_out_sha256 = files.sha256_file(partial / VALIDATION)
     dataset = {
         "v": 3,
@@ -144,7 +145,7 @@ def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial:
     files.write_sealed_json(partial / DATASET, dataset)
 
 
-def _source(config: Config, corpus: TokenCorpus, described: dict[str, Any]) -> dict[str, Any]:
+def _source(config: Config, corpus: TokenCorpus) -> dict[str, Any]:
     """Return a corpus's entry in ``dataset.json``."""
     entries = _entries(corpus)
     rows = sum(entry["documents"] for entry in entries)
@@ -180,15 +181,6 @@ def _fingerprint(prefixes: Sequence[Path]) -> str:
     return digest_.hexdigest()[:16]
 
 
-def _documents(source: dict[str, Any], described: dict[str, Any]) -> TokenDocuments:
-    return TokenDocuments(
-        source["shards"],
-        held_out=held_out(source["fingerprint"], source["rows"], source["held_out"]),
-        vocab_size=described["vocab_size"],
-        eos_id=described["eos_id"],
-    )
-
-
 def _sampled(documents: TokenDocuments) -> Iterator[int]:
     """Yield positions of training documents, spread evenly."""
     yield from range(0, len(documents), max(1, len(documents) // _CHECKED_DOCUMENTS))
@@ -218,26 +210,17 @@ def _warnings(config: Config, corpus: TokenCorpus, documents: TokenDocuments, eo
     ]
 
 
-def _write_held_out(
-    corpora: Sequence[TokenCorpus],
-    sources: Sequence[dict[str, Any]],
-    documents: Sequence[TokenDocuments],
-    folder: Path,
-    path: Path,
-) -> dict[str, int]:
+def _write_held_out(corpora: Sequence[TokenCorpus], sources: Sequence[TokenSource], path: Path) -> dict[str, int]:
     """Write the held-out documents of all corpora as text; return their number and bytes."""
-    decoder = tokenizer.load(folder / tokenizer.TOKENIZER_JSON)
     counts = {"documents": 0, "text_bytes": 0}
     with path.open("wb") as file:
-        for corpus, source, of_source in zip(corpora, sources, documents, strict=True):
+        for corpus, source in zip(corpora, sources, strict=True):
             if corpus.folder is not None:
                 with reading(corpus.folder / VALIDATION, hint="copy the folder again"):
                     _append(corpus.folder / VALIDATION, file)
                     for name in counts:
                         counts[name] += corpus.manifest["validation"][name]
-                continue
-            for position in held_out(source["fingerprint"], source["rows"], source["held_out"]):
-                text = decoder.decode(of_source.ids_of(position).tolist(), skip_special_tokens=False)
+            for text in source.held_out_texts():
                 file.write(json.dumps({COLUMN: text}).encode() + b"\n")
                 counts["documents"] += 1
                 counts["text_bytes"] += len(text.encode())

@@ -2,7 +2,7 @@
 
 Several processes write parts (``trainer.data.tokenize_part``) into a folder beside the target. So the same command
 continues after it was stopped or killed. The finished folder also gets the tokenizer, the held-out text, ``SHA256SUMS``
-and ``tokens.json``, and appears all at once.
+and ``token_ids.json``, and appears all at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SPARE = 1.1
 
 
 def tokenize(dataset_path: Path, target: Path, *, processes: int | None, validation_fraction: float) -> dict[str, Any]:
-    """Write the folder of token ids of a prepared corpus, or finish it; return ``tokens.json``.
+    """Write the folder of token ids of a prepared corpus, or finish it; return ``token_ids.json``.
 
     Args:
         dataset_path: ``dataset.json`` of one source of text.
@@ -179,7 +179,7 @@ def _write_parts(plan: Plan, dataset: dict[str, Any], work: Path, processes: int
 def _finish(
     records: Sequence[dict[str, Any]], dataset: dict[str, Any], work: Path, target: Path, validation_fraction: float
 ) -> dict[str, Any]:
-    """Complete the folder and rename it to the target; return ``tokens.json``."""
+    """Complete the folder and rename it to the target; return ``token_ids.json``."""
     described, (entry,) = dataset["tokenizer"], dataset["sources"]
     shutil.copyfile(dataset["validation"]["path"], work / VALIDATION)
     shutil.copytree(described["path"], work / "tokenizer", dirs_exist_ok=True)

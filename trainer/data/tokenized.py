@@ -1,7 +1,7 @@
 """Corpora of token ids: found by their files, and read by position like the documents of a text corpus.
 
 Such a corpus is a folder that ``hlatctl data tokenize`` wrote (``trainer.data.tokenize``: shards in Megatron's format
-and ``tokens.json``), a folder of Megatron's files, or the prefix of one pair. Nothing is copied. A prepared folder is
+and ``token_ids.json``), a folder of Megatron's files, or the prefix of one pair. Nothing is copied. A prepared folder is
 made by ``trainer.data.prepare_tokens``.
 """
 
@@ -25,7 +25,7 @@ from trainer.data.encoder import Tokens
 from trainer.data.megatron import Ids, TokenFile
 from trainer.data.permutation import Permutation
 
-MANIFEST = "tokens.json"
+MANIFEST = "token_ids.json"
 #: Pairs of files mapped at once; each takes two file descriptors.
 _OPEN_FILES = 128
 _SUFFIXES = (".idx", ".bin")
@@ -41,7 +41,7 @@ class TokenCorpus:
         name: its path in the configuration.
         prefixes: of its pairs of files, in order.
         folder: that contains tokenizer and held-out text; None for files of Megatron.
-        manifest: ``tokens.json``; empty for files of Megatron.
+        manifest: ``token_ids.json``; empty for files of Megatron.
     """
 
     name: str
@@ -57,7 +57,7 @@ def find(path: Path) -> TokenCorpus | None:
         path: a folder, a prefix, or one file of a pair.
 
     Raises:
-        DataError: a pair is incomplete, ``tokens.json`` is damaged, or text lies beside the ids.
+        DataError: a pair is incomplete, ``token_ids.json`` is damaged, or text lies beside the ids.
     """
     if not path.is_dir():
         prefix = path.with_suffix("") if path.suffix in _SUFFIXES else path
@@ -243,13 +243,11 @@ class TokenSource:
         self.name = str(entry["path"])
         self.fingerprint = str(entry["fingerprint"])
         self.estimated_tokens = int(entry["estimated_tokens"])
+        self._held_out = held_out(self.fingerprint, entry["rows"], entry["held_out"])
         self.documents = TokenDocuments(
-            entry["shards"],
-            held_out=held_out(self.fingerprint, entry["rows"], entry["held_out"]),
-            vocab_size=described["vocab_size"],
-            eos_id=described["eos_id"],
+            entry["shards"], held_out=self._held_out, vocab_size=described["vocab_size"], eos_id=described["eos_id"]
         )
-        self._tokenizer = Path(described["path"]) / tokenizer.TOKENIZER_JSON
+        self._decoder = tokenizer.load(Path(described["path"]) / tokenizer.TOKENIZER_JSON)
 
     def origin(self, position: int) -> Origin:
         """Return the ``.bin`` file of a document and its 1-based number there."""
@@ -258,8 +256,15 @@ class TokenSource:
 
     def excerpt(self, position: int, characters: int) -> str:
         """Return the beginning of a document as text."""
-        ids = self.documents[position][:characters].tolist()
-        return str(tokenizer.load(self._tokenizer).decode(ids, skip_special_tokens=False))[:characters]
+        return self._text(self.documents[position][: characters + 1])[:characters]
+
+    def held_out_texts(self) -> Iterator[str]:
+        """Yield the texts of the held-out documents."""
+        return (self._text(self.documents.ids_of(document)) for document in self._held_out)
+
+    def _text(self, ids: Tokens) -> str:
+        """Return the text of ids without the last one, which is the end of sequence or is not asked for."""
+        return str(self._decoder.decode(ids[:-1].tolist(), skip_special_tokens=False))
 
 
 def held_out(fingerprint: str, documents: int, count: int) -> list[int]:

@@ -50,7 +50,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_the_folder_describes_itself_and_appears_whole(whole: Path, dataset: Path) -> None:
     text = json.loads(dataset.read_text())
-    manifest = files.read_sealed_json(whole / "tokens.json")
+    manifest = files.read_sealed_json(whole / "token_ids.json")
     shards = manifest["shards"]
     assert len(shards) == 5
     assert manifest["documents"] == sum(shard["documents"] for shard in shards) == text["documents"]
@@ -58,7 +58,13 @@ def test_the_folder_describes_itself_and_appears_whole(whole: Path, dataset: Pat
     names = {f"{shard['name']}.{end}" for shard in shards for end in ("bin", "idx")}
     sums = dict(line.split("  ")[::-1] for line in (whole / "SHA256SUMS").read_text().splitlines())
     assert {name: hashlib.sha256((whole / name).read_bytes()).hexdigest() for name in names} == sums
-    assert {p.name for p in whole.iterdir()} == {*names, "tokens.json", "SHA256SUMS", "validation.jsonl", "tokenizer"}
+    assert {p.name for p in whole.iterdir()} == {
+        *names,
+        "token_ids.json",
+        "SHA256SUMS",
+        "validation.jsonl",
+        "tokenizer",
+    }
     assert [p.name for p in whole.parent.iterdir()] == ["ids"], "no temporary folder is left"
 
 
