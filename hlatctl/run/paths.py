@@ -192,6 +192,11 @@ def compile_cache_dir(runs_dir: Path) -> Path:
     return cache_dir(runs_dir) / "compile"
 
 
+def environment_dir(runs_dir: Path) -> Path:
+    """Archives of Python environments, which nodes unpack on their own disks."""
+    return cache_dir(runs_dir) / "env"
+
+
 def nodes_file(folder: Path) -> Path:
     """The node ledger: preflight results, failures and stragglers by host, across the runs of a folder."""
     return folder / _NODES

@@ -15,6 +15,7 @@ from tests.benchmarks import (
     plan_accuracy,
     policy_scale,
     scale,
+    scale_checkpoints,
     scale_data,
     tokenize_speed,
     trainer_speed,
@@ -35,6 +36,7 @@ BENCHMARKS = {
     "policy_scale": policy_scale.run,
     "plan_accuracy": plan_accuracy.run,
     "scale": scale.run,
+    "scale_checkpoints": scale_checkpoints.run,
     "scale_data": scale_data.run,
 }
 

@@ -209,6 +209,7 @@ def _sample(texts: Sequence[str], in_place: InPlace) -> Iterator[str]:
 
 
 def _prepare_tokenizer(config: Config, sources: list[Source], folder: Path) -> dict[str, Any]:
+    shutil.rmtree(folder, ignore_errors=True)  # of a preparation that was killed
     path = Path(config.tokenizer.path) if config.tokenizer.path else None
     texts = (text for source in sources for text in source.documents if text.strip())
     tokenizer.prepare(path, folder, texts=texts, train_vocab_size=config.tokenizer.train_vocab_size)

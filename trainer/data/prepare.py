@@ -97,8 +97,10 @@ def _publish(partial: Path, target: Path) -> None:
     """Rename the folder to its place, without what only the preparation needs."""
     for path in [partial / _LOCK, partial / _PROGRESS, *partial.glob("unit-*.json"), *partial.glob("held-out-*.jsonl")]:
         path.unlink(missing_ok=True)
-    if target.is_dir():  # incomplete: of a version that wrote there
-        shutil.rmtree(target)
+    if (target / DATASET).is_file():  # a process on another host was faster, and its lock isn't seen here
+        shutil.rmtree(partial)
+        return
+    shutil.rmtree(target, ignore_errors=True)  # incomplete: of a version that wrote there
     partial.rename(target)
     fsync(target.parent)
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,14 +26,16 @@ _AHEAD = 4
 _MB = 1e6
 
 #: Documents, and bytes of input, that this process and its siblings have finished.
-_counts: Any = multiprocessing.get_context("spawn").Array("q", 2)
+_counts: Any = [0, 0]
+#: Held while they change: they are shared with other processes, or they are this process's own.
+_lock: Any = nullcontext()
 #: In a process that works alone, called after each change of the counts.
 _tick: Callable[[], None] | None = None
 
 
 def count(*, documents: int = 0, input_bytes: int = 0) -> None:
     """Add to the progress that is shown. Call it about once in a thousand documents."""
-    with _counts.get_lock():
+    with _lock:
         _counts[0] += documents
         _counts[1] += input_bytes
     if _tick is not None:
@@ -74,25 +77,25 @@ class Progress:
             self._file.write_text(line + "\n", encoding="utf-8")
 
 
-def spread(
-    work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress, *, processes: int | None = None
-) -> Iterator[Result]:
-    """Do tasks in several processes and yield their results in order; a single task is done in this process.
+def spread(work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress) -> Iterator[Result]:
+    """Do tasks in one process per core and yield their results in order; a single task is done in this process.
 
     Args:
         work: a function of a module; its argument and result can be pickled.
         tasks: in order.
         progress: is shown meanwhile.
-        processes: how many; None: as many as this process may use cores.
 
     Raises:
         Exception: the first that a task raised; tasks that are running are waited for.
     """
-    processes = min(processes or len(os.sched_getaffinity(0)), len(tasks))
+    processes = min(len(os.sched_getaffinity(0)), len(tasks))
     if processes <= 1:
         yield from _alone(work, tasks, progress)
         return
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin, (_counts,)) as pool:
+    context = multiprocessing.get_context("spawn")
+    shared = context.Array("q", _counts[:])
+    _use(shared)
+    with ProcessPoolExecutor(processes, context, _begin, (shared,)) as pool:
         try:
             yield from _in_order(pool, work, tasks, progress, processes * _AHEAD)
         except BaseException:
@@ -121,7 +124,12 @@ def _in_order(pool: Any, work: Any, tasks: Sequence[Any], progress: Progress, ah
 
 
 def _begin(counts: Any) -> None:
-    global _counts
+    """Prepare a worker process."""
     end_with_parent()
     startup.begin()
-    _counts = counts
+    _use(counts)
+
+
+def _use(counts: Any) -> None:
+    global _counts, _lock
+    _counts, _lock = counts, counts.get_lock()

@@ -99,10 +99,16 @@ def test_units_that_a_killed_process_finished_are_kept(
         done.append(unit)
         return Split(folder, fraction, unit)
 
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
     monkeypatch.setattr("trainer.data.convert.Split", split)
     with pytest.raises(KeyboardInterrupt):
         prepare(config, tmp_path / "d")
     assert partial_data(tmp_path / "d").is_dir()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("trainer.data.dataset.check_vocabulary", killed)
+        prepare(config, tmp_path / "d")
     prepare(config, tmp_path / "d")
     assert done == [0, 1, 2, 3, 3, 4, 5, 6]
     assert _dataset(tmp_path / "d")["fingerprint"] == _dataset(tmp_path / "whole")["fingerprint"]
