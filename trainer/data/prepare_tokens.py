@@ -27,7 +27,7 @@ from trainer.data.tokenized import TokenCorpus, TokenDocuments, TokenSource, che
 
 #: Documents of Megatron's files that are held out, at most: they are decoded to text.
 _MOST_HELD_OUT = 2000
-#: At least so many documents of each corpus are checked, fewer than twice as many; the others are checked when they are read.
+#: At least so many documents of each corpus are checked; the others are checked when they are read.
 _CHECKED_DOCUMENTS = 64
 #: This many last tokens that are all the same are no coincidence.
 _ENOUGH_LAST_TOKENS = 16

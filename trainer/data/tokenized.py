@@ -1,8 +1,8 @@
 """Corpora of token ids: found by their files, and read by position like the documents of a text corpus.
 
-Such a corpus is a folder that ``hlatctl data tokenize`` wrote (``trainer.data.tokenize``: shards in Megatron's format
-and ``token_ids.json``), a folder of Megatron's files, or the prefix of one pair. Nothing is copied. A prepared folder is
-made by ``trainer.data.prepare_tokens``.
+Such a corpus is a folder that ``hlatctl data tokenize`` wrote (``trainer.data.tokenize``: pairs in Megatron's
+format and ``token_ids.json``), a folder of Megatron's files, or the prefix of one pair. Nothing is copied. A prepared
+folder is made by ``trainer.data.prepare_tokens``.
 """
 
 from __future__ import annotations

@@ -77,18 +77,21 @@ class Progress:
             self._file.write_text(line + "\n", encoding="utf-8")
 
 
-def spread(work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress) -> Iterator[Result]:
-    """Do tasks in one process per core and yield their results in order; a single task is done in this process.
+def spread(
+    work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress, *, processes: int | None = None
+) -> Iterator[Result]:
+    """Do tasks in several processes and yield their results in order; a single one does them in this process.
 
     Args:
         work: a function of a module; its argument and result can be pickled.
         tasks: in order.
         progress: is shown meanwhile.
+        processes: how many; None: one per core.
 
     Raises:
         Exception: the first that a task raised; tasks that are running are waited for.
     """
-    processes = min(len(os.sched_getaffinity(0)), len(tasks))
+    processes = min(processes or len(os.sched_getaffinity(0)), len(tasks))
     if processes <= 1:
         yield from _alone(work, tasks, progress)
         return
