@@ -103,7 +103,9 @@ def config_fingerprint(config: Config) -> str:
 
 def _stat_tree(path: str) -> list[tuple[str, int, int]]:
     root = Path(path)
-    files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
+    # A corpus of token ids can be named by the prefix of its two files, or by one of them.
+    pair = [root.with_name(root.name.removesuffix(".bin").removesuffix(".idx") + end) for end in (".bin", ".idx")]
+    files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else sorted({root, *pair})
     return [(os.fspath(p.absolute()), p.stat().st_size, p.stat().st_mtime_ns) for p in files if p.exists()]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, columns, find_
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run.errors import DataError
 from hlatctl.run.paths import RunPaths
+
+if TYPE_CHECKING:
+    from conf.schema import Config
 
 _BAR = 40
 
@@ -38,23 +41,40 @@ def inspect(
 
     Shows documents, tokens, bytes, lengths and a packed sample. Prepares the corpus first if necessary.
     """
-    from conf.compose import compose
     from flows.runtime.ask import ask_about
-    from flows.stages.data import prepared_folder
-    from flows.stages.validate import check
 
-    config = compose(overrides or [])
-    check(config)
-    folder = prepared_folder(config)
-    if not (folder / "dataset.json").is_file():
-        say(f"preparing {folder}")
-        ask_about("trainer.data.prepare", config, "--to", os.fspath(folder), show_talk=True)
-    argv = ("--dataset", os.fspath(folder / "dataset.json"), "--documents", str(documents))
+    config, dataset = _prepared(overrides)
+    argv = ("--dataset", os.fspath(dataset), "--documents", str(documents))
     survey = json.loads(ask_about("trainer.data.survey", config, *argv))
     if as_json:
         print_json(survey)
     else:
         typer.echo(_survey_text(survey))
+
+
+@app.command("tokenize")
+def tokenize(
+    to: Annotated[Path, typer.Option(help="Folder to write. It appears when it is complete.")],
+    overrides: Overrides = None,
+    processes: Annotated[int | None, typer.Option(help="Processes; by default one per core.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a corpus as token ids, so that training reads them instead of text.
+
+    Takes `data.path=` and `tokenizer.path=`. Without a tokenizer, trains one on the corpus. The folder can be the
+    `data.path` of a run; its batches equal those of the text. After a stop, the same command continues.
+    """
+    from flows.runtime.ask import ask_about
+
+    config, dataset = _prepared(overrides)
+    argv = ["--dataset", os.fspath(dataset), "--to", os.fspath(to.absolute())]
+    argv += ["--processes", str(processes)] if processes else []
+    answer = json.loads(ask_about("trainer.data.tokenize", config, *argv, show_talk=True))
+    if as_json:
+        print_json(answer)
+        return
+    say(f"{to}: {answer['tokens']:,} tokens in {answer['documents']:,} documents, with the tokenizer")
+    say(f"hlatctl train data.path={to}       trains on them")
 
 
 @app.command("at")
@@ -119,6 +139,22 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     say("a changed source has a new order: in its current epoch, some documents may be repeated or missed")
 
 
+def _prepared(overrides: list[str] | None) -> tuple[Config, Path]:
+    """Return a checked configuration, and the ``dataset.json`` of its corpus, which is prepared if necessary."""
+    from conf.compose import compose
+    from flows.runtime.ask import ask_about
+    from flows.stages.data import prepared_folder
+    from flows.stages.validate import check
+
+    config = compose(overrides or [])
+    check(config)
+    folder = prepared_folder(config)
+    if not (folder / "dataset.json").is_file():
+        say(f"preparing {folder}")
+        ask_about("trainer.data.prepare", config, "--to", os.fspath(folder), show_talk=True)
+    return config, folder / "dataset.json"
+
+
 def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
     """Return a run that has a corpus.
 
@@ -149,13 +185,18 @@ def _survey_text(survey: dict[str, Any]) -> str:
     about = [
         f"fingerprint {survey['fingerprint']}, vocabulary {survey['vocab_size']:,}",
         f"{survey['documents']:,} documents for training, {survey['validation_documents']:,} held out; "
-        f"{survey['tokens']:,} tokens, {survey['text_bytes']:,} bytes",
+        f"{survey['tokens']:,} tokens, {_bytes(survey)}",
         f"skipped: {survey['skipped_rows']:,} rows without text, {survey['corrupt_count']:,} damaged rows or stretches",
         *(f"  {message}" for message in survey["corrupt"]),
         *(f"warning: {message}" for message in survey["warnings"]),
     ]
     parts = [line for source in survey["sources"] for line in _source_text(source)]
     return "\n".join([*about, *parts, "", "the beginning of the first packed sequence:", survey["sample"]])
+
+
+def _bytes(survey: dict[str, Any]) -> str:
+    """Return the size of the text; Megatron's files don't say it."""
+    return "unknown bytes of text" if survey["text_bytes"] is None else f"{survey['text_bytes']:,} bytes"
 
 
 def _source_text(source: dict[str, Any]) -> list[str]:
@@ -168,6 +209,6 @@ def _source_text(source: dict[str, Any]) -> list[str]:
         "",
         f"{source['path']}: {source['weight']:.1%} of the tokens trained on",
         f"{source['documents']:,} documents of {source['rows']:,} rows, {source['tokens']:,} tokens{estimated}, "
-        f"{source['text_bytes']:,} bytes",
+        f"{_bytes(source)}",
         columns([["tokens", "documents", ""], *bars]),
     ]

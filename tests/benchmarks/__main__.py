@@ -18,6 +18,7 @@ from tests.benchmarks import (
     scale_data,
     scale_driver,
     scale_ranks,
+    tokenize_speed,
     trainer_speed,
     uptime,
 )
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "help_time": help_time.run,
     "flow_overhead": flow_overhead.run,
     "loader_speed": loader_speed.run,
+    "tokenize_speed": tokenize_speed.run,
     "trainer_speed": trainer_speed.run,
     "checkpoint_stall": checkpoint_stall.run,
     "cache_speed": cache_speed.run,

@@ -113,9 +113,10 @@ def _bare(dataset: dict[str, Any]) -> Work:
 
 
 def _texts(dataset: dict[str, Any]) -> Iterator[str]:
-    from trainer.data.documents import sources_of
+    from trainer.data.documents import Source, sources_of
 
     (source,) = sources_of(dataset)
+    assert isinstance(source, Source)
     return iter(source.documents)
 
 

@@ -90,3 +90,14 @@ def test_the_vocabulary_counts_only_where_a_tokenizer_is_trained(tmp_path: Path)
 def test_the_whole_configuration_has_a_fingerprint() -> None:
     assert config_fingerprint(Config()) == config_fingerprint(Config())
     assert config_fingerprint(Config()) != config_fingerprint(config_with(seed=7))
+
+
+@pytest.mark.parametrize("named", ["ids", "ids.idx", "ids.bin"])
+@pytest.mark.parametrize("changed", ["ids.idx", "ids.bin"])
+def test_data_fingerprint_covers_both_files_of_token_ids(tmp_path: Path, named: str, changed: str) -> None:
+    for name in ("ids.idx", "ids.bin"):
+        (tmp_path / name).write_bytes(b"1")
+    config = Config(data=DataConfig(path=str(tmp_path / named)))
+    before = data_fingerprint(config)
+    (tmp_path / changed).write_bytes(b"22")
+    assert data_fingerprint(config) != before

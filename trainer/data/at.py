@@ -118,7 +118,7 @@ def _describe(loader: Any, index: int) -> list[dict[str, Any]]:
                 "row": origin.row,
                 "first_token": span.first,
                 "tokens": span.tokens,
-                "text": source.documents[span.document][:_EXCERPT_CHARACTERS],
+                "text": source.excerpt(span.document, _EXCERPT_CHARACTERS),
             }
         )
     return documents

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
@@ -20,6 +20,9 @@ from trainer.data.damage import Report, fail
 from trainer.data.index import Rows
 from trainer.data.table import Table, load_table, scanned_table
 from trainer.data.text_file import PREPARED_COLUMN, OpenFiles, TextFile
+
+if TYPE_CHECKING:
+    from trainer.data.tokenized import TokenSource
 
 #: Schema of a prepared file: the text; its input, by position in ``inputs``; its 1-based row there.
 SCHEMA = pa.schema([(PREPARED_COLUMN, pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
@@ -161,6 +164,10 @@ class Source:
         path, before = self._input(number)
         return Origin(file=path, row=row + before)
 
+    def excerpt(self, position: int, characters: int) -> str:
+        """Return the beginning of a document's text."""
+        return self.documents[position][:characters]
+
     def _path_of(self, number: int) -> str:
         at = int(self.documents.table.files["input"][number])
         return self._input(at)[0] if at >= 0 else str(self._prepared[-1 - at]["path"])
@@ -178,13 +185,18 @@ def _skip(error: DataError) -> None:
     """Skip a damaged document (``data.on_corrupt=skip``)."""
 
 
-def sources_of(dataset: dict[str, Any]) -> list[Source]:
+def sources_of(dataset: dict[str, Any]) -> list[Source | TokenSource]:
     """Return every source of a dataset, in order.
 
     Raises:
         DataError: a file is missing or damaged, or a source has no training documents.
     """
-    sources = [Source(dataset, index) for index in range(len(dataset["sources"]))]
+    from trainer.data.tokenized import TokenSource  # which imports this module
+
+    sources: list[Source | TokenSource] = [
+        TokenSource(dataset, index) if "shards" in entry else Source(dataset, index)
+        for index, entry in enumerate(dataset["sources"])
+    ]
     empty = next((source for source in sources if not len(source.documents)), None)
     if empty or not sources:
         name = empty.name if empty else "data"

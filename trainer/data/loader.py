@@ -17,7 +17,7 @@ from conf.schema import Config
 from hlatctl.run.errors import CheckpointError, HlatctlError
 from hlatctl.run.journal import Event
 from trainer.data import tokenizer
-from trainer.data.documents import Source, sources_of
+from trainer.data.documents import sources_of
 from trainer.data.encoder import make_encoder
 from trainer.data.packing import Deal, Position, Row
 from trainer.data.prefetch import Batch, Batches, State
@@ -57,7 +57,7 @@ class Loader(Batches):
     ) -> None:
         # One thread per rank: the other cores are for the computation.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.sources: list[Source] = sources_of(dataset)
+        self.sources = sources_of(dataset)
         rows = config.train.global_batch_size
         first, positions = _positions(state, rows, len(self.sources))
         super().__init__(batch=first, ahead=config.data.prefetch_batches)

@@ -129,7 +129,7 @@ class Row:
     """One row, starting at a position.
 
     Args:
-        documents: of each source.
+        documents: of each source: texts, or token ids with the end-of-sequence token.
         deal: of all rows.
         encode: encodes a text, without special tokens.
         eos_id: ends each document.
@@ -138,7 +138,14 @@ class Row:
     """
 
     def __init__(
-        self, documents: Sequence[Sequence[str]], deal: Deal, encode: Encode, *, eos_id: int, row: int, start: Position
+        self,
+        documents: Sequence[Sequence[str] | Sequence[Tokens]],
+        deal: Deal,
+        encode: Encode,
+        *,
+        eos_id: int,
+        row: int,
+        start: Position,
     ) -> None:
         self._documents, self._deal, self._encode, self._eos_id, self._row = documents, deal, encode, eos_id, row
         self.position = start
@@ -171,16 +178,13 @@ class Row:
         finished = self.position.finished
         self._source = self._deal.source(self._row, finished)
         self._document = self._deal.document(self._row, self._source, finished[self._source][0])
-        text = self._documents[self._source][self._document]
-        if not text or text.isspace():
-            self._empty += 1
-            if self._empty > _MOST_EMPTY:
-                raise DataError(
-                    f"data: {_MOST_EMPTY:,} documents without text in succession", hint="remove them from the corpus"
-                )
-            return np.empty(0, dtype=np.int32)
-        self._empty = 0
-        return np.append(self._encode(text), np.int32(self._eos_id))
+        tokens = encoded(self._documents[self._source][self._document], self._encode, self._eos_id)
+        self._empty = 0 if len(tokens) else self._empty + 1
+        if self._empty > _MOST_EMPTY:
+            raise DataError(
+                f"data: {_MOST_EMPTY:,} documents without text in succession", hint="remove them from the corpus"
+            )
+        return tokens
 
     def _finish_document(self) -> None:
         assert self._tokens is not None
@@ -189,6 +193,15 @@ class Row:
         finished[self._source] = (documents + 1, tokens + len(self._tokens))
         self.position = Position(0, tuple(finished))
         self._tokens = None
+
+
+def encoded(document: str | Tokens, encode: Encode, eos_id: int) -> Tokens:
+    """Return a document's tokens with the end-of-sequence token; none if it has no text."""
+    if not isinstance(document, str):
+        return document
+    if not document or document.isspace():
+        return np.empty(0, dtype=np.int32)
+    return np.append(encode(document), np.int32(eos_id))
 
 
 def _uniform(key: str) -> float:

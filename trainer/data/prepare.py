@@ -26,6 +26,7 @@ from trainer.data.corpus import Corpus, check
 from trainer.data.dataset import DATASET, Prepared, write_dataset
 from trainer.data.indexing import index_in_place
 from trainer.data.pieces import pieces_of, units_of
+from trainer.data.prepare_tokens import check_tokens, write_token_dataset
 from trainer.data.workers import Progress, spread
 
 _LOCK, _PROGRESS = ".lock", "progress"
@@ -41,11 +42,15 @@ def prepare(config: Config, target: Path) -> None:
     """
     if (target / DATASET).is_file():
         return
-    corpora = check(config)
+    tokens = check_tokens(config)
+    corpora = [] if tokens else check(config)
     try:
         with _partial_folder(target) as partial:
             if partial is not None:
-                _write(config, corpora, partial, target)
+                if tokens:
+                    write_token_dataset(config, tokens, partial, target)
+                else:
+                    _write(config, corpora, partial, target)
                 _publish(partial, target)
     except OSError as error:
         raise cannot_write(target, error, hint="free space, or set another runs_dir") from None

@@ -21,7 +21,9 @@ from hlatctl.run.reading import reading
 from trainer.data import tokenizer
 from trainer.data.documents import Source, sources_of
 from trainer.data.encoder import Encode, make_encoder
+from trainer.data.packing import encoded
 from trainer.data.permutation import Permutation
+from trainer.data.tokenized import TokenSource
 
 _SAMPLE_TOKENS = 200
 
@@ -39,10 +41,10 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
         first packed sequence as text.
     """
     described = tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON)
-    encode = make_encoder(described)
+    encode, eos_id = make_encoder(described), dataset["tokenizer"]["eos_id"]
     weights = [source.weight for source in config.data.sources] or [1.0]
     sources = [
-        {**_survey_source(source, encode, documents), "weight": weight / sum(weights), **_counts(entry)}
+        {**_survey_source(source, encode, eos_id, documents), "weight": weight / sum(weights), **_counts(entry)}
         for source, entry, weight in zip(sources_of(dataset), dataset["sources"], weights, strict=True)
     ]
     totals = {key: dataset[key] for key in ("documents", "text_bytes", "skipped_rows", "corrupt_count", "corrupt")}
@@ -62,7 +64,7 @@ def _counts(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: entry[key] for key in ("rows", "documents", "text_bytes", "skipped_rows", "corrupt_count")}
 
 
-def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, Any]:
+def _survey_source(source: Source | TokenSource, encode: Encode, eos_id: int, documents: int) -> dict[str, Any]:
     """Return the number of tokens of a source and the lengths of its documents.
 
     ``tokens`` includes the end-of-sequence tokens; beyond ``measured_documents`` it is extrapolated by bytes.
@@ -74,14 +76,15 @@ def _survey_source(source: Source, encode: Encode, documents: int) -> dict[str, 
     lengths: Counter[int] = Counter()
     tokens = sizes = 0
     for position in drawn:
-        text = source.documents[position]
-        length = len(encode(text)) + 1
+        document = source.documents[position]
+        length = len(encoded(document, encode, eos_id))
         lengths[1 << length.bit_length()] += 1
-        tokens, sizes = tokens + length, sizes + len(text.encode())
-    whole = tokens if len(drawn) == total else round(tokens / sizes * source.text_bytes)
+        tokens, sizes = tokens + length, sizes + (len(document.encode()) if isinstance(document, str) else 0)
+    if len(drawn) < total:
+        tokens = round(tokens / sizes * source.text_bytes) if isinstance(source, Source) else source.estimated_tokens
     return {
         "path": source.name,
-        "tokens": whole,
+        "tokens": tokens,
         "measured_documents": len(drawn),
         "length_histogram": {str(limit): lengths[limit] for limit in sorted(lengths)},
     }

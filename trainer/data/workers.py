@@ -48,11 +48,12 @@ class Progress:
     Args:
         what: is done.
         total_bytes: of input.
-        file: for the newest line.
+        file: for the newest line; None: it is only printed.
+        things: that are counted as ``documents``.
     """
 
-    def __init__(self, what: str, total_bytes: int, file: Path) -> None:
-        self._what, self._total, self._file = what, total_bytes, file
+    def __init__(self, what: str, total_bytes: int, file: Path | None, *, things: str = "documents") -> None:
+        self._what, self._total, self._file, self._things = what, total_bytes, file, things
         _counts[:] = [0, 0]
         self._shown = deque([(time.monotonic(), 0, 0)], maxlen=_RECENT)
 
@@ -68,25 +69,29 @@ class Progress:
         speed = (done - done_then) / took_s
         left = f", {(self._total - done) / speed:,.0f} s left" if speed else ""
         line = (
-            f"{self._what}: {documents:,} documents, {done / _MB:,.0f} of {self._total / _MB:,.0f} MB, "
-            f"{(documents - documents_then) / took_s:,.0f} documents/s, {speed / _MB:,.1f} MB/s{left}"
+            f"{self._what}: {documents:,} {self._things}, {done / _MB:,.0f} of {self._total / _MB:,.0f} MB, "
+            f"{(documents - documents_then) / took_s:,.0f} {self._things}/s, {speed / _MB:,.1f} MB/s{left}"
         )
         print(line, file=sys.stderr, flush=True)
-        self._file.write_text(line + "\n", encoding="utf-8")
+        if self._file is not None:
+            self._file.write_text(line + "\n", encoding="utf-8")
 
 
-def spread(work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress) -> Iterator[Result]:
-    """Do tasks in one process per core and yield their results in order; a single task is done in this process.
+def spread(
+    work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress, *, processes: int | None = None
+) -> Iterator[Result]:
+    """Do tasks in several processes and yield their results in order; a single one does them in this process.
 
     Args:
         work: a function of a module; its argument and result can be pickled.
         tasks: in order.
         progress: is shown meanwhile.
+        processes: how many; None: one per core.
 
     Raises:
         Exception: the first that a task raised; tasks that are running are waited for.
     """
-    processes = min(len(os.sched_getaffinity(0)), len(tasks))
+    processes = min(processes or len(os.sched_getaffinity(0)), len(tasks))
     if processes <= 1:
         yield from _alone(work, tasks, progress)
         return

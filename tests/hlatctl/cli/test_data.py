@@ -124,6 +124,21 @@ def test_at_names_file_and_row_of_every_document(
     assert "--step=300: the run has steps 1 to 100" in capsys.readouterr().err
 
 
+def test_tokenize_writes_ids_that_inspect_reads(
+    run: RunPaths, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [f"data.path={corpus}", "data.on_corrupt=skip", *_KEYS]
+    to = tmp_path / "ids"
+    assert main(["data", "tokenize", "--to", os.fspath(to), "--processes", "1", *overrides]) == 0
+    hint = capsys.readouterr().err.splitlines()[-1].split()
+    assert hint[:3] == ["hlatctl", "train", f"data.path={to}"]
+    assert main(["data", "inspect", hint[2], *_KEYS, "--json"]) == 0
+    survey = json.loads(capsys.readouterr().out)
+    text = files.read_json(next((tmp_path / ".cache" / "data").glob("*/dataset.json")))
+    assert survey["documents"] + survey["validation_documents"] == 120
+    assert survey["fingerprint"] == text["fingerprint"]
+
+
 def test_skip_is_journalled_as_batches(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "skip", "the-run", "--steps", "4-6,9", "--why", "a spike"]) == 0
     assert "batches 4-6, 9 are skipped from its next attempt on" in capsys.readouterr().err

@@ -129,7 +129,9 @@ def test_corpus_without_any_text_is_refused(make_config: MakeConfig, tmp_path: P
 
 
 def _source(config: Config, target: Path) -> Source:
-    return sources_of(_prepared(config, target)[0])[0]
+    source = sources_of(_prepared(config, target)[0])[0]
+    assert isinstance(source, Source)
+    return source
 
 
 def test_file_that_changed_after_indexing_is_refused_by_name(config: Config, folder: Path, tmp_path: Path) -> None:

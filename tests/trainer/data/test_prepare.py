@@ -28,7 +28,7 @@ def _prepared(config: Config, target: Path) -> tuple[dict[str, Any], list[str], 
     """dataset.json, the training documents, and those held out."""
     prepare(config, target)
     dataset = json.loads((target / "dataset.json").read_text())
-    train = list(sources_of(dataset)[0].documents)
+    train = [str(text) for text in sources_of(dataset)[0].documents]
     held_out = [json.loads(line)["text"] for line in Path(dataset["validation"]["path"]).read_text().splitlines()]
     return dataset, train, held_out
 
