@@ -30,6 +30,8 @@ from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
+from trainer.checkpoint.fetch import Fetcher
+from trainer.checkpoint.mirror import Mirror
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
 from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, rank_file
@@ -67,7 +69,12 @@ class CheckpointManager:
         self._tiers = Tiers(config, run)
         self._records = CheckpointRecords(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}
-        self._writer = Writer(config, backend, self._tiers, self._records)
+        self._mirror: Mirror | None = None
+        self._fetcher: Fetcher | None = None
+        if config.checkpoint.mirror_url is not None:
+            self._mirror = Mirror(config, run, backend, self._records)
+            self._fetcher = Fetcher(config, run, backend, self._tiers, self._records, self._on_rank0)
+        self._writer = Writer(config, backend, self._tiers, self._records, self._mirror)
 
     def save(
         self,
@@ -113,9 +120,16 @@ class CheckpointManager:
         self._writer.join()
         self._on_rank0(self._writer.raise_failure)
 
+    def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
+        """Wait at the end of a run until its last checkpoint is in the mirror, if it has one."""
+        if self._mirror:
+            self._mirror.finish(is_asked_to_stop)
+
     def close(self) -> None:
         """Wait without raising an error, for training that has failed; the journal has the error."""
         self._writer.join()
+        if self._mirror:
+            self._mirror.close()
 
     def healthy_step(self) -> None:
         """Count a finite step for the checkpoints before it."""
@@ -131,7 +145,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: checkpoints were written and none is valid.
         """
-        chosen = self._on_rank0(lambda: self._records.choose(max_step))
+        chosen = self._choose(max_step)
         if self._config.checkpoint.mode == "async":
             # Allocate now, so that too little memory is an error before training, and the first save is fast.
             self._host = self._backend.to_host(tensors, self._host)
@@ -142,6 +156,19 @@ class CheckpointManager:
         with reading(folder):
             ranks = [files.read_json(folder / rank_file(rank)) for rank in range(read_manifest(folder).world[RANKS])]
             return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
+
+    def _choose(self, max_step: int | None) -> tuple[int, str] | None:
+        """Return step and folder of the checkpoint to restore; with a mirror, fetch it from there if it is newer."""
+
+        def choose() -> tuple[int, str] | None:
+            chosen: tuple[int, str] | None = self._on_rank0(lambda: self._records.choose(max_step))
+            return chosen
+
+        if self._fetcher is None or self._mirror is None:
+            return choose()
+        chosen, unmirrored = self._fetcher.choose(choose, max_step)
+        self._mirror.offer(unmirrored)
+        return chosen
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         """Read only the weights of another run's checkpoint, or of an imported model, into the tensors.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ class CheckpointRecords:
         """Journal that a checkpoint has been renamed."""
         self._rejected.discard(step)
         self.note("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest_sha256)
+
+    def is_verified(self, step: int) -> bool:
+        """Return whether a checkpoint was read again, by this attempt or an earlier one, and found valid."""
+        return step in self._verified or self._state.trust.get(step) in ("verified", "survived")
+
+    def may_be(self, step: int, is_of: Callable[[str], bool]) -> bool:
+        """Return whether a copy is one of this run's: every commit is journalled, unless the journal is lost.
+
+        Args:
+            step: of the copy.
+            is_of: whether it has this manifest.
+        """
+        return not self._manifests or (step in self._manifests and is_of(self._manifests[step]))
 
     def verify(self, step: int, folder: Path) -> None:
         """Read a checkpoint in the run directory again, and journal the result."""

@@ -21,6 +21,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, code_of, from_record, to_record
 from hlatctl.run.manifest import write_manifest
 from trainer.backends.base import Backend
+from trainer.checkpoint.mirror import Mirror
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
 
@@ -56,8 +57,11 @@ class Save:
 class Writer:
     """Writes one checkpoint at a time."""
 
-    def __init__(self, config: Config, backend: Backend, tiers: Tiers, records: CheckpointRecords) -> None:
+    def __init__(
+        self, config: Config, backend: Backend, tiers: Tiers, records: CheckpointRecords, mirror: Mirror | None
+    ) -> None:
         self._config, self._backend, self._tiers, self._records = config, backend, tiers, records
+        self._mirror = mirror
         self._world = {RANKS: backend.world_size, "data_parallel_size": backend.data_parallel_size}
         self._thread: threading.Thread | None = None
         self._failure: Failure | None = None
@@ -79,6 +83,7 @@ class Writer:
 
     def write_now(self, tensors: dict[str, Tensor], save: Save) -> None:
         """Write and commit now; verify in another thread."""
+
         if self._write(tensors, save, stall_s=None):
             self._start(lambda: self._follow_up(save))
 
@@ -163,6 +168,14 @@ class Writer:
         self._records.committed(save.step, manifest.sha256)
 
     def _follow_up(self, save: Save) -> None:
+        """Verify the checkpoint, on rank 0, and have the mirror copy it, on all ranks."""
+        try:
+            self._conclude(save)
+        finally:
+            if self._mirror:
+                self._mirror.offer([save.step] if self._records.is_verified(save.step) else [])
+
+    def _conclude(self, save: Save) -> None:
         """On rank 0: copy the checkpoint to shared storage, verify it, and delete checkpoints that aren't needed."""
         if self._backend.rank != 0:
             return
