@@ -59,11 +59,12 @@ class Mirror:
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps of which this process still has to copy its share; rank 0: to complete
         self._offered_s: dict[int, float] = {}
-        self._closed = False
+        self._working = self._closed = False
         self._failure, self._failures, self._alarmed = "", 0, False
         self._moved_s = time.monotonic()
         self._remote: Objects | None = None
         self._complete: set[layout.Copy] | None = None
+        self._newest: layout.Copy | None = None
         self._thread: threading.Thread | None = None
 
     def offer(self, steps: list[int]) -> None:
@@ -80,6 +81,7 @@ class Mirror:
             self._queue = list(replies[0][0])
             for step in self._queue:
                 self._offered_s.setdefault(step, time.monotonic())
+            self._working = self._working or bool(self._queue)
             self._moved_s = time.monotonic()
             self._changed.notify_all()
         if self._queue and self._thread is None:
@@ -90,7 +92,7 @@ class Mirror:
     def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
         """Wait at the end of a run until this process has copied everything, unless nothing moves any more."""
         told_s = time.monotonic()
-        while self._queue and not is_asked_to_stop():
+        while self._working and not is_asked_to_stop():
             now_s = time.monotonic()
             if now_s - self._moved_s > _PATIENCE_S:
                 self._alarm(
@@ -98,8 +100,8 @@ class Mirror:
                 )
                 return
             if now_s - told_s > _TELL_EVERY_S:
-                told_s = now_s
-                self._records.note("mirror_waiting", step=self._queue[0], url=self._url, message=self._failure)
+                told_s, step = now_s, next(iter(self._queue), 0)
+                self._records.note("mirror_waiting", step=step, url=self._url, message=self._failure)
             with self._changed:
                 self._changed.wait(_POLL_S)
 
@@ -128,6 +130,10 @@ class Mirror:
             self._failure, self._failures = "", 0
             with self._changed:
                 self._queue = [other for other in self._queue if other != step]
+            if self._backend.rank == 0:
+                self._tidy()
+            with self._changed:
+                self._working = bool(self._queue)
                 self._changed.notify_all()
 
     def _next(self) -> int | None:
@@ -182,11 +188,17 @@ class Mirror:
             wall_s = time.monotonic() - self._offered_s.get(copy.step, time.monotonic())
             url = remote.at(copy.name)
             self._note("checkpoint_mirrored", step=copy.step, bytes=manifest.size_bytes, wall_s=wall_s, url=url)
-        self._alarmed = False
-        self._tidy(remote, copy)
+        self._alarmed, self._newest = False, copy
 
-    def _tidy(self, remote: Objects, newest: layout.Copy) -> None:
+    def _tidy(self) -> None:
         """Delete incomplete copies that nobody continues, and complete ones that need not be kept."""
+        try:
+            if self._remote and self._newest:
+                self._keep_only_needed(self._remote, self._newest)
+        except Exception as error:  # whatever the service's own library raises
+            self._alarm(f"copies that are not needed can't be deleted ({type(error).__name__}: {error})")
+
+    def _keep_only_needed(self, remote: Objects, newest: layout.Copy) -> None:
         if self._complete is None:
             self._complete = set(layout.complete_copies(remote))
         self._complete.add(newest)

@@ -97,6 +97,8 @@ class CheckpointRecords:
     def committed(self, step: int, manifest_sha256: str) -> None:
         """Journal that a checkpoint has been renamed."""
         self._rejected.discard(step)
+        self._verified.discard(step)  # another one of that step was, in a course that was given up
+        self._state.trust.pop(step, None)
         self.note("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest_sha256)
 
     def is_verified(self, step: int) -> bool:

@@ -83,7 +83,6 @@ class Writer:
 
     def write_now(self, tensors: dict[str, Tensor], save: Save) -> None:
         """Write and commit now; verify in another thread."""
-
         if self._write(tensors, save, stall_s=None):
             self._start(lambda: self._follow_up(save))
 

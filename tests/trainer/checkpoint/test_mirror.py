@@ -1,0 +1,239 @@
+"""The mirror in object storage: what is copied, what is fetched, and that its failures never stop training."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fsspec", reason="no extra for object storage is installed")
+
+from hlatctl.cache import mirror as layout
+from hlatctl.cache.objects import Objects
+from hlatctl.run.errors import CheckpointError, StorageError
+from hlatctl.run.manifest import MANIFEST, checkpoint_steps, read_manifest, why_invalid
+from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
+from trainer.__main__ import main
+from trainer.checkpoint import fetch, mirror
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FIRST_PAUSE_S", "_LAST_PAUSE_S", "_FIRST_LOOK_S", "_LAST_LOOK_S"):
+        monkeypatch.setattr(mirror, name, 0.01)
+    monkeypatch.setattr(mirror, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(fetch, "_PAUSES_S", (0.0,))
+
+
+@pytest.fixture
+def mirrored(tmp_path: Path, make_run: MakeRun) -> RunPaths:
+    """A run that has not begun, with an empty mirror."""
+    return make_run(tmp_path / "run", checkpoint={"mirror_url": f"file://{tmp_path}/bucket"})
+
+
+def _copies(run: RunPaths) -> list[layout.Copy]:
+    return layout.complete_copies(layout.mirror_of(f"file://{run.root.parent}/bucket", run.run_id))
+
+
+def _steps(run: RunPaths) -> list[int]:
+    return sorted(copy.step for copy in _copies(run))
+
+
+def _folder(run: RunPaths, step: int) -> Path:
+    (name,) = [copy.name for copy in _copies(run) if copy.step == step]
+    return run.root.parent / "bucket" / run.run_id / name
+
+
+def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events_of(run, "step", attempt)}
+
+
+def _alarms(run: RunPaths, events_of: EventsOf, attempt: int | None = None) -> list[str]:
+    return [event["message"] for event in events_of(run, "alarm", attempt) if event["what"] == "mirror"]
+
+
+def _broken(monkeypatch: pytest.MonkeyPatch, breaks: Callable[[int], bool]) -> list[str]:
+    """Let puts fail whose number, from 0, breaks; return the paths of the others, as they come."""
+    put, arrived, count = Objects.put, list[str](), [0]
+
+    def failing(self: Objects, source: Path, path: str, *more: Any) -> None:
+        number, count[0] = count[0], count[0] + 1
+        if breaks(number):
+            raise ConnectionError("the storage is away")
+        put(self, source, path, *more)
+        arrived.append(path)
+
+    monkeypatch.setattr(Objects, "put", failing)
+    return arrived
+
+
+def test_every_verified_checkpoint_is_copied_and_the_run_waits_for_the_last_one(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = _broken(monkeypatch, lambda number: False)
+    assert train_here(mirrored, 1) == 0
+    copied = events_of(mirrored, "checkpoint_mirrored")
+    assert copied[-1]["step"] == 24
+    assert copied[-1]["bytes"] == read_manifest(mirrored.checkpoint(24)).size_bytes
+    assert arrived[0] == "config.yaml"
+    last = [path for path in arrived if path.startswith("step-00000024")]
+    assert last[-1].endswith(MANIFEST)
+    assert why_invalid(_folder(mirrored, 24), of_run=False) is None
+    assert not _alarms(mirrored, events_of)
+
+
+def test_a_lost_run_directory_continues_from_the_mirror_with_the_same_bits(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, make_run: MakeRun
+) -> None:
+    assert train_here(mirrored, 1) == 0
+    losses = _losses(mirrored, 1, events_of)
+    layout.delete(layout.mirror_of(f"file://{mirrored.root.parent}/bucket", "run"), _copies(mirrored)[0])
+    shutil.rmtree(mirrored.root)
+    again = make_run(mirrored.root, checkpoint={"mirror_url": f"file://{mirrored.root.parent}/bucket"})
+    assert train_here(again, 1) == 0
+    (fetched,) = events_of(again, "checkpoint_fetched")
+    assert fetched["step"] == events_of(again, "train_started")[0]["resumed_from_step"] == 16
+    assert _losses(again, 1, events_of) == {step: losses[step] for step in range(17, 25)}
+    assert _steps(again)[-1] == 24
+
+
+def test_a_checkpoint_that_is_damaged_in_the_run_directory_is_fetched(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    assert train_here(mirrored, 1) == 0
+    for step in checkpoint_steps(mirrored):
+        (mirrored.checkpoint(step) / "state.json").write_text("{}")
+    assert train_here(mirrored, 2) == 0
+    assert events_of(mirrored, "train_started", 2)[0]["resumed_from_step"] == 24
+    assert events_of(mirrored, "checkpoint_fetched", 2)[0]["step"] == 24
+
+
+def test_a_damaged_copy_is_not_used_and_the_one_before_it_is(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    assert train_here(mirrored, 1) == 0
+    shard = next(_folder(mirrored, 24).glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert _steps(mirrored)[-2:] == [16, 24]
+    shutil.rmtree(mirrored.checkpoints)
+    assert train_here(mirrored, 2) == 0
+    (alarm,) = _alarms(mirrored, events_of, 2)
+    assert f"{shard.name}: checksum differs" in alarm
+    assert events_of(mirrored, "train_started", 2)[0]["resumed_from_step"] == 16
+    assert not list(mirrored.checkpoints.glob(".tmp*"))
+
+
+def test_nothing_is_lost_silently_if_the_copies_are_damaged_too(mirrored: RunPaths, train_here: TrainHere) -> None:
+    assert train_here(mirrored, 1) == 0
+    for copy in _copies(mirrored):
+        (_folder(mirrored, copy.step) / "state.json").unlink()
+    shutil.rmtree(mirrored.checkpoints)
+    with pytest.raises(CheckpointError, match="the run does not start over by itself"):
+        train_here(mirrored, 2)
+
+
+def test_an_outage_is_one_alarm_and_the_copy_is_made_when_it_is_over(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _broken(monkeypatch, lambda number: number < 20)
+    assert train_here(mirrored, 1) == 0
+    (alarm,) = _alarms(mirrored, events_of)
+    assert alarm.endswith("ConnectionError: the storage is away")
+    assert _steps(mirrored)[-1] == 24
+    assert len(_losses(mirrored, 1, events_of)) == 24
+
+
+def test_a_run_ends_without_a_storage_that_stays_away_and_the_next_attempt_copies(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as away:
+        away.setattr(mirror, "_PATIENCE_S", 0.5)
+        _broken(away, lambda number: True)
+        assert train_here(mirrored, 1) == 0
+    assert _steps(mirrored) == []
+    assert events_of(mirrored, "train_stopped")[0]["reason"] == "finished"
+    assert train_here(mirrored, 2) == 0
+    assert _steps(mirrored) == [24]
+
+
+def test_whether_there_is_a_copy_must_be_known_only_without_a_checkpoint_here(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: Objects) -> list[str]:
+        raise ConnectionError("the storage is away")
+
+    assert train_here(mirrored, 1) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "folders", away)
+        assert train_here(mirrored, 2) == 0
+        assert "can't be read (ConnectionError: the storage is away)" in _alarms(mirrored, events_of, 2)[0]
+        shutil.rmtree(mirrored.checkpoints)
+        with pytest.raises(StorageError, match="whether it has a checkpoint to continue from is not known"):
+            train_here(mirrored, 3)
+    assert train_here(mirrored, 4) == 0
+
+
+def test_copies_after_a_walk_back_stop_counting(mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf) -> None:
+    assert train_here(mirrored, 1) == 0
+    shutil.rmtree(mirrored.checkpoint(8), ignore_errors=True)
+    before = {copy.step: copy for copy in _copies(mirrored)}
+    walked_back = ["--run-dir", os.fspath(mirrored.root), "--attempt", "2", "--max-checkpoint-step", "8"]
+    assert main(walked_back) == 0
+    assert events_of(mirrored, "train_started", 2)[0]["resumed_from_step"] == 8
+    assert events_of(mirrored, "checkpoint_fetched", 2)[0]["step"] == 8
+    assert set(before) == {8, 16, 24}
+    assert 24 in {event["step"] for event in events_of(mirrored, "checkpoint_mirrored", 2)}
+
+
+def test_the_newest_copies_and_the_lasting_ones_stay(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
+    tokens_per_step = 4 * 32
+    run = make_run(
+        tmp_path / "run",
+        checkpoint={
+            "mirror_url": f"file://{tmp_path}/bucket",
+            "mirror_keep": 1,
+            "mode": "sync",
+            "keep_every_tokens": 8 * tokens_per_step,
+            "every_steps": 4,
+            "keep": 6,
+        },
+    )
+    assert train_here(run, 1) == 0
+    left_over = tmp_path / "bucket" / "run" / f"step-00000003-{'0' * 12}"
+    left_over.mkdir()
+    (left_over / "state.json").touch()
+    layout.delete(layout.mirror_of(f"file://{tmp_path}/bucket", "run"), _copies(run)[0])
+    assert train_here(run, 2) == 0
+    assert _steps(run) == [8, 16, 24]
+    assert not left_over.exists()
+
+
+def test_a_copy_of_another_run_with_the_same_id_is_not_used(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    assert train_here(mirrored, 1) == 0
+    folder = _folder(mirrored, 24)
+    folder.rename(folder.with_name(f"step-00000032-{'f' * 12}"))
+    assert train_here(mirrored, 2) == 0
+    assert not events_of(mirrored, "checkpoint_fetched", 2)
+
+
+@pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside", ""])
+def test_a_manifest_that_names_files_outside_is_refused(path: str) -> None:
+    assert not fetch._is_inside(path)
+    assert fetch._is_inside("shard-00001.safetensors")
+
+
+def test_ranks_share_the_files_without_overlap_by_size() -> None:
+    files = [{"path": f"f{number}", "bytes": number % 7} for number in range(50)]
+    shares = [mirror.share(files, rank, 8) for rank in range(8)]
+    assert sorted(entry["path"] for share in shares for entry in share) == sorted(entry["path"] for entry in files)
+    sums = [sum(entry["bytes"] for entry in share) for share in shares]
+    assert max(sums) - min(sums) <= 6
