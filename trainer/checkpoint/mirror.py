@@ -153,10 +153,7 @@ class Mirror:
 
     def _connected(self) -> Objects:
         if self._remote is None:
-            remote = layout.mirror_of(self._url, self._run.run_id)
-            if self._backend.rank == 0 and remote.size(layout.CONFIG) is None:
-                remote.put(self._run.config, layout.CONFIG)
-            self._remote = remote
+            self._remote = layout.mirror_of(self._url, self._run.run_id)
         return self._remote
 
     def _put(self, remote: Objects, folder: Path, copy: layout.Copy, entry: dict[str, Any]) -> None:
@@ -183,6 +180,8 @@ class Mirror:
                 return
             _manifest(folder)
             look_s = min(_LAST_LOOK_S, 1.5 * look_s)
+        if remote.size(layout.CONFIG) is None:
+            remote.put(self._run.config, layout.CONFIG)
         if remote.size(copy.manifest) is None:
             remote.put(folder / MANIFEST, copy.manifest)
             wall_s = time.monotonic() - self._offered_s.get(copy.step, time.monotonic())

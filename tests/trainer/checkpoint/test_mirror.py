@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("fsspec", reason="no extra for object storage is installed")
 
+from conf.load import load
 from hlatctl.cache import mirror as layout
 from hlatctl.cache.objects import Objects
 from hlatctl.run.errors import CheckpointError, StorageError
-from hlatctl.run.manifest import MANIFEST, checkpoint_steps, read_manifest, why_invalid
+from hlatctl.run.manifest import MANIFEST, checkpoint_steps, read_manifest, why_invalid, write_manifest
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
+from tests.waiting import WAIT_S, wait_for
 from trainer.__main__ import main
+from trainer.backends.base import Backend
 from trainer.checkpoint import fetch, mirror
 
 
@@ -80,7 +85,7 @@ def test_every_verified_checkpoint_is_copied_and_the_run_waits_for_the_last_one(
     copied = events_of(mirrored, "checkpoint_mirrored")
     assert copied[-1]["step"] == 24
     assert copied[-1]["bytes"] == read_manifest(mirrored.checkpoint(24)).size_bytes
-    assert arrived[0] == "config.yaml"
+    assert arrived.count("config.yaml") == 1
     last = [path for path in arrived if path.startswith("step-00000024")]
     assert last[-1].endswith(MANIFEST)
     assert why_invalid(_folder(mirrored, 24), of_run=False) is None
@@ -237,3 +242,124 @@ def test_ranks_share_the_files_without_overlap_by_size() -> None:
     assert sorted(entry["path"] for share in shares for entry in share) == sorted(entry["path"] for entry in files)
     sums = [sum(entry["bytes"] for entry in share) for share in shares]
     assert max(sums) - min(sums) <= 6
+
+
+class _TwoRanks:
+    """Two ranks of one process: what the mirror uses of a backend."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, values: dict[int, Any], barrier: threading.Barrier) -> None:
+        self.rank, self._values, self._barrier = rank, values, barrier
+
+    def gather_beside(self, value: Any) -> list[Any]:
+        self._values[self.rank] = value
+        self._barrier.wait()
+        gathered = [self._values[0], self._values[1]]
+        self._barrier.wait()
+        return gathered
+
+
+class _Notes:
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+
+    def note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
+        self.notes.append((kind, fields))
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path, make_run: MakeRun) -> Iterator[tuple[RunPaths, list[mirror.Mirror], _Notes]]:
+    """A run with checkpoints of 4 and 8, each of 6 files, and the mirrors of its ranks."""
+    run = make_run(tmp_path / "run", checkpoint={"mirror_url": f"file://{tmp_path}/bucket"})
+    for step in (4, 8):
+        run.checkpoint(step).mkdir(parents=True)
+        for number in range(6):
+            (run.checkpoint(step) / f"shard-{number}").write_bytes(bytes([step]) * (number + 1))
+        write_manifest(run.checkpoint(step), step=step, tokens=step, world={"world_size": 2})
+    values, barrier, notes = dict[int, Any](), threading.Barrier(2), _Notes()
+    ranks = [
+        mirror.Mirror(load(run.config), run, cast(Backend, _TwoRanks(rank, values, barrier)), cast(Any, notes))
+        for rank in range(2)
+    ]
+    yield run, ranks, notes
+    for each in ranks:
+        each.close()
+
+
+def _offer(ranks: list[mirror.Mirror], steps: list[int]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda each: each.offer(steps), ranks))
+
+
+def test_the_manifest_comes_after_the_files_of_every_rank(
+    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ranks, notes = two_ranks
+    put, by, open_now = Objects.put, dict[str, str](), threading.Event()
+
+    def recorded(self: Objects, source: Path, path: str, *more: Any) -> None:
+        if path.endswith("shard-4"):  # rank 1's first
+            assert open_now.wait(WAIT_S)
+        put(self, source, path, *more)
+        by[path.rpartition("/")[2]] = str(threading.get_ident())
+
+    monkeypatch.setattr(Objects, "put", recorded)
+    _offer(ranks, [4])
+    wait_for(lambda: {"shard-5", "shard-3", "shard-1"} <= set(by))
+    assert MANIFEST not in by
+    assert _steps(run) == []
+    open_now.set()
+    wait_for(lambda: _steps(run) == [4])
+    assert by["shard-5"] == by["shard-3"] == by["shard-1"] == by[MANIFEST]
+    assert by["shard-4"] == by["shard-2"] == by["shard-0"] != by[MANIFEST]
+    wait_for(lambda: [kind for kind, _ in notes.notes] == ["checkpoint_mirrored"])
+
+
+def test_a_failure_of_another_rank_is_an_alarm_and_the_begun_copy_is_finished_first(
+    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ranks, notes = two_ranks
+    put, away = Objects.put, threading.Event()
+    failed = threading.Event()
+
+    def failing(self: Objects, source: Path, path: str, *more: Any) -> None:
+        if path.endswith("shard-4") and not away.is_set():
+            failed.set()
+            raise ConnectionError("no route")
+        put(self, source, path, *more)
+
+    monkeypatch.setattr(Objects, "put", failing)
+    _offer(ranks, [4])
+    assert failed.wait(WAIT_S)
+    wait_for(lambda: ranks[1]._failure)
+    _offer(ranks, [8])
+    kind, fields = notes.notes[0]
+    assert kind == "alarm"
+    assert "rank 1: step 4: ConnectionError: no route" in fields["message"]
+    away.set()
+    wait_for(lambda: _steps(run) == [4, 8])
+    wait_for(lambda: len(notes.notes) == 3)
+    assert [fields["step"] for kind, fields in notes.notes if kind == "checkpoint_mirrored"] == [4, 8]
+
+
+def test_a_checkpoint_that_is_deleted_before_it_is_copied_is_an_alarm_and_blocks_nothing(
+    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes],
+) -> None:
+    run, ranks, notes = two_ranks
+    shutil.rmtree(run.checkpoint(4))
+    _offer(ranks, [4])
+    wait_for(lambda: notes.notes)
+    assert "the checkpoint of step 4 was deleted before it was copied" in notes.notes[0][1]["message"]
+    _offer(ranks, [8])
+    wait_for(lambda: _steps(run) == [8])
+
+
+def test_the_end_of_a_run_does_not_wait_when_it_is_asked_to_stop(
+    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ranks, _ = two_ranks
+    monkeypatch.setattr(Objects, "put", lambda *_: (_ for _ in ()).throw(ConnectionError()))
+    monkeypatch.setattr(mirror, "_PATIENCE_S", 1e9)
+    _offer(ranks, [4])
+    ranks[0].finish(lambda: True)
