@@ -22,7 +22,7 @@ from conf.schema import Config, ParallelConfig
 from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
 from hlatctl.node import NODES_ENV
 from hlatctl.run import files
-from hlatctl.run.errors import PreflightError, run_main
+from hlatctl.run.errors import DependencyError, PreflightError, StorageError, run_main
 from hlatctl.run.host import node_name
 from hlatctl.run.manifest import checkpoint_steps, steps_in
 from hlatctl.run.paths import RunPaths
@@ -78,6 +78,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
     own_versions, differences = preflight_nodes.compare(run, backend, preflight.timeout_s)
     failures += differences
     failures += node_failures(run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
+    failures += _mirror_failures(config, run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
     if config.checkpoint.fast_dir is not None:
         folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
@@ -139,6 +140,20 @@ def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
         f"checkpoint.fast_dir={config.checkpoint.fast_dir}: {free} bytes are free, but its checkpoints need {needed} "
         f"more ({FAST_CHECKPOINTS} at once, {existing} there)"
     ]
+
+
+def _mirror_failures(config: Config, run: RunPaths) -> list[str]:
+    """Return why this node can't write the mirror. A run that has begun continues without it."""
+    url = config.checkpoint.mirror_url
+    if url is None or checkpoint_steps(run):
+        return []
+    from hlatctl.cache.mirror import check_writable
+
+    try:
+        check_writable(url)
+    except (StorageError, DependencyError) as error:
+        return [error.message]
+    return []
 
 
 def conclude(run: RunPaths, workers: list[Worker]) -> None:

@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass
 
 from hlatctl.cache.objects import Objects
-from hlatctl.run.errors import RunExistsError, StorageError, run_main
+from hlatctl.run.errors import DependencyError, RunExistsError, StorageError, run_main
 from hlatctl.run.manifest import MANIFEST, Manifest
 from hlatctl.run.paths import step_name
 
@@ -92,7 +92,11 @@ def check_writable(mirror_url: str) -> None:
         StorageError: it is not; the reason is the service's.
         DependencyError: a package is missing.
     """
-    mirror, content = Objects(mirror_url), uuid.uuid4().hex
+    try:
+        mirror = Objects(mirror_url)
+    except (StorageError, DependencyError) as error:
+        raise type(error)(f"checkpoint.mirror_url={error.message}", hint=error.hint) from None
+    content = uuid.uuid4().hex
     probe = f".probe-{content}"
     try:
         mirror.write(content.encode(), probe)

@@ -237,7 +237,7 @@ def test_a_manifest_that_names_files_outside_is_refused(path: str) -> None:
 
 
 def test_ranks_share_the_files_without_overlap_by_size() -> None:
-    files = [{"path": f"f{number}", "bytes": number % 7} for number in range(50)]
+    files: list[dict[str, Any]] = [{"path": f"f{number}", "bytes": number % 7} for number in range(50)]
     shares = [mirror.share(files, rank, 8) for rank in range(8)]
     assert sorted(entry["path"] for share in shares for entry in share) == sorted(entry["path"] for entry in files)
     sums = [sum(entry["bytes"] for entry in share) for share in shares]
