@@ -155,6 +155,26 @@ def test_an_outage_is_one_alarm_and_the_copy_is_made_when_it_is_over(
     assert len(_losses(mirrored, 1, events_of)) == 24
 
 
+def test_a_storage_that_hangs_holds_up_no_step_and_no_save(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, finish, answers = Objects.put, mirror.Mirror.finish, threading.Event()
+
+    def hanging(self: Objects, source: Path, path: str, *more: Any) -> None:
+        assert answers.wait(WAIT_S)
+        put(self, source, path, *more)
+
+    def after_training(self: mirror.Mirror, is_asked_to_stop: Callable[[], bool]) -> None:
+        assert [event["step"] for event in events_of(mirrored, "checkpoint_verified")] == [8, 16, 24]
+        answers.set()
+        finish(self, is_asked_to_stop)
+
+    monkeypatch.setattr(Objects, "put", hanging)
+    monkeypatch.setattr(mirror.Mirror, "finish", after_training)
+    assert train_here(mirrored, 1) == 0
+    assert _steps(mirrored) == [8, 24]
+
+
 def test_a_run_ends_without_a_storage_that_stays_away_and_the_next_attempt_copies(
     mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
