@@ -64,7 +64,11 @@ def violations(settings: Any, prefix: str = "") -> Iterator[ConfigError]:
         prefix: what its keys begin with in errors, such as ``"sweep."``.
     """
     for name, expected in field_types(type(settings)).items():
-        yield from _check(f"{prefix}{name}", getattr(settings, name), expected)
+        for error in _check(f"{prefix}{name}", value := getattr(settings, name), expected):
+            default = getattr(type(settings), name, None)  # a field's plain default is an attribute of its class
+            if default is not None and not isinstance(value, list | dict):
+                error.hint = error.hint or f"the default is {prefix}{name}={default}"
+            yield error
 
 
 def _check(key: str, value: Any, expected: Any) -> Iterator[ConfigError]:

@@ -69,11 +69,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 
 
 _STARTS_A_PROCESS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system")
+#: matplotlib lists the fonts once per machine, in the first test that draws a figure.
+_LISTS_FONTS = "fc-list"
 _in_unmarked_test = False
 
 
 def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
-    if _in_unmarked_test and event in _STARTS_A_PROCESS:
+    if _in_unmarked_test and event in _STARTS_A_PROCESS and args[0] != _LISTS_FONTS:
         raise AssertionError(f"an unmarked test starts a process {args[:2]}: mark it with @pytest.mark.processes")
 
 

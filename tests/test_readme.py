@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Cli
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ def test_every_command_of_the_readme_works(folder: Path, monkeypatch: pytest.Mon
         if command[1] == "ui":
             interrupt_when_ready(arguments, environment)
             continue
-        result = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=180, check=False)
+        result = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
         assert result.returncode == 0, (command, result.stderr)
         if command[1] == "train":
             ids.append(result.stdout.strip().splitlines()[-1])
@@ -98,5 +98,5 @@ def interrupt_when_ready(arguments: list[str], environment: dict[str, str]) -> N
         process = subprocess.Popen([*arguments, *ports], env=environment, stdout=output, stderr=subprocess.STDOUT)
         wait_for(lambda: log.read_text().count("http://127.0.0.1") >= 2 or process.poll() is not None)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) in (0, 130), log.read_text()
+        assert process.wait(WAIT_S) in (0, 130), log.read_text()
     assert log.read_text().count("http://127.0.0.1") >= 2, log.read_text()

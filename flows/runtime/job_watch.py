@@ -62,7 +62,7 @@ class JobWatch:
             self._ctx.message(f"{self._title}: {queued(reason, start_unix_s)}")
 
     def _running(self, status: Status) -> None:
-        if self._started or not status.hosts:  # they are known a moment after the nodes are there
+        if (self._started and not self.waits) or not status.hosts:  # they are known a moment after the nodes are there
             return
         self._started, self._reason = True, None
         self._ctx.event("job_started", job=self._name, hosts=list(status.hosts))

@@ -45,7 +45,7 @@ def pids_of(cli: Cli, run_id: str, driver: subprocess.Popen[str]) -> list[int]:
 
 
 def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, driver: subprocess.Popen[str]) -> None:
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate()
     assert driver.returncode == StoppedError.exit_code, output
     assert f"hlatctl resume {run_id}" in output
     assert f"stopped: run {run_id}: stopped on request after writing a checkpoint\n" in output
@@ -64,7 +64,7 @@ def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses
     if sys.platform == "linux":
         assert hosts(listening(pids_of(cli, "stopped", driver))) == {IPV4_LOOPBACK}, "it listens on loopback only"
     driver.terminate()
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate()
     assert driver.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), output
     assert "Traceback" not in output
     assert cli.trainer_pids("stopped"), "training continues"

@@ -1,15 +1,12 @@
-"""Evaluation beside training: jobs of their own that training never waits for, with the scores of one machine."""
+"""A whole run on two nodes: evaluations beside training that it never waits for, and the numbers of one machine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import conf.load
-from flows import evaluate
 from hlatctl.run import files
 from hlatctl.run.fold import read_state
 from tests.e2e.conftest import Cli
@@ -19,28 +16,32 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
-RUN, MILESTONE = "beside", 5_120
-SMALL = (
-    "cluster.processes_per_node=1",
-    "train.max_steps=20",
-    f"eval.every_tokens={MILESTONE}",
-    "eval.enabled=true",
-    "eval.limit=4",
-    "eval.tasks=[validation,smoke_mmlu]",
-    "eval.validation_tokens=2048",
-)
+RUN, STEPS, MILESTONE, LAST = "beside", 20, 5_120, 10_240
+SMALL = (f"train.max_steps={STEPS}", "eval.enabled=true", "eval.limit=4", "eval.validation_tokens=2048")
+TASKS = "eval.tasks=[validation,smoke_mmlu]"
 
 
-def scores(cli: Cli) -> Any:
-    return files.read_sealed_json(cli.paths(RUN).eval(MILESTONE) / "results.json")["scores"]
+def scores(cli: Cli, run_id: str) -> Any:
+    return files.read_sealed_json(cli.paths(run_id).eval(LAST) / "results.json")["scores"]
 
 
-def test_evaluations_are_jobs_beside_training_which_does_not_wait_and_score_as_on_one_machine(
+def check_preflight(cli: Cli) -> None:
+    run = cli.paths(RUN)
+    workers = files.read_json(run.preflight)["workers"]
+    assert [worker["host"] for worker in workers] == read_state(run).attempts[-1].hosts
+    assert len({tuple(worker["versions"].items()) for worker in workers}) == 1
+    assert {"hlatctl", "torch", "python"} == set(workers[0]["versions"])
+    assert list(run.preflight_nodes.iterdir()) == [], "the tokens are removed"
+
+
+def test_two_nodes_train_and_evaluate_beside_it_with_the_losses_and_scores_of_one_machine(
     lab: Lab, tmp_path: Path
 ) -> None:
     cli = Cli(tmp_path)
-    cluster = ("cluster=slurm", "cluster.nodes=1", "eval.cluster.partition=scavenge", "eval.cluster.extra=['--hold']")
-    run = cli.start_train(RUN, *SMALL, *cluster)
+    wait_for(lambda: all(lab.state_of(node) == "idle" for node in lab.nodes))
+    cluster = ("cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1")
+    beside = ("eval.cluster.partition=scavenge", "eval.cluster.extra=['--hold']", f"eval.every_tokens={MILESTONE}")
+    run = cli.start_train(RUN, *SMALL, TASKS, *cluster, *beside)
 
     try:
         wait_for(lambda: cli.events(RUN, "attempt_ended") or run.poll() is not None)
@@ -55,12 +56,12 @@ def test_evaluations_are_jobs_beside_training_which_does_not_wait_and_score_as_o
     assert output.index("training is finished; waiting") < output.index(f"job eval-{MILESTONE}: runs on n")
     assert "--exclusive" not in (cli.paths(RUN).launch(0) / f"eval-{MILESTONE}.sh").read_text()
     assert "--exclusive" in (cli.paths(RUN).launch(1) / "train.sh").read_text()
+    check_preflight(cli)
 
-    on_slurm = scores(cli)
-    assert on_slurm["smoke_mmlu"]["n"] == 4
-    assert len(on_slurm) > 1, "and the validation loss"
-    (cli.paths(RUN).eval(MILESTONE) / "results.json").unlink()
-    config = conf.load.load(cli.paths(RUN).config)
-    config = replace(config, cluster=replace(config.cluster, launcher="local"))
-    evaluate.drive(evaluate.of_run(cli.paths(RUN), config, read_state(cli.paths(RUN)), at=MILESTONE))
-    assert scores(cli) == on_slurm
+    local = cli.train("local", *SMALL, TASKS, "eval.every_tokens=1M")
+    assert local.returncode == 0, local.stdout + local.stderr
+    assert list(cli.losses(RUN)) == list(range(1, STEPS + 1))
+    assert cli.losses("local") == cli.losses(RUN)
+    assert scores(cli, RUN)["smoke_mmlu"]["n"] == 4
+    assert len(scores(cli, RUN)) > 1, "and the validation loss"
+    assert scores(cli, "local") == scores(cli, RUN)

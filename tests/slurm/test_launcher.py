@@ -65,10 +65,18 @@ def test_a_node_that_does_not_see_the_run_directory_is_blamed_and_says_so(
     assert "Traceback" not in what.log.read_text()
 
 
-def test_a_job_that_no_node_is_free_for_is_queued_with_the_reason(launcher: SlurmLauncher, tmp_path: Path) -> None:
+def test_a_job_that_no_node_is_free_for_or_that_is_suspended_waits_with_the_reason(
+    launcher: SlurmLauncher, lab: Lab, tmp_path: Path
+) -> None:
     first = job(tmp_path, SLEEPS, nodes=4)
     holding = submit(SlurmLauncher(cluster()), first)
     runs(launcher, holding, first)
+    number = lab.command("squeue", "-h", "-t", "RUNNING", "-o", "%i").stdout.strip()
+    lab.command("scontrol", "suspend", number)
+    wait_for(lambda: launcher.status(holding).reason == "suspended")
+    assert launcher.status(holding).state == "queued"
+    lab.command("scontrol", "resume", number)
+    wait_for(lambda: launcher.status(holding).state == "running")
     waiting = submit(launcher, job(tmp_path, SLEEPS, nodes=4))
     wait_for(lambda: launcher.status(waiting).state == "queued")
     wait_for(lambda: launcher.status(waiting).reason in ("Resources", "Priority"))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 #: Where the package aws-neuronx-tools installs them.
@@ -67,14 +68,17 @@ def first_line(*command: str, timeout_s: float) -> str:
     Raises:
         ToolError: it printed nothing in time.
     """
+    argv = [find(command[0]), *command[1:]]
     try:
-        result = subprocess.run([find(command[0]), *command[1:]], capture_output=True, timeout=timeout_s, check=False)
-        text = result.stdout
-    except subprocess.TimeoutExpired as timeout:
-        text = timeout.stdout or b""
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError as error:
         raise ToolError(f"{command[0]}: can't be run ({error.strerror})") from None
-    lines = text.decode(errors="replace").splitlines()
-    if not lines:
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
+    with process:
+        line = process.stdout.readline() if process.stdout else b""
+        timer.cancel()
+        process.kill()
+    if not line:
         raise ToolError(f"{command[0]}: printed nothing in {timeout_s:g} s")
-    return lines[0]
+    return line.decode(errors="replace").rstrip("\n")

@@ -21,6 +21,8 @@ _T = TypeVar("_T")
 #: States of a job that waits, and of one that runs (squeue(1), "JOB STATE CODES").
 WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED")
 RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+#: States of a job whose processes are stopped until somebody continues it.
+PAUSES = ("SUSPENDED", "STOPPED")
 #: Of every job of ours: id, state, reason, comment, nodes, expected start, host of the batch script, time left, name.
 #: The name is last: it may hold a "|".
 _FORMAT = "%i|%T|%r|%k|%N|%S|%B|%L|%j"

@@ -25,6 +25,7 @@ from flows.launch.slurm import script as scripts
 from flows.launch.slurm.accounting import Accounting
 from flows.launch.slurm.allocation import Folder, read_token, round_of
 from flows.launch.slurm.commands import (
+    PAUSES,
     RUNS,
     WAITS,
     Queue,
@@ -141,6 +142,8 @@ class SlurmLauncher:
             return None  # a job that is ending has its verdict later
         if row and row.state in WAITS:
             return Status(state="queued", reason=row.reason, expected_start_unix_s=_expected_start(row))
+        if row and row.state in PAUSES:
+            return Status(state="queued", reason=row.state.lower())
         if row and row.state in RUNS:
             return Status(state="running", hosts=round_.hosts() if round_ else hosts_of(row.nodes))
         return None

@@ -71,6 +71,16 @@ def test_the_next_driver_knows_that_the_job_waits(ctx: Context) -> None:
     assert ctx.state.queued == {}
 
 
+def test_a_suspended_job_waits_until_it_runs_again(ctx: Context) -> None:
+    job = watch(ctx, started=True)
+    job.saw(Status(state="queued", reason="suspended"))
+    assert ctx.state.queued["train"].reason == "suspended"
+    for _ in range(2):
+        job.saw(Status(state="running", hosts=("n1",)))
+    assert ctx.state.queued == {}
+    assert ctx.messages == ["attempt 1: queued (suspended)", "attempt 1: runs on n1"]
+
+
 def test_a_silent_scheduler_is_told_once_and_changes_nothing(ctx: Context) -> None:
     job = watch(ctx, started=True)
     for state in ("running", "unknown", "unknown", "running"):

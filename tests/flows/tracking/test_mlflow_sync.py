@@ -25,7 +25,7 @@ from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = [
     pytest.mark.processes,
@@ -428,15 +428,27 @@ with ui._bound("mlflow", int(sys.argv[2])) as listener, ui_record.only_ui(runs_d
 """
 
 
+#: Follows a run, and is killed when MLflow has the first batch of metrics.
+DIES_AFTER_A_BATCH = """
+import os, sys
+from mlflow import MlflowClient
+from flows.tracking import mlflow_sync
+real = MlflowClient.log_batch
+def dies(self, *args, **values):
+    real(self, *args, **values)
+    if values.get("metrics"):
+        os.kill(os.getpid(), 9)
+MlflowClient.log_batch = dies
+sys.exit(mlflow_sync.main(sys.argv[1:]))
+"""
+
+
 def test_a_follower_killed_between_batches_leaves_no_duplicates(
     runs_dir: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     run = make_run(runs_dir)
     train(run, 1, 4000)
-    follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
-    wait_for(lambda: len(rows(runs_dir)) > 0)
-    follower.kill()
-    follower.wait()
+    assert start("-c", DIES_AFTER_A_BATCH, str(run.root)).wait(WAIT_S) == -signal.SIGKILL
     assert not run.mirror.exists()
     assert 0 < len(rows(runs_dir)) < 4000
     mlflow_sync.sync(run)
@@ -453,7 +465,7 @@ def test_a_follower_copies_until_the_run_ends(runs_dir: Path, start: Callable[..
         wait_for(lambda: steps(rows(runs_dir)) == [1, 2, 3, 4, 5])
         assert follower.poll() is None
         finish(run)
-        assert follower.wait(60) == 0
+        assert follower.wait(WAIT_S) == 0
     assert mlflow_run(runs_dir, run).info.status == "FINISHED"
 
 
@@ -462,7 +474,7 @@ def test_a_follower_without_a_driver_copies_the_rest_and_ends(
 ) -> None:
     run = make_run(runs_dir)
     train(run, 1, 3)
-    assert start("-m", "flows.tracking.mlflow_sync", str(run.root)).wait(60) == 0
+    assert start("-m", "flows.tracking.mlflow_sync", str(run.root)).wait(WAIT_S) == 0
     assert steps(rows(runs_dir)) == [1, 2, 3]
 
 
@@ -471,7 +483,7 @@ def test_a_follower_without_a_driver_does_not_wait_for_mlflow(
 ) -> None:
     run = make_run(runs_dir, mlflow_uri=f"http://127.0.0.1:{free_port}")
     follower = start("-m", "flows.tracking.mlflow_sync", str(run.root))
-    _, error = follower.communicate(timeout=60)
+    _, error = follower.communicate(timeout=WAIT_S)
     assert follower.returncode == StorageError.exit_code
     assert error.splitlines()[-1] == "hint: the run continues without MLflow; `hlatctl sync` copies the rest later"
 

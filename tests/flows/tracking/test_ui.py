@@ -18,7 +18,7 @@ import pytest
 from flows.tracking import local_server, ui, ui_record
 from flows.tracking.ui import serve
 from hlatctl.run.errors import LaunchError, PortInUseError, RunBusyError
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ def start(tmp_path: Path, ports: tuple[int, int]) -> Iterator[Callable[[], subpr
     for process in started:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=WAIT_S)
 
 
 def children(pid: int) -> list[int]:
@@ -94,7 +94,7 @@ def groups_alive(leaders: list[int]) -> list[int]:
 
 
 def fetch(url: str, auth: str = "") -> str:
-    return local_server.get(url, auth, timeout_s=60).decode()
+    return local_server.get(url, auth, timeout_s=WAIT_S).decode()
 
 
 def answer(url: str, auth: str = "", method: str = "GET", **headers: str) -> int:
@@ -104,7 +104,7 @@ def answer(url: str, auth: str = "", method: str = "GET", **headers: str) -> int
     data = b"{}" if method == "POST" else None
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
             return int(response.status)
     except HTTPError as error:
         return error.code
@@ -167,7 +167,7 @@ def test_both_pages_are_served_until_one_server_ends(
     pids = children(ui.pid)
     assert all(auth.partition(":")[2] not in Path(f"/proc/{pid}/cmdline").read_text() for pid in (ui.pid, *pids))
     os.kill(pids[1], signal.SIGKILL)
-    _, error = ui.communicate(timeout=60)
+    _, error = ui.communicate(timeout=WAIT_S)
     assert ui.returncode == 19
     log = runs_dir / ".ui" / "mlflow.log"
     assert error == f"error: mlflow's server has ended unexpectedly (exit code -9)\nhint: see {log}\n"
@@ -183,7 +183,7 @@ def test_a_stop_while_they_start_leaves_no_process(
     servers = wait_for(lambda: pids if len(pids := children(ui.pid)) == 2 else None)
     assert servers
     ui.send_signal(number)
-    output, error = ui.communicate(timeout=60)
+    output, error = ui.communicate(timeout=WAIT_S)
     assert (ui.returncode, output, error) == (0, "", "")
     assert groups_alive(servers) == []
 

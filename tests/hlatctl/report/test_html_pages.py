@@ -12,8 +12,8 @@ from hlatctl.report.sweep_page import Winner
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.sweep import SweepState, TrialState
 
-HOSTILE = "<script>{{7*7}}</script>"
-SHOWN = "&lt;script&gt;{{7*7}}&lt;/script&gt;"
+HOSTILE = "<script>{{331*337}}</script>"
+SHOWN = "&lt;script&gt;{{331*337}}&lt;/script&gt;"
 
 
 def test_text_of_a_sweep_is_neither_markup_nor_template() -> None:
@@ -21,7 +21,7 @@ def test_text_of_a_sweep_is_neither_markup_nor_template() -> None:
     state = SweepState(sweep_id=HOSTILE, axes=[{"key": "optimizer.lr"}], trials={0: trial}, message=HOSTILE)
     html = sweep_page.render(state, {}, Winner(text=HOSTILE, command=f"hlatctl train {HOSTILE}", experiment=HOSTILE))
     assert "<script>" not in html
-    assert "49" not in html
+    assert "111547" not in html
     for shown in (
         f"<h1>{SHOWN}</h1>",
         f"created: {SHOWN}</dd>",
