@@ -18,12 +18,11 @@ MODEL = "model.json"
 _FREE_KEYS = ("name", "initializer_range", "scaled_initialization")
 
 
-def check_initial_weights(config: Config, *, checksums: bool) -> None:
-    """Check that the folder exists, is complete, and contains the configuration's model.
+def check_initial_weights(config: Config) -> None:
+    """Check that the folder exists, is complete, and contains the configuration's model. Checksums aren't verified.
 
     Args:
         config: a configuration; one without ``train.init_from`` passes.
-        checksums: read every file, instead of comparing sizes only.
 
     Raises:
         ConfigError: there is no such folder, or the weights belong to a different model; names every differing key.
@@ -37,9 +36,9 @@ def check_initial_weights(config: Config, *, checksums: bool) -> None:
             f"train.init_from={folder}: no such folder",
             hint="`hlatctl checkpoint import` makes one from a Hugging Face folder; a run has them in checkpoints/",
         )
-    reason = why_invalid(folder, checksums=checksums, of_run=False)
+    reason = why_invalid(folder, checksums=False, of_run=False)
     if reason:
-        raise CheckpointError(f"train.init_from={folder}: {reason}", hint="import the model, or copy the folder, again")
+        raise damaged(folder, reason)
     theirs = _model_of(folder)
     ours = {key: value for key, value in asdict(config.model).items() if key not in _FREE_KEYS}
     differing = [key for key, value in ours.items() if theirs.get(key) != value]
@@ -49,6 +48,11 @@ def check_initial_weights(config: Config, *, checksums: bool) -> None:
             f"train.init_from={folder}: its weights belong to a different model: {differences}",
             hint=" ".join(model_overrides({key: theirs.get(key) for key in differing})),
         )
+
+
+def damaged(folder: Path, reason: str) -> CheckpointError:
+    """Return the error of initial weights that are incomplete or have changed."""
+    return CheckpointError(f"train.init_from={folder}: {reason}", hint="import the model, or copy the folder, again")
 
 
 def model_overrides(model: dict[str, Any]) -> list[str]:

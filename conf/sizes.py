@@ -13,8 +13,9 @@ FP32_BYTES, BF16_BYTES = 4, 2
 #: Bytes of one activation, by ``precision.name``.
 COMPUTE_BYTES = {"fp32": FP32_BYTES, "mixed": BF16_BYTES, "bf16_sr": BF16_BYTES, "bf16": BF16_BYTES}
 #: Besides the tensors, each process writes its random state and its position in the corpus (10.4 kB measured on one
-#: CPU process), and the header of its shard: about 130 bytes per tensor.
-CHECKPOINT_BYTES_PER_PROCESS = 32 << 10
+#: CPU process; equal random states are stored once), and the header of its shard and the list of its blocks: about 240
+#: bytes per tensor, of which a process of 70B in 8 stages has 180.
+CHECKPOINT_BYTES_PER_PROCESS = 64 << 10
 #: ``checkpoint.fast_dir`` holds the newest verified checkpoint and the one that is being written.
 FAST_CHECKPOINTS = 2
 

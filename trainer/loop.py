@@ -90,7 +90,7 @@ class Training:
             self.step = self.first_step = restored.step
             self.monitor = Monitor(restored.shared["monitor"])
             self.optimizer.loaded(restored.shared["optimizer_steps"])
-            set_rng_state(restored.ranks[self.backend.rank % len(restored.ranks)]["rng"])
+            set_rng_state(restored.rng)
         elif self.config.train.init_from:
             self.checkpoints.begin_from(Path(self.config.train.init_from), tensors)
         return restored
@@ -297,7 +297,7 @@ def _loader(
     state = None
     if last:
         check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
-        state = [row for rank in last.ranks for row in rank["loader"]]
+        state = last.loader
     loader = Loader(
         config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
     )

@@ -81,7 +81,9 @@ class ParameterShard:
 
         shape = list(self.parameter.shape)
         if self.shard_spec is not None:
-            return self.shard_spec.as_distributed(part, first_row, shape[0])
+            replicas = self.mesh["dp"]
+            replica = (0, 1) if self.sharded else (replicas.get_local_rank(), replicas.size())
+            return self.shard_spec.as_distributed(part, first_row, shape[0], replica)
         if self.slice_dim is not None:
             shape[self.slice_dim] *= self.mesh["tp"].size()
         placements: list[Placement] = [

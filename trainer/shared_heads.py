@@ -10,17 +10,13 @@ which processes share a head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from conf.schema import ModelConfig
 from hlatctl.run.errors import ConfigError
-
-if TYPE_CHECKING:  # preflight needs no checkpoints, and importing this takes a second
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-    from torch.distributed.checkpoint.planner import WriteItem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +60,21 @@ class ShardSpec:
         weights[rows - self.replicated_rows :] /= self.kv_replicas
         return weights
 
-    def as_distributed(self, part: Tensor, first_row: int, rows: int) -> UnevenShard:
-        """Attach to some rows of a shard, which has ``rows`` rows, their position in the whole parameter."""
+    def as_distributed(self, part: Tensor, first_row: int, rows: int, replica: tuple[int, int] = (0, 1)) -> UnevenShard:
+        """Attach to some rows of a shard, which has ``rows`` rows, their position in the whole parameter.
+
+        Args:
+            part: the rows.
+            first_row: of them in the shard.
+            rows: of the shard.
+            replica: the number of this process among those that have the same rows, and how many have them.
+        """
         shape = self.global_shape([rows, *part.shape[1:]])
+        chunks: list[tuple[Tensor, tuple[int, ...], bool]] = []
         if self.dim != 0:
             chunks = [(part, (first_row, self.ranges[0].start), True)] if len(part) else []
-            return UnevenShard.of(part, shape, chunks)
-        chunks, before = [], 0
+            return UnevenShard.of(part, shape, chunks, replica)
+        before = 0
         for range_ in self.ranges:
             start = max(before, first_row)
             before += range_.stop - range_.start
@@ -78,7 +82,7 @@ class ShardSpec:
             if start < stop:
                 row = range_.stop - before + start
                 chunks.append((part[start - first_row : stop - first_row], (row, 0), range_.writes))
-        return UnevenShard.of(part, shape, chunks)
+        return UnevenShard.of(part, shape, chunks, replica)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,26 +163,28 @@ class SharedHeads:
 class UnevenShard(Tensor):
     """A process's shard of a tensor whose shards are not equal blocks, which DTensor requires.
 
-    It holds the shard and has the methods that torch.distributed.checkpoint calls on a tensor that lists its chunks
-    (as it does for DTensor). ``size()`` is that of the whole tensor. The results of operations on it are plain tensors.
+    It holds the shard. ``size()`` is that of the whole tensor. The results of operations on it are plain tensors.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    chunks: list[tuple[Tensor, tuple[int, ...], bool]]
+    """Views of the shard, the offsets of each in the whole, and whether this process writes it to checkpoints."""
+    replica: tuple[int, int]
+    """The number of this process among those that have the same shard, and how many have it."""
     _global_shape: torch.Size
-    _chunks: list[tuple[Tensor, torch.Size, bool]]
 
     @classmethod
-    def of(cls, part: Tensor, shape: list[int], chunks: list[tuple[Tensor, tuple[int, int], bool]]) -> UnevenShard:
-        """Make a shard.
-
-        Args:
-            part: all that this process has.
-            shape: of the whole tensor.
-            chunks: views of the part, the offset of each in the whole, and whether this process writes it.
-        """
+    def of(
+        cls,
+        part: Tensor,
+        shape: list[int],
+        chunks: list[tuple[Tensor, tuple[int, ...], bool]],
+        replica: tuple[int, int],
+    ) -> UnevenShard:
+        """Make a shard from all that this process has, the shape of the whole tensor, and its attributes."""
         shard = part.as_subclass(cls)
         shard._global_shape = torch.Size(shape)
-        shard._chunks = [(chunk, torch.Size(offsets), writes) for chunk, offsets, writes in chunks]
+        shard.chunks, shard.replica = chunks, replica
         return shard
 
     def to_local(self) -> Tensor:
@@ -188,32 +194,3 @@ class UnevenShard(Tensor):
     def size(self, dim: int | None = None) -> Any:
         """Return the size of the whole tensor."""
         return self._global_shape if dim is None else self._global_shape[dim]
-
-    def __create_write_items__(self, fqn: str, tensor: Any) -> list[WriteItem]:
-        """Return the chunks that this process writes."""
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-
-        return [
-            WriteItem(
-                index=MetadataIndex(fqn, offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk=ChunkStorageMetadata(offsets=offsets, sizes=chunk.size()),
-                    properties=TensorProperties.create_from_tensor(chunk),
-                    size=self._global_shape,
-                ),
-            )
-            for chunk, offsets, writes in self._chunks
-            if writes
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Return the chunks that this process reads."""
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
-        return [ChunkStorageMetadata(offsets=offsets, sizes=chunk.size()) for chunk, offsets, _ in self._chunks]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        """Return the chunk at an offset."""
-        return next(chunk for chunk, offsets, _ in self._chunks if offsets == index.offset)

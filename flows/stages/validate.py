@@ -65,7 +65,7 @@ def check(config: Config, *, begun: bool = False) -> None:
     if is_mock(config):
         return  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
     if not begun:
-        check_initial_weights(config, checksums=False)
+        check_initial_weights(config)
     if config.data.inputs or config.tokenizer.path:
         ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
     if config.eval.enabled and (config.eval.tasks or config.eval.groups or config.eval.runner != "hf"):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hlatctl.run import files
 from hlatctl.run.journal import Event, no_steps, read_events
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.rank_states import first_states_file
 from hlatctl.run.reading import reading
 
 
@@ -42,7 +43,7 @@ def batches_drawn(run: RunPaths, step: int, events: Sequence[Event]) -> int:
 
 
 def _from_checkpoint(run: RunPaths, step: int) -> int:
-    """Read the number from rank 0's file: journals of older releases don't have it."""
-    path = run.checkpoint(step) / "rank-00000.json"
+    """Read the number from the first loader's state: journals of older releases don't have it."""
+    path = first_states_file(run.checkpoint(step))
     with reading(path, hint=f"`hlatctl checkpoint verify {run.run_id}`"):
         return int(files.read_json(path)["loader"][0][0])

@@ -125,20 +125,33 @@ def sha256_json(value: dict[str, Any]) -> str:
 
 def describe_tree(root: Path) -> list[dict[str, Any]]:
     """Return ``[{"path", "bytes", "sha256"}]`` of all files below a folder, sorted."""
-    files = sorted(p for p in root.rglob("*") if p.is_file())
-    return [
-        {"path": p.relative_to(root).as_posix(), "bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in files
-    ]
+    return [describe(root, path) for path in sorted(path for path in root.rglob("*") if path.is_file())]
+
+
+def describe(root: Path, path: Path) -> dict[str, Any]:
+    """Return a file's entry for :func:`describe_tree`."""
+    return {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def first_difference(root: Path, files: list[dict[str, Any]], *, checksums: bool = True) -> str | None:
-    """Return the first listed file that is missing or differs, as ``"name: reason"``. None if all match."""
-    for entry in files:
-        path = root / entry["path"]
-        if not path.is_file():
-            return f"{entry['path']}: missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{entry['path']}: {path.stat().st_size} bytes, expected {entry['bytes']}"
-        if checksums and sha256_file(path) != entry["sha256"]:
-            return f"{entry['path']}: checksum differs"
+    """Return the first listed file that is missing or differs, as ``"name: reason"``. None if all match.
+
+    Files are hashed in parallel: SHA-256 of one stream is 1.8 GB/s, less than fast storage reads.
+    """
+    if not checksums or len(files) < 2:
+        return next(filter(None, (_difference(root, entry, checksums=checksums) for entry in files)), None)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return next(filter(None, pool.map(lambda entry: _difference(root, entry, checksums=True), files)), None)
+
+
+def _difference(root: Path, entry: dict[str, Any], *, checksums: bool) -> str | None:
+    path = root / entry["path"]
+    if not path.is_file():
+        return f"{entry['path']}: missing"
+    if path.stat().st_size != entry["bytes"]:
+        return f"{entry['path']}: {path.stat().st_size} bytes, expected {entry['bytes']}"
+    if checksums and sha256_file(path) != entry["sha256"]:
+        return f"{entry['path']}: checksum differs"
     return None

@@ -50,9 +50,18 @@ class Manifest:
         return files.sha256_json(asdict(self))
 
 
-def write_manifest(checkpoint: Path, *, step: int, tokens: int, world: dict[str, int]) -> Manifest:
-    """Write the manifest of a checkpoint's folder, durably, and return it."""
-    manifest = Manifest(step=step, tokens=tokens, world=world, files=files.describe_tree(checkpoint))
+def write_manifest(
+    checkpoint: Path, *, step: int, tokens: int, world: dict[str, int], entries: list[dict[str, Any]] | None = None
+) -> Manifest:
+    """Write the manifest of a checkpoint's folder, durably, and return it.
+
+    Args:
+        checkpoint: its folder.
+        step: see :class:`Manifest`, also for ``tokens`` and ``world``.
+        entries: of all files; None: read every file in the folder and hash it.
+    """
+    listed = files.describe_tree(checkpoint) if entries is None else sorted(entries, key=lambda entry: entry["path"])
+    manifest = Manifest(step=step, tokens=tokens, world=world, files=listed)
     files.write_sealed_json(checkpoint / MANIFEST, asdict(manifest))
     fsync(checkpoint)
     return manifest

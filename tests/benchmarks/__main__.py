@@ -15,6 +15,7 @@ from tests.benchmarks import (
     plan_accuracy,
     policy_scale,
     scale,
+    scale_checkpoints,
     trainer_speed,
     uptime,
 )
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "policy_scale": policy_scale.run,
     "plan_accuracy": plan_accuracy.run,
     "scale": scale.run,
+    "scale_checkpoints": scale_checkpoints.run,
 }
 
 

@@ -55,7 +55,7 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
     import torch
 
     from trainer.backends.torch_native import TorchNative
-    from trainer.checkpoint.manager import CheckpointManager
+    from trainer.checkpoint.manager import CheckpointManager, rng_state
 
     backend = TorchNative(config)
     model = backend.build_model(document_end_id=None)
@@ -78,7 +78,8 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
             optimizer.step(lr=1e-4, grad_scale=1.0)
             steps_s.append(time.perf_counter() - started)
             started = time.perf_counter()
-            checkpoints.save(optimizer.tensors(), step=step, tokens=step, reason="interval", shared={}, own={})
+            state = {"loader": [], "rng": rng_state()}
+            checkpoints.save(optimizer.tensors(), step=step, tokens=step, reason="interval", shared={}, own=state)
             stalls_s[mode].append(time.perf_counter() - started)
             checkpoints.wait()
     backend.close()

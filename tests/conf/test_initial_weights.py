@@ -34,14 +34,14 @@ def beginning_with(folder: Path, **model: object) -> Config:
 
 
 def test_weights_of_the_same_shape_pass_whatever_they_are_called(weights: Path) -> None:
-    check_initial_weights(Config(), checksums=True)
-    check_initial_weights(beginning_with(weights), checksums=True)
+    check_initial_weights(Config())
+    check_initial_weights(beginning_with(weights))
 
 
 def test_every_differing_key_is_named_with_both_values_and_what_mends_it(weights: Path) -> None:
     config = beginning_with(weights, num_layers=6, tie_embeddings=True)
     with pytest.raises(ConfigError) as caught:
-        check_initial_weights(config, checksums=False)
+        check_initial_weights(config)
     assert caught.value.message == (
         f"train.init_from={weights}: its weights belong to a different model: model.num_layers=6 (the weights: 4), "
         "model.tie_embeddings=True (the weights: False)"
@@ -51,17 +51,13 @@ def test_every_differing_key_is_named_with_both_values_and_what_mends_it(weights
 
 def test_missing_folder_and_damaged_files_are_named(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.init_from=.*nowhere: no such folder"):
-        check_initial_weights(beginning_with(tmp_path / "nowhere"), checksums=False)
-    (weights / "shard.safetensors").write_bytes(b"weighty")
-    check_initial_weights(beginning_with(weights), checksums=False)
-    with pytest.raises(CheckpointError, match=r"shard\.safetensors: checksum differs"):
-        check_initial_weights(beginning_with(weights), checksums=True)
+        check_initial_weights(beginning_with(tmp_path / "nowhere"))
     (weights / "shard.safetensors").write_bytes(b"less")
     with pytest.raises(CheckpointError, match=r"shard\.safetensors: 4 bytes, expected 7"):
-        check_initial_weights(beginning_with(weights), checksums=False)
+        check_initial_weights(beginning_with(weights))
     (weights / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"no manifest\.json"):
-        check_initial_weights(beginning_with(weights), checksums=False)
+        check_initial_weights(beginning_with(weights))
 
 
 def test_checkpoint_that_does_not_say_its_model_is_refused(weights: Path) -> None:
@@ -69,7 +65,7 @@ def test_checkpoint_that_does_not_say_its_model_is_refused(weights: Path) -> Non
         (weights / name).unlink()
     write_manifest(weights, step=0, tokens=0, world={})
     with pytest.raises(CheckpointError, match=r"no readable model\.json"):
-        check_initial_weights(beginning_with(weights), checksums=False)
+        check_initial_weights(beginning_with(weights))
 
 
 def test_the_overrides_of_a_model_compose_to_it() -> None:

@@ -16,21 +16,23 @@ from hlatctl.run.errors import run_main
 from trainer.__main__ import main
 from trainer.backends.torch_native import TorchNative
 from trainer.process import follow_launcher
+from trainer.shard_file import ShardFile
 
 _SECOND = ".tmp-step-00000100"
 _save = TorchNative.save
 
 
-def _badly(backend: TorchNative, tensors: dict[str, Tensor], folder: Path) -> None:
-    _save(backend, tensors, folder)
+def _badly(backend: TorchNative, tensors: dict[str, Tensor], folder: Path) -> ShardFile | None:
+    shard = _save(backend, tensors, folder)
     if folder.name != _SECOND:
-        return
+        return shard
     if os.environ["BAD_DISK"] == "hang":
-        for shard in folder.glob("*.safetensors"):
-            os.truncate(shard, shard.stat().st_size // 2)
+        for path in folder.glob("*.safetensors"):
+            os.truncate(path, path.stat().st_size // 2)
         time.sleep(3600)
     elif backend.rank == 1:
         raise OSError("Input/output error")
+    return shard
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_rollback_continues_from_the_previous_checkpoint_without_the_batch(
     again = events_of(run, "step", 2)
     assert [event["step"] for event in again] == list(range(9, 25))
     assert [event["batch"] for event in again] == [batch for batch in range(9, 26) if batch != poisoned]
-    rows = files.read_json(run.checkpoint(24) / "rank-00000.json")["loader"]
+    rows = files.read_json(run.checkpoint(24) / "ranks.json")["loader"]
     assert rows[0][0] == batches_drawn(run, 24, read_events(run)) == 25
 
 

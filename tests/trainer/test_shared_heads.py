@@ -83,7 +83,7 @@ def test_a_checkpoint_of_all_shards_is_one_of_the_whole_and_back(
                 assert tensors[name].size() == wholes[name].size()
             folder = tmp_path / f"{rank}-{replica}"
             folder.mkdir()
-            save_tensors(tensors, folder, alone=True)
+            save_tensors(tensors, folder)
             for shard in folder.glob("*.safetensors"):
                 shard.rename(tmp_path / "together" / f"{folder.name}-{shard.name}")
     written = read_tensors(tmp_path / "together", lambda name: True)
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_all_shards_is_one_of_the_whole_and_back(
         for name, part in slices_of(wholes, heads).items():
             for first, stop in ((0, 8), (3, 7)):
                 target = as_distributed(name, torch.zeros_like(part[first:stop]), heads, first)
-                load_tensors({name: target}, tmp_path / "together", alone=True)
+                load_tensors({name: target}, tmp_path / "together")
                 assert isinstance(target, UnevenShard)
                 assert target.to_local().equal(part[first:stop]), (name, heads, first)
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from trainer.model import Llama
+from trainer.shard_file import ShardFile
+from trainer.shard_index import ShardIndex
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,12 @@ class Backend(Protocol):
     def gather_beside(self, value: Any) -> list[Any]:
         """As :meth:`gather`, for another thread than the training thread; uses a process group of its own."""
 
+    def to_rank0_beside(self, value: Any) -> list[Any]:
+        """As :meth:`gather_beside`, but other ranks get an empty list: for values that are large together."""
+
+    def from_rank0_beside(self, value: Any) -> Any:
+        """As :meth:`from_rank0`, over the process group of :meth:`gather_beside`."""
+
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy this process's shards to host memory; the copy is complete when this returns.
 
@@ -136,11 +144,26 @@ class Backend(Protocol):
             into: the result of an earlier call, whose memory is reused; empty: allocate memory.
         """
 
-    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Write tensors into a folder durably, each process its shards; may run beside training."""
+    def for_writing(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors of an optimizer in a form that another thread can read while training waits."""
 
-    def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Read tensors in place from a folder that :meth:`save` wrote."""
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> ShardFile | None:
+        """Write this process's share of tensors into a folder durably; may run in another thread.
+
+        Args:
+            tensors: from :meth:`to_host` or :meth:`for_writing`.
+            folder: must exist.
+
+        Returns:
+            The file; None if other processes write all that this one has.
+        """
+
+    def load(self, tensors: dict[str, Tensor], folder: Path, index: ShardIndex) -> Callable[[], None]:
+        """Read tensors of an optimizer from a folder whose shards the index lists; may run in another thread.
+
+        Returns:
+            A function for the training thread that puts them in place. On some devices they are already.
+        """
 
     def compile_counters(self) -> dict[str, int]:
         """Return how many graphs of this process came from the cache (``hits``) or not (``misses``); {} if unknown."""

@@ -28,6 +28,8 @@ from trainer.init import initial_slice, initialize
 from trainer.model import Llama
 from trainer.optim import local
 from trainer.parallel import Layout, parameter_shards
+from trainer.shard_file import ShardFile
+from trainer.shard_index import ShardIndex
 from trainer.shared_heads import SharedHeads
 from trainer.storage import load_tensors, save_tensors
 
@@ -251,29 +253,32 @@ class Nxd(TorchDistributed):
         """Gather over gloo, without the device."""
         return gather_json(value, torch.device("cpu"), self._host)
 
-    def gather_beside(self, value: Any) -> list[Any]:
-        """Gather over a group that training does not use."""
-        return gather_json(value, torch.device("cpu"), self._beside)
-
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy everything now: another thread can't read the device's memory during training."""
         assert self._optimizer is not None
         return {name: self._optimizer.as_distributed(name, tensor.cpu()) for name, tensor in tensors.items()}
 
-    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Write this project's format, like every backend."""
-        on_device = any(tensor.device.type == "xla" for tensor in tensors.values())
-        host = self.to_host(tensors, {}) if on_device else tensors
-        save_tensors(host, folder, alone=False, group=self._beside)
+    def for_writing(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy them to host memory: another thread can't read the device's."""
+        return self.to_host(tensors, {})
 
-    def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Read into host memory, then copy to the device."""
-        assert self._optimizer is not None
-        host = {name: self._optimizer.host_target(name) for name in tensors}
-        load_tensors(host, folder, alone=False, group=self._host)
-        for name, value in host.items():
-            self._optimizer.write(name, local(value))
-        self.step_boundary()
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> ShardFile | None:
+        """Write this project's format, like every backend."""
+        return save_tensors(tensors, folder, number=self.rank + 1)
+
+    def load(self, tensors: dict[str, Tensor], folder: Path, index: ShardIndex) -> Callable[[], None]:
+        """Read into host memory; the function copies to the device."""
+        optimizer = self._optimizer
+        assert optimizer is not None
+        host = {name: optimizer.host_target(name) for name in tensors}
+        load_tensors(host, folder, index)
+
+        def put() -> None:
+            for name, value in host.items():
+                optimizer.write(name, local(value))
+            self.step_boundary()
+
+        return put
 
     def compile_counters(self) -> dict[str, int]:
         """Return nothing: torch-xla counts graphs, but only the compiler knows which were in its cache."""

@@ -25,12 +25,14 @@ from trainer.init import initialize
 from trainer.model import Llama
 from trainer.optim import AdamW, clip_scale, local
 from trainer.parallel import loss_of, make_layout, parameter_shards, prepare
+from trainer.shard_file import ShardFile
+from trainer.shard_index import ShardIndex
 from trainer.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from trainer.pipeline import Pipeline
 
-#: Collectives fail after this long; far above the time of a checkpoint or a compilation.
+#: Collectives fail after this long; far above the time of a compilation. None waits for a checkpoint's storage.
 _TIMEOUT = timedelta(minutes=15)
 
 
@@ -47,7 +49,8 @@ class TorchNative(TorchDistributed):
         if self.world_size > 1 and not dist.is_initialized():
             rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
         # Another thread writes checkpoints; it must not use the process groups of training.
-        self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) if self.world_size > 1 else None
+        if self.world_size > 1:
+            self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
         self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader = self._layout.is_replica_leader
@@ -160,10 +163,6 @@ class TorchNative(TorchDistributed):
         """See :class:`trainer.backends.base.Backend`."""
         return [value] if self.world_size == 1 else gather_json(value, self.device, None)
 
-    def gather_beside(self, value: Any) -> list[Any]:
-        """Gather between the hosts, over a group that training does not use."""
-        return [value] if self.world_size == 1 else gather_json(value, torch.device("cpu"), self._beside)
-
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy everything now, to pinned memory where that is faster."""
         pinned = self._facts.pins_host_memory
@@ -175,13 +174,18 @@ class TorchNative(TorchDistributed):
         self.wait()
         return host
 
-    def save(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Write safetensors shards."""
-        save_tensors(tensors, folder, alone=self.world_size == 1, group=self._beside)
+    def for_writing(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return them as they are: writing copies them one by one."""
+        return tensors
 
-    def load(self, tensors: dict[str, Tensor], folder: Path) -> None:
+    def save(self, tensors: dict[str, Tensor], folder: Path) -> ShardFile | None:
+        """Write a safetensors shard."""
+        return save_tensors(tensors, folder, number=self.rank + 1)
+
+    def load(self, tensors: dict[str, Tensor], folder: Path, index: ShardIndex) -> Callable[[], None]:
         """Read safetensors shards in place."""
-        load_tensors(tensors, folder, alone=self.world_size == 1)
+        load_tensors(tensors, folder, index)
+        return lambda: None
 
     def compile_counters(self) -> dict[str, int]:
         """Return Inductor's counters; graphs that it can't cache count as misses. Other compilers don't count."""

@@ -6,6 +6,8 @@ the way. The folder is then renamed, and restored from like any other checkpoint
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import shutil
 import time
@@ -20,12 +22,13 @@ from hlatctl.cache.layout import File
 from hlatctl.cache.objects import Objects
 from hlatctl.cache.transfer import copy_checked
 from hlatctl.run.atomic import fsync, replace_folder
-from hlatctl.run.errors import CheckpointError, StorageError
+from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
 from hlatctl.run.manifest import MANIFEST, read_manifest, steps_in
 from hlatctl.run.paths import RunPaths, step_name
 from trainer.backends.base import Backend
 from trainer.checkpoint.mirror import share
 from trainer.checkpoint.tiers import Tiers
+from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import CheckpointRecords
 
 Chosen = tuple[int, str] | None
@@ -38,22 +41,16 @@ class Fetcher:
 
     Args:
         config: of a run with ``checkpoint.mirror_url``.
-        on_rank0: calls a function on rank 0, and returns its value or raises its error on every rank.
     """
 
     def __init__(
-        self,
-        config: Config,
-        run: RunPaths,
-        backend: Backend,
-        tiers: Tiers,
-        records: CheckpointRecords,
-        on_rank0: Callable[[Callable[[], Any]], Any],
+        self, config: Config, run: RunPaths, backend: Backend, tiers: Tiers, records: CheckpointRecords
     ) -> None:
         assert config.checkpoint.mirror_url is not None
         self._url, self._run_id = config.checkpoint.mirror_url, run.run_id
         self._policy = CheckpointPolicy(config)
-        self._backend, self._tiers, self._records, self._on_rank0 = backend, tiers, records, on_rank0
+        self._backend, self._tiers, self._records = backend, tiers, records
+        self._together = Together(backend, self._url, lambda: math.inf)  # recovery.start_timeout_s is the limit
 
     def choose(self, choose: Callable[[], Chosen], max_step: int | None) -> tuple[Chosen, list[int]]:
         """Return the checkpoint to restore, after fetching it if the mirror has a newer one; and steps to copy there.
@@ -75,7 +72,7 @@ class Fetcher:
         except CheckpointError as error:
             failure = error
         newest = chosen[0] if chosen else -1
-        listed = self._on_rank0(lambda: self._listed(needed=chosen is None, max_step=max_step))
+        listed = self._together.on_rank0(lambda: self._listed(needed=chosen is None, max_step=max_step))
         copies = [layout.Copy(step, identity) for step, identity in listed]
         for copy in copies:
             if copy.step > newest and self._fetch(copy):
@@ -87,6 +84,8 @@ class Fetcher:
 
     def _unmirrored(self, chosen: Chosen, there: set[int]) -> list[int]:
         """Return the steps to copy to the mirror: the one that is restored, and lasting ones that were missed."""
+        if self._backend.rank != 0:
+            return []
         valid = [step for step in steps_in(self._tiers.shared) if self._records.is_verified(step)]
         missed = [step for step in valid if self._policy.is_lasting(step) and chosen and step < chosen[0]]
         return [step for step in (*missed, *(chosen[:1] if chosen else ())) if step not in there]
@@ -116,38 +115,38 @@ class Fetcher:
     def _fetch(self, copy: layout.Copy) -> bool:
         """Fetch a checkpoint into the run directory; return whether it is complete there."""
         started_s, partial = time.monotonic(), self._tiers.partial(copy.step)
-        failure: str | None = None
-        files = self._on_rank0(lambda: self._begin(copy, partial))
-        if isinstance(files, str):
-            return self._give_up(copy, partial, files)
         try:
-            mirror = layout.mirror_of(self._url, self._run_id)
-            for entry in share(files, self._backend.rank, self._backend.world_size):
-                _patiently(lambda entry=entry: _fetch_file(mirror, copy, entry, partial))  # type: ignore[misc]
-        except Exception as error:  # all ranks must learn of it
-            failure = f"{type(error).__name__}: {error}"
-        failures = self._backend.gather(failure)
-        for rank, why in enumerate(failures):
-            if why:
-                return self._give_up(copy, partial, f"rank {rank}: {why}")
-        self._on_rank0(lambda: self._commit(copy, partial, time.monotonic() - started_s))
+            files = self._together.on_rank0(lambda: self._begin(copy, partial))
+            self._together.everywhere(lambda: self._fetch_share(copy, files, partial))
+        except HlatctlError as error:  # on every rank
+            if self._backend.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                message = f"checkpoint.mirror_url={self._url}: {copy.name} can't be fetched ({error.message[:500]})"
+                self._records.note("alarm", durable=True, step=copy.step, what="mirror", message=message)
+            return False
+        self._together.on_rank0(lambda: self._commit(copy, partial, time.monotonic() - started_s))
         return True
 
-    def _begin(self, copy: layout.Copy, partial: Path) -> list[dict[str, Any]] | str:
-        """Create the temporary folder with the manifest; return the files to fetch, or why it can't be fetched."""
-        try:
-            mirror = layout.mirror_of(self._url, self._run_id)
-            content = _patiently(lambda: mirror.read(copy.manifest))
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            (partial / MANIFEST).write_bytes(content)
-            manifest = read_manifest(partial)
-            if layout.Copy.of(manifest) != copy:
-                return f"{MANIFEST}: belongs to another checkpoint"
-            outside = [entry["path"] for entry in manifest.files if not _is_inside(entry["path"])]
-            return f"{MANIFEST}: {outside[0]}: lies outside the checkpoint" if outside else manifest.files
-        except Exception as error:  # whatever the service's own library raises
-            return f"{type(error).__name__}: {error}"
+    def _begin(self, copy: layout.Copy, partial: Path) -> list[dict[str, Any]]:
+        """Create the temporary folder with the manifest; return the files to fetch."""
+        mirror = layout.mirror_of(self._url, self._run_id)
+        content = _patiently(lambda: mirror.read(copy.manifest))
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / MANIFEST).write_bytes(content)
+        manifest = read_manifest(partial)
+        if layout.Copy.of(manifest) != copy:
+            raise CheckpointError(f"{MANIFEST}: belongs to another checkpoint")
+        outside = [entry["path"] for entry in manifest.files if not _is_inside(entry["path"])]
+        if outside:
+            raise CheckpointError(f"{MANIFEST}: {outside[0]}: lies outside the checkpoint")
+        return manifest.files
+
+    def _fetch_share(self, copy: layout.Copy, files: list[dict[str, Any]], partial: Path) -> None:
+        """Fetch this rank's files, and verify their checksums on the way."""
+        mirror = layout.mirror_of(self._url, self._run_id)
+        for entry in share(files, self._backend.rank, self._backend.world_size):
+            _patiently(functools.partial(_fetch_file, mirror, copy, entry, partial))
 
     def _commit(self, copy: layout.Copy, partial: Path, wall_s: float) -> None:
         fsync(partial / MANIFEST)
@@ -158,16 +157,8 @@ class Fetcher:
         self._records.note("checkpoint_fetched", step=copy.step, bytes=manifest.size_bytes, wall_s=wall_s, url=url)
         self._records.committed(copy.step, manifest.sha256)
 
-    def _give_up(self, copy: layout.Copy, partial: Path, why: str) -> bool:
-        if self._backend.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            message = f"checkpoint.mirror_url={self._url}: {copy.name} can't be fetched ({why[:500]})"
-            self._records.note("alarm", durable=True, step=copy.step, what="mirror", message=message)
-        return False
-
 
 def _fetch_file(mirror: Objects, copy: layout.Copy, entry: dict[str, Any], partial: Path) -> None:
-    """Fetch a file and verify it on the way."""
     target = partial / entry["path"]
     target.parent.mkdir(parents=True, exist_ok=True)
     source = File(f"{copy.name}/{entry['path']}", int(entry["bytes"]))

@@ -1,9 +1,10 @@
 """Saving and restoring of checkpoints.
 
-Tensors are copied to host memory while training waits, and written beside training. A checkpoint is a folder:
-safetensors shards (written by the backend), ``state.json`` (state that all ranks share), ``rank-00000.json`` (a rank's
-own state), ``model.json`` (the shape) and ``manifest.json``, which is written last. The folder is written under a
-temporary name and then renamed. It contains no pickle, and none is ever loaded.
+Tensors are copied to host memory while training waits, and written beside training. A checkpoint is a folder: each
+rank's safetensors shard, ``tensors.jsonl`` (what is where in the shards), ``state.json`` (state that all ranks share),
+``ranks.json`` (the ranks' own states), ``model.json`` (the shape) and ``manifest.json``, which is written last. Each
+rank hashes and verifies its own shard. The folder is written under a temporary name and then renamed. It contains no
+pickle, and none is ever loaded.
 """
 
 from __future__ import annotations
@@ -12,29 +13,32 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conf.initial_weights import check_initial_weights
+from conf.initial_weights import check_initial_weights, damaged
 from conf.schema import Config
 from conf.sizes import checkpoint_bytes
 from conf.training_rules import BLOCKING, SaveReason
 from hlatctl.run import files
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
 from hlatctl.run.journal import JournalWriter
-from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.rank_states import RankStates, read_rank_states
 from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
 from trainer.checkpoint.fetch import Fetcher
 from trainer.checkpoint.mirror import Mirror
 from trainer.checkpoint.tiers import Tiers
+from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.checkpoint.writer import RANKS, STATE, Save, Writer, rank_file
+from trainer.checkpoint.verify import Verifier
+from trainer.checkpoint.writer import STATE, Save, Writer
+from trainer.shard_index import ShardIndex, read_index
 
 #: Prefix of the weights among a checkpoint's tensors.
 WEIGHTS = "model."
@@ -49,12 +53,14 @@ class Restored:
     Args:
         step: of the checkpoint.
         shared: state that all ranks share.
-        ranks: the own state of each rank that wrote it. The number of ranks may be different now.
+        loader: rows of all ranks' data loaders. The number of ranks may have been different.
+        rng: the random state for this rank.
     """
 
     step: int
     shared: dict[str, Any]
-    ranks: list[dict[str, Any]]
+    loader: list[list[int]]
+    rng: dict[str, str]
 
 
 class CheckpointManager:
@@ -69,12 +75,14 @@ class CheckpointManager:
         self._tiers = Tiers(config, run)
         self._records = CheckpointRecords(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}
+        self._together = Together(backend, self._tiers.folders[0], self._records.limit_s)
+        self._verifier = Verifier(backend, self._together)
         self._mirror: Mirror | None = None
         self._fetcher: Fetcher | None = None
         if config.checkpoint.mirror_url is not None:
             self._mirror = Mirror(config, run, backend, self._records)
-            self._fetcher = Fetcher(config, run, backend, self._tiers, self._records, self._on_rank0)
-        self._writer = Writer(config, backend, self._tiers, self._records, self._mirror)
+            self._fetcher = Fetcher(config, run, backend, self._tiers, self._records)
+        self._writer = Writer(config, backend, self._tiers, self._records, self._together, self._verifier, self._mirror)
 
     def save(
         self,
@@ -98,11 +106,13 @@ class CheckpointManager:
         """
         started_s = time.monotonic()
         save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
+        if self._on_rank0(lambda: self._is_skipped(save)):
+            return
+        self._writer.join()  # on every rank: no collective waits for storage
         if not self._on_rank0(lambda: self._may_begin(save)):
             return
-        self._writer.join()
         if self._config.checkpoint.mode == "sync":
-            self._writer.write_now(tensors, save)
+            self._writer.write_now(self._backend.for_writing(tensors), save)
             self._on_rank0(self._writer.raise_failure)
         else:
             self._host = self._backend.to_host(tensors, self._host)
@@ -151,22 +161,39 @@ class CheckpointManager:
             self._host = self._backend.to_host(tensors, self._host)
         if chosen is None:
             return None
-        step, folder = int(chosen[0]), Path(chosen[1])
-        self._backend.load(tensors, folder)
-        with reading(folder):
-            ranks = [files.read_json(folder / rank_file(rank)) for rank in range(read_manifest(folder).world[RANKS])]
-            return Restored(step=step, shared=files.read_json(folder / STATE), ranks=ranks)
+        step, folder = chosen[0], Path(chosen[1])
+        self._load(tensors, folder)
+        shared, states = self._together.on_rank0(lambda: _states(folder))
+        ranks = RankStates(**states)
+        return Restored(step=step, shared=shared, loader=ranks.loader, rng=ranks.rng_for(self._backend.rank))
+
+    def _newest_valid(self, max_step: int | None) -> tuple[int, str] | None:
+        """Return step and folder of the newest checkpoint that all ranks find valid; None if none was ever written."""
+        self._together.on_rank0(self._records.start)
+        candidates = self._records.candidates(max_step)
+        while True:
+            found = self._together.on_rank0(lambda: next(((n, os.fspath(path)) for n, path in candidates), None))
+            if found is None:
+                return None
+            step, folder = int(found[0]), Path(found[1])
+            reason = self._verifier.why_invalid(folder)
+            self._together.on_rank0(lambda: self._records.examined(step, folder, reason))  # noqa: B023 (called now)
+            if reason is None:
+                self._records.chosen(step)
+                return step, os.fspath(folder)
+
+    def _load(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Read each rank's shards of the tensors; rank 0 reads what is where, for all."""
+        index = ShardIndex(self._together.on_rank0(lambda: read_index(folder).text))
+        put: list[Callable[[], None]] = []
+        self._together.everywhere(lambda: put.append(self._backend.load(tensors, folder, index)))
+        put[0]()
 
     def _choose(self, max_step: int | None) -> tuple[int, str] | None:
         """Return step and folder of the checkpoint to restore; with a mirror, fetch it from there if it is newer."""
-
-        def choose() -> tuple[int, str] | None:
-            chosen: tuple[int, str] | None = self._on_rank0(lambda: self._records.choose(max_step))
-            return chosen
-
         if self._fetcher is None or self._mirror is None:
-            return choose()
-        chosen, unmirrored = self._fetcher.choose(choose, max_step)
+            return self._newest_valid(max_step)
+        chosen, unmirrored = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
         self._mirror.offer(unmirrored)
         return chosen
 
@@ -177,9 +204,11 @@ class CheckpointManager:
             ConfigError: the model has another shape.
             CheckpointError: a file has changed since it was written.
         """
-        self._on_rank0(lambda: check_initial_weights(self._config, checksums=True))
-        weights = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
-        self._backend.load(weights, folder)
+        self._together.on_rank0(lambda: check_initial_weights(self._config))
+        reason = self._verifier.why_invalid(folder, of_run=False)
+        if reason:
+            raise damaged(folder, reason)
+        self._load({name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}, folder)
         self._records.note("initial_weights", path=os.fspath(folder))
 
     def _on_rank0(self, work: Callable[[], Any]) -> Any:
@@ -189,18 +218,21 @@ class CheckpointManager:
             try:
                 result = work()
             except (HlatctlError, OSError) as error:
-                failure = self._writer.failure_of(error)
+                failure = self._together.failure_of(error)
         result, failure = self._backend.from_rank0([result, failure])
         if failure:
             raise from_record(failure)
         return result
 
-    def _may_begin(self, save: Save) -> bool:
-        """Return whether to save now: the previous save is complete, and there is enough space."""
+    def _is_skipped(self, save: Save) -> bool:
+        """Return whether to skip a save because the previous one is still being written."""
         if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
             self._writer.skip(save, "the previous checkpoint is still being written")
-            return False
-        self._writer.join()
+            return True
+        return False
+
+    def _may_begin(self, save: Save) -> bool:
+        """Return whether there is enough space to save now."""
         self._writer.raise_failure()
         needed = checkpoint_bytes(self._config) + _SPARE_BYTES
         for folder in self._tiers.folders:
@@ -216,6 +248,12 @@ class CheckpointManager:
         self._writer.has_space()
         self._records.begin(save.step)
         return True
+
+
+def _states(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return a checkpoint's shared state and its ranks' states, as JSON."""
+    with reading(folder):
+        return files.read_json(folder / STATE), asdict(read_rank_states(folder))
 
 
 def rng_state() -> dict[str, str]:

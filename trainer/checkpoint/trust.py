@@ -1,7 +1,7 @@
-"""The verification and deletion of checkpoints. Only rank 0 uses this.
+"""The records of a run's checkpoints: degrees of trust, which is tried first, and deletion. Only rank 0 uses this.
 
-A checkpoint is written (under a temporary name), committed (renamed), verified (read again: checksums are equal and
-every tensor loads), and finally has survived (finite steps followed it). Each of these is an event. The state is read
+A checkpoint is written (under a temporary name), committed (renamed), verified (read again: ``verify.py`` lists the
+checks), and finally has survived (finite steps followed it). Each of these is an event. The state is read
 from the journal, so an attempt continues with the state of the previous one.
 """
 
@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
+from conf.sizes import checkpoint_bytes
 from conf.training_rules import CheckpointPolicy
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import JournalTail, JournalWriter, no_steps
-from hlatctl.run.manifest import read_manifest, steps_in, why_invalid
+from hlatctl.run.manifest import read_manifest, steps_in
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from trainer.checkpoint.tiers import Tiers
-from trainer.storage import why_not_loadable
 
+#: Time allowed for writing or reading a checkpoint: this many times what the newest took to write, and at least 15 min.
+_PATIENCE, _SHORTEST_LIMIT_S = 4.0, 900.0
+#: Until a checkpoint was written: slower than any storage for training.
+_ASSUMED_BYTES_PER_S = 100e6
 #: Without steps: a run has millions of them.
 _KINDS = {
     "checkpoint_committed",
@@ -53,32 +57,40 @@ class CheckpointRecords:
         self._healthy_steps = 0
         self._begun_at: dict[int, int] = {}  # number of healthy steps before a checkpoint, by its step
         self._verified: set[int] = set()
+        self._bytes_per_s: float | None = None  # at which the newest checkpoint was written
 
     def note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         """Journal an event."""
         if self._journal:
             self._journal.append(kind, durable=durable, **fields)
 
-    def choose(self, max_step: int | None = None) -> tuple[int, str] | None:
-        """Return step and folder of the newest valid checkpoint; None if none was ever committed.
+    def limit_s(self) -> float:
+        """Return how long writing or reading a checkpoint may take, from the speed of the newest that was written.
+
+        That of a fast folder says nothing about the run directory, which is read and written too.
+        """
+        rate = _ASSUMED_BYTES_PER_S if self._tiers.fast else self._bytes_per_s or _ASSUMED_BYTES_PER_S
+        return max(_SHORTEST_LIMIT_S, _PATIENCE * checkpoint_bytes(self._config) / rate)
+
+    def start(self) -> None:
+        """Delete the remains of interrupted writes, and read the journal."""
+        self._tiers.clean()
+        self._read_journal()
+
+    def candidates(self, max_step: int | None = None) -> Iterator[tuple[int, Path]]:
+        """Yield step and folder of each checkpoint of this run, newest first. Nothing is verified.
 
         Args:
             max_step: ignore newer checkpoints (after a walk back).
 
         Raises:
-            CheckpointError: checkpoints were committed and none is valid.
+            CheckpointError: checkpoints were committed, and no further one can be tried.
         """
-        self._tiers.clean()
-        self._read_journal()
         for step, folder in self._tiers.copies():
             if max_step is not None and step > max_step:
                 continue
-            if folder.parent == self._tiers.fast and not self._is_ours(step, folder):
-                continue
-            if self._examine(step, folder):
-                if self._state.trust.get(step) != "survived":
-                    self.begin(step)
-                return step, os.fspath(folder)
+            if folder.parent != self._tiers.fast or self._is_ours(step, folder):
+                yield step, folder
         self._read_journal()
         committed = sorted({*self._manifests, *self._rejected})
         if committed:
@@ -87,7 +99,11 @@ class CheckpointRecords:
                 "not start over by itself",
                 hint="restore the folder from a copy, or start a new run",
             )
-        return None
+
+    def chosen(self, step: int) -> None:
+        """Count the finite steps after a checkpoint that training continues from, unless enough followed it before."""
+        if self._state.trust.get(step) != "survived":
+            self.begin(step)
 
     def begin(self, step: int) -> None:
         """Count the finite steps after a checkpoint from now on."""
@@ -114,11 +130,22 @@ class CheckpointRecords:
         """
         return not self._manifests or (step in self._manifests and is_of(self._manifests[step]))
 
-    def verify(self, step: int, folder: Path) -> None:
-        """Read a checkpoint in the run directory again, and journal the result."""
-        _drop_cached_pages(folder)
-        if self._examine(step, folder):
-            self._tiers.trim_fast(step)
+    def written(self, *, size_bytes: int, wall_s: float, **fields: Any) -> None:
+        """Journal that all files of a checkpoint are written."""
+        self._bytes_per_s = size_bytes / wall_s
+        self.note("checkpoint_written", bytes=size_bytes, wall_s=wall_s, **fields)
+
+    def examined(self, step: int, folder: Path, reason: str | None) -> None:
+        """Journal the result of a verification: why the checkpoint is invalid, or None."""
+        if reason is not None:
+            self._rejected.add(step)
+            self._verified.discard(step)
+            self.note("checkpoint_rejected", durable=True, step=step, path=os.fspath(folder), reason=reason)
+            return
+        self._rejected.discard(step)
+        self._verified.add(step)
+        self.note("checkpoint_verified", durable=True, step=step, path=os.fspath(folder))
+        self._note_survivors()  # training continued while it was read
 
     def healthy_step(self) -> None:
         """Count a finite step, and journal the verified checkpoints that have survived."""
@@ -143,19 +170,6 @@ class CheckpointRecords:
         milestone = self._state.milestones.get(milestone_tokens)
         return milestone is not None and milestone.status == "evaluated"
 
-    def _examine(self, step: int, folder: Path) -> bool:
-        reason = why_invalid(folder) or why_not_loadable(folder, [file["path"] for file in read_manifest(folder).files])
-        if reason is not None:
-            self._rejected.add(step)
-            self._verified.discard(step)
-            self.note("checkpoint_rejected", durable=True, step=step, path=os.fspath(folder), reason=reason)
-            return False
-        self._rejected.discard(step)
-        self._verified.add(step)
-        self.note("checkpoint_verified", durable=True, step=step, path=os.fspath(folder))
-        self._note_survivors()  # training continued while it was read
-        return True
-
     def _is_ours(self, step: int, folder: Path) -> bool:
         """Return whether this run wrote a checkpoint on a node's disk; an earlier run may have had the same name."""
         try:
@@ -177,15 +191,5 @@ class CheckpointRecords:
                 apply(self._state, event)
             if event["kind"] == "checkpoint_committed":
                 self._manifests[event["step"]] = event.get("manifest_sha256", "")
-
-
-def _drop_cached_pages(folder: Path) -> None:
-    """Drop the folder's files from the page cache, so that they are read from the storage; only on Linux."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+            if event["kind"] == "checkpoint_written" and event["wall_s"] > 0:
+                self._bytes_per_s = event["bytes"] / event["wall_s"]

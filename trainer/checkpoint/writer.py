@@ -5,6 +5,7 @@ The writing threads of all ranks communicate over a process group of their own.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,17 +19,19 @@ from conf.initial_weights import MODEL
 from conf.schema import Config
 from conf.training_rules import REQUIRED, SaveReason
 from hlatctl.run import files
-from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, code_of, from_record, to_record
+from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record, to_record
 from hlatctl.run.manifest import write_manifest
+from hlatctl.run.rank_states import RANK_STATES, WORLD_SIZE, RankStates
 from trainer.backends.base import Backend
 from trainer.checkpoint.mirror import Mirror
 from trainer.checkpoint.tiers import Tiers
+from trainer.checkpoint.together import Failure, Together
 from trainer.checkpoint.trust import CheckpointRecords
+from trainer.checkpoint.verify import Verifier
+from trainer.shard_file import ShardFile, StoredChunk
+from trainer.shard_index import INDEX, ShardIndex, compose
 
 STATE = "state.json"
-RANKS = "world_size"
-#: An error on its way to another thread or rank, as ``hlatctl.run.errors.to_record`` writes it.
-Failure = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +61,21 @@ class Writer:
     """Writes one checkpoint at a time."""
 
     def __init__(
-        self, config: Config, backend: Backend, tiers: Tiers, records: CheckpointRecords, mirror: Mirror | None
+        self,
+        config: Config,
+        backend: Backend,
+        tiers: Tiers,
+        records: CheckpointRecords,
+        together: Together,
+        verifier: Verifier,
+        mirror: Mirror | None,
     ) -> None:
         self._config, self._backend, self._tiers, self._records = config, backend, tiers, records
-        self._mirror = mirror
-        self._world = {RANKS: backend.world_size, "data_parallel_size": backend.data_parallel_size}
+        self._together, self._verifier, self._mirror = together, verifier, mirror
+        self._world = {WORLD_SIZE: backend.world_size, "data_parallel_size": backend.data_parallel_size}
+        #: Of the previous save: this rank's blocks, and on rank 0 the index of all.
+        self._chunks: list[StoredChunk] = []
+        self._index: ShardIndex | None = None
         self._thread: threading.Thread | None = None
         self._failure: Failure | None = None
         self._is_full = False
@@ -123,42 +136,66 @@ class Writer:
             stall_s: how long training waited; None: it waits until the commit.
         """
         temporary = self._tiers.temporary(save.step)
+        try:
+            self._together.on_rank0(lambda: self._tiers.begin(save.step))
+            entries = self._write_shards(tensors, temporary)
+            ranks = self._backend.to_rank0_beside(save.own)
+            self._together.on_rank0(lambda: self._commit(temporary, save, entries, ranks, stall_s))
+        except HlatctlError as error:  # on every rank
+            if self._backend.rank == 0:
+                self._tiers.abandon(save.step)
+                message = f"checkpoint of step {save.step} can't be written to {temporary} ({error.message[:500]})"
+                self._failed(save, message, error.code)
+            return False
+        return True
 
-        def write_part() -> None:
-            self._backend.save(tensors, temporary)
-            files.write_json(temporary / rank_file(self._backend.rank), save.own)
+    def _write_shards(self, tensors: dict[str, Tensor], folder: Path) -> list[dict[str, Any]]:
+        """Write each rank's shard; return the manifest's entries of all.
 
-        failure = (
-            self._together(lambda: self._tiers.begin(save.step), all_ranks=False)
-            or self._together(write_part, all_ranks=True)
-            or self._together(lambda: self._commit(temporary, save, stall_s), all_ranks=False)
-        )
-        if failure and self._backend.rank == 0:
-            self._tiers.abandon(save.step)
-            message = f"checkpoint of step {save.step} can't be written to {temporary} ({failure['message'][:500]})"
-            self._failed(save, message, failure["code"])
-        return failure is None
+        The ranks tell rank 0 what is where in their shards only if it has changed since the previous save.
+        """
+        kept: list[ShardFile] = []
 
-    def _together(self, work: Callable[[], None], *, all_ranks: bool) -> Failure | None:
-        """Call ``work`` on rank 0, or on every rank; return the first error on every rank."""
-        own = None
-        if all_ranks or self._backend.rank == 0:
-            try:
-                work()
-            except Exception as error:  # any error must reach all ranks
-                own = self.failure_of(error)
-        return next((failure for failure in self._backend.gather_beside(own) if failure), None)
+        def write() -> dict[str, Any]:
+            shard = self._backend.save(tensors, folder)
+            kept.extend([shard] if shard else [])
+            return {"entry": shard and shard.entry, "changed": (shard.chunks if shard else []) != self._chunks}
 
-    def _commit(self, temporary: Path, save: Save, stall_s: float | None) -> None:
+        written = self._together.everywhere(write)
+        if any(part["changed"] for part in written):
+            chunks = kept[0].chunks if kept else []
+            stored = self._backend.to_rank0_beside(chunks)
+            self._together.on_rank0(lambda: self._make_index(written, stored))
+            self._chunks = chunks
+        return [part["entry"] for part in written if part["entry"]]
+
+    def _make_index(self, written: list[dict[str, Any]], stored: list[Any]) -> None:
+        pairs = zip(written, stored, strict=True)
+        shards = {part["entry"]["path"]: [StoredChunk(*chunk) for chunk in chunks] for part, chunks in pairs if chunks}
+        self._index = compose(shards, whole=True)
+
+    def _commit(
+        self,
+        temporary: Path,
+        save: Save,
+        entries: list[dict[str, Any]],
+        ranks: list[dict[str, Any]],
+        stall_s: float | None,
+    ) -> None:
+        assert self._index is not None
         files.write_json(temporary / STATE, save.shared)
         files.write_json(temporary / MODEL, asdict(self._config.model))
-        manifest = write_manifest(temporary, step=save.step, tokens=save.tokens, world=self._world)
+        files.write_json(temporary / RANK_STATES, asdict(RankStates.of(ranks)))
+        files.write_text(temporary / INDEX, self._index.text)
+        own = [files.describe(temporary, temporary / name) for name in (STATE, MODEL, RANK_STATES, INDEX)]
+        manifest = write_manifest(
+            temporary, step=save.step, tokens=save.tokens, world=self._world, entries=[*entries, *own]
+        )
         wall_s = time.monotonic() - save.started_s
-        self._records.note(
-            "checkpoint_written",
+        self._records.written(
             step=save.step,
             tokens=save.tokens,
-            bytes=manifest.size_bytes,
+            size_bytes=manifest.size_bytes,
             wall_s=wall_s,
             stall_s=wall_s if stall_s is None else stall_s,
             reason=save.reason,
@@ -167,25 +204,27 @@ class Writer:
         self._records.committed(save.step, manifest.sha256)
 
     def _follow_up(self, save: Save) -> None:
-        """Verify the checkpoint, on rank 0, and have the mirror copy it, on all ranks."""
-        try:
-            self._conclude(save)
-        finally:
-            if self._mirror:
-                self._mirror.offer([save.step] if self._records.is_verified(save.step) else [])
+        """Copy the checkpoint to shared storage, verify it, and delete checkpoints that aren't needed.
 
-    def _conclude(self, save: Save) -> None:
-        """On rank 0: copy the checkpoint to shared storage, verify it, and delete checkpoints that aren't needed."""
-        if self._backend.rank != 0:
-            return
+        All ranks take part to the end, so that none waits in a collective of training for rank 0 to delete files.
+        """
         try:
-            folder = self._tiers.copy_to_shared(save.step)
+            folder = Path(self._together.on_rank0(lambda: os.fspath(self._tiers.copy_to_shared(save.step))))
             if save.reason != "stop":  # stopping must be fast; the next attempt verifies it
-                self._records.verify(save.step, folder)
-            self._records.delete_unneeded()
-        except OSError as error:
-            message = f"checkpoint of step {save.step} can't be copied to {self._tiers.shared} ({error})"
-            self._failed(save, message, code_of(error))
+                reason = self._verifier.why_invalid(folder, from_storage=True)
+                self._together.on_rank0(lambda: self._examined(save.step, folder, reason))
+            self._together.on_rank0(self._records.delete_unneeded)
+        except HlatctlError as error:
+            if self._backend.rank == 0:
+                message = f"checkpoint of step {save.step} can't be verified in {self._tiers.shared} ({error.message})"
+                self._failed(save, message, error.code)
+        if self._mirror:
+            self._mirror.offer([save.step] if self._records.is_verified(save.step) else [])
+
+    def _examined(self, step: int, folder: Path, reason: str | None) -> None:
+        self._records.examined(step, folder, reason)
+        if reason is None:
+            self._tiers.trim_fast(step)
 
     def _failed(self, save: Save, message: str, code: str) -> None:
         """Journal an error; the next save raises it, unless the disk is full and the checkpoint isn't required."""
@@ -195,25 +234,13 @@ class Writer:
         self._records.note("alarm", durable=True, step=save.step, what="checkpoint_failed", code=code, message=message)
         self._failure = to_record(StorageError(message, code=code))
 
-    def failure_of(self, error: Exception) -> Failure:
-        """Return an error in the form that is sent to other ranks."""
-        if not isinstance(error, HlatctlError):
-            where = f"{self._tiers.folders[0]}: rank {self._backend.rank}"
-            error = StorageError(f"{where}: {type(error).__name__}: {error}", code=code_of(error))
-        return to_record(error)
-
     def _start(self, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 work()
             except Exception as error:  # usually a lost peer; the training thread raises it
-                self._failure = self.failure_of(error)
+                self._failure = self._together.failure_of(error)
 
         # A daemon thread, so that a process can exit without waiting for a lost peer.
         self._thread = threading.Thread(target=guarded, name="checkpoint", daemon=True)
         self._thread.start()
-
-
-def rank_file(rank: int) -> str:
-    """Return the name of the file with a rank's own state."""
-    return f"rank-{rank:05d}.json"

@@ -56,7 +56,7 @@ def import_model(source: Path, target: Path) -> dict[str, Any]:
     with new_folder(target) as partial:
         weights = _read_weights(source, model)
         ours = {f"model.{name}": tensor for name, tensor in from_hugging_face(weights, model).items()}
-        save_tensors(ours, partial, alone=True)
+        save_tensors(ours, partial)
         tokenizer = _copy_tokenizer(source, partial / "tokenizer")
         files.write_json(partial / MODEL, asdict(model))
         files.write_json(partial / "state.json", {"imported_from": os.fspath(source)})

@@ -25,6 +25,8 @@ from hlatctl.run.errors import CheckpointError, ConfigError, run_main
 from hlatctl.run.manifest import read_manifest, write_manifest
 from hlatctl.run.paths import RunPaths, step_name
 from hlatctl.run.reading import parse_json, reading
+from trainer.shard_file import StoredChunk
+from trainer.shard_index import INDEX, ShardIndex, compose, read_index
 
 if TYPE_CHECKING:
     from trainer.backends.nxd import Nxd
@@ -44,7 +46,7 @@ def to_library(backend: Nxd, run: RunPaths, step: int | None, target: Path) -> d
     folder = Path(backend.from_rank0(os.fspath(choose(run, step)) if backend.rank == 0 else None))
     manifest = read_manifest(folder)
     optimizer = _build(backend)
-    backend.load(optimizer.tensors(), folder)
+    backend.load(optimizer.tensors(), folder, ShardIndex(backend.from_rank0_beside(_index_text(backend, folder))))()
     names = [entry["path"] for entry in manifest.files if entry["path"].endswith(".json") and entry["path"] != MODEL]
     with reading(folder):
         content: dict[str, Any] = {
@@ -95,13 +97,20 @@ def from_library(backend: Nxd, config: Config, source: Path, target: Path) -> di
             described = parse_json(content)
     with new_folder(target) if backend.rank == 0 else nullcontext() as filled:
         partial = Path(backend.from_rank0(os.fspath(filled) if filled else None))
-        backend.save(optimizer.tensors(), partial)
+        shard = backend.save(backend.for_writing(optimizer.tensors()), partial)
+        stored = backend.to_rank0_beside([shard.entry["path"], shard.chunks] if shard else None)
         if backend.rank == 0:
+            shards = {path: [StoredChunk(*chunk) for chunk in chunks] for path, chunks in filter(None, stored)}
+            files.write_text(partial / INDEX, compose(shards, whole=True).text)
             for name, value in {MODEL: asdict(config.model), **described["files"]}.items():
                 files.write_json(partial / name, value)
             write_manifest(partial, step=described["step"], tokens=described["tokens"], world=described["world"])
     backend.gather(None)
     return {"step": described["step"], "tokens": described["tokens"], "to": os.fspath(target)}
+
+
+def _index_text(backend: Nxd, folder: Path) -> str | None:
+    return read_index(folder).text if backend.rank == 0 else None
 
 
 def _build(backend: Nxd) -> Any:

@@ -20,8 +20,9 @@ from hlatctl.run.batches import events_about
 from hlatctl.run.errors import ConfigError, DataError, HlatctlError, run_main
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import Event
-from hlatctl.run.manifest import checkpoint_steps, read_manifest
+from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.rank_states import read_rank_states
 from hlatctl.run.reading import DAMAGED, why
 
 _EXCERPT_CHARACTERS = 60
@@ -91,11 +92,8 @@ def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
 def _checkpoint_before(run: RunPaths, step: int) -> tuple[int, list[list[int]] | None]:
     """Return the step and the loader's state of the newest checkpoint before a step; 0 and None if there is none."""
     for earlier in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
-        folder = run.checkpoint(earlier)
         try:
-            count = int(read_manifest(folder).world["world_size"])
-            ranks = [files.read_json(folder / f"rank-{rank:05d}.json") for rank in range(count)]
-            return earlier, [row for rank in ranks for row in rank["loader"]]
+            return earlier, read_rank_states(run.checkpoint(earlier)).loader
         except (OSError, HlatctlError, *DAMAGED) as error:
             print(f"checkpoint of step {earlier}: not readable ({why(error)})", file=sys.stderr)
     return 0, None

@@ -19,15 +19,18 @@ from conf.load import load
 from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
-from hlatctl.run.journal import JournalWriter, eval_writer, read_events
+from hlatctl.run.journal import JournalWriter, eval_writer, read_events, train_writer
 from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
+from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
-from trainer.storage import describe_tensors, read_tensors, why_not_loadable
+from trainer.checkpoint.verify import why_incomplete
+from trainer.shard_file import ShardFile
+from trainer.storage import describe_tensors, read_tensors
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def trained(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> RunPath
 def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, precision: str
 ) -> None:
-    """The tensors to the byte; the other files are estimated, so their 32 KiB may be more than they take."""
+    """The tensors to the byte; the other files are estimated, so their 64 KiB may be more than they take."""
     run = make_run(tmp_path / precision, precision={"name": precision}, train={"max_steps": 1})
     assert train_here(run, 1) == 0
     config, folder = load(run.config), run.checkpoint(1)
@@ -50,6 +53,43 @@ def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
     written = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     assert written == checkpoint_bytes(config) - CHECKPOINT_BYTES_PER_PROCESS
     assert written < read_manifest(folder).size_bytes <= checkpoint_bytes(config)
+
+
+def test_ranks_describe_their_shards_only_at_the_first_save(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    gather = TorchNative.to_rank0_beside
+
+    def noted(backend: TorchNative, value: Any) -> list[Any]:
+        sent.append(value)
+        return gather(backend, value)
+
+    monkeypatch.setattr(TorchNative, "to_rank0_beside", noted)
+    run = make_run(tmp_path / "again")
+    assert train_here(run, 1) == 0
+    assert checkpoint_steps(run) == [8, 16, 24]
+    assert ["loader" in value for value in sent] == [False, True, True, True], "the blocks, then only the ranks' states"
+    first, last = ((run.checkpoint(step) / "tensors.jsonl").read_bytes() for step in (8, 24))
+    assert first == last
+
+
+def test_the_time_allowed_follows_the_newest_checkpoint_that_was_written(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run(tmp_path / "limit", model={"hidden_size": 4096, "num_layers": 32, "intermediate_size": 16384})
+    config = load(run.config)
+    size = checkpoint_bytes(config)
+
+    def limit_s() -> float:
+        records = CheckpointRecords(config, run, Tiers(config, run), None)
+        records.start()
+        return records.limit_s()
+
+    assert limit_s() == pytest.approx(4 * size / 100e6), "nothing was measured yet"
+    with JournalWriter(run, train_writer(0)) as journal:
+        journal.append("checkpoint_written", step=1, tokens=1, bytes=size, wall_s=1000.0, stall_s=1.0, reason="final")
+        assert limit_s() == pytest.approx(4000.0)
+        journal.append("checkpoint_written", step=2, tokens=1, bytes=size, wall_s=10.0, stall_s=1.0, reason="final")
+    assert limit_s() == 900.0
 
 
 def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float]:
@@ -209,9 +249,9 @@ def test_save_during_another_is_skipped_with_when_busy_skip(
 ) -> None:
     released = threading.Event()
 
-    def write_slowly(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> None:
+    def write_slowly(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> ShardFile | None:
         assert released.wait(timeout=60)
-        save(backend, tensors, folder)
+        return save(backend, tensors, folder)
 
     def note_and_release(records: CheckpointRecords, kind: str, **fields: Any) -> None:
         note(records, kind, **fields)
@@ -287,11 +327,11 @@ def test_write_error_is_an_alarm_and_stops_training_unless_the_disk_is_full(
     events_of: EventsOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail_once(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> None:
+    def fail_once(backend: TorchNative, tensors: dict[str, Any], folder: Path) -> ShardFile | None:
         if folder.name == ".tmp-step-00000008":
             (folder / "half.safetensors").write_bytes(b"x")
             raise OSError(text)
-        save(backend, tensors, folder)
+        return save(backend, tensors, folder)
 
     save = TorchNative.save
     monkeypatch.setattr(TorchNative, "save", fail_once)
@@ -326,12 +366,12 @@ def test_permanent_checkpoints_and_unevaluated_milestones_stay(
 def test_newest_verified_checkpoint_stays_when_newer_ones_are_rejected(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(folder: Path) -> None:
-        if folder.name != "step-00000004":
-            _damage(next(folder.glob("*.safetensors")))
+    def damaged(path: Path) -> None:
+        if path.parent.name != "step-00000004" and path.suffix == ".safetensors":
+            _damage(path)
 
     # This function is called between the commit and the verification.
-    monkeypatch.setattr("trainer.checkpoint.trust._drop_cached_pages", damaged)
+    monkeypatch.setattr("trainer.checkpoint.verify.drop_cached_pages", damaged)
     run = make_run(tmp_path / "verified", checkpoint={"every_steps": 4, "keep": 1})
     assert train_here(run, 1) == 0
     rejected = events_of(run, "checkpoint_rejected")
@@ -380,10 +420,9 @@ def test_copy_of_an_earlier_run_with_the_same_name_is_not_used(
 
 
 def test_shard_missing_from_the_manifest_is_rejected(trained: RunPaths) -> None:
-    listed = [entry["path"] for entry in read_manifest(trained.checkpoint(24)).files]
-    assert why_not_loadable(trained.checkpoint(24), listed) is None
+    assert why_incomplete(trained.checkpoint(24)) is None
     shutil.copy(_shard(trained, 16), trained.checkpoint(24) / "more.safetensors")
-    assert why_not_loadable(trained.checkpoint(24), listed) == "more.safetensors: not in the manifest"
+    assert why_incomplete(trained.checkpoint(24)) == "more.safetensors: not in the manifest"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
