@@ -87,6 +87,8 @@ class Fetcher:
 
     def _unmirrored(self, chosen: Chosen, there: set[int]) -> list[int]:
         """Return the steps to copy to the mirror: the one that is restored, and lasting ones that were missed."""
+        if self._backend.rank != 0:
+            return []
         valid = [step for step in steps_in(self._tiers.shared) if self._records.is_verified(step)]
         missed = [step for step in valid if self._policy.is_lasting(step) and chosen and step < chosen[0]]
         return [step for step in (*missed, *(chosen[:1] if chosen else ())) if step not in there]
