@@ -16,7 +16,7 @@ import sys
 import uuid
 from dataclasses import dataclass
 
-from hlatctl.cache.objects import Objects
+from hlatctl.cache.objects import Objects, within
 from hlatctl.run.errors import DependencyError, RunExistsError, StorageError, run_main
 from hlatctl.run.manifest import MANIFEST, Manifest
 from hlatctl.run.paths import step_name
@@ -24,6 +24,8 @@ from hlatctl.run.paths import step_name
 #: The run's configuration, to recreate its directory from.
 CONFIG = "config.yaml"
 _ID_CHARS = 12
+#: A service that needs longer for a small object is not usable.
+_PROBE_S = 60.0
 _NAME = re.compile(rf"step-(\d{{8,}})-([0-9a-f]{{{_ID_CHARS}}})")
 
 
@@ -98,10 +100,15 @@ def check_writable(mirror_url: str) -> None:
         raise type(error)(f"checkpoint.mirror_url={error.message}", hint=error.hint) from None
     content = uuid.uuid4().hex
     probe = f".probe-{content}"
-    try:
+
+    def returns_what_is_written() -> bool:
         mirror.write(content.encode(), probe)
         same = mirror.read(probe) == content.encode()
         mirror.delete(probe)
+        return same
+
+    try:
+        same = within(_PROBE_S, returns_what_is_written)
     except Exception as error:  # whatever the service's own library raises
         raise unusable(mirror_url, f"can't be used ({type(error).__name__}: {error})") from None
     if not same:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hlatctl.run.errors import DependencyError, StorageError
 
+_T = TypeVar("_T")
 #: URLs of folders of this machine, where missing parents have to be created.
 _LOCAL = ("file://", "local://")
 
@@ -124,6 +126,31 @@ class Objects:
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}"
+
+
+def within(limit_s: float, work: Callable[[], _T]) -> _T:
+    """Return what ``work`` returns. Packages wait for a service that doesn't answer much longer than a person.
+
+    Raises:
+        TimeoutError: it takes longer; it is left to itself, in a thread that doesn't hold up the process's end.
+    """
+    result: list[_T] = []
+    failure: list[Exception] = []
+
+    def guarded() -> None:
+        try:
+            result.append(work())
+        except Exception as error:  # raised in the caller's thread
+            failure.append(error)
+
+    thread = threading.Thread(target=guarded, name="objects", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failure:
+        raise failure[0]
+    if not result:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    return result[0]
 
 
 def _is_folder(entry: dict[str, Any]) -> bool:

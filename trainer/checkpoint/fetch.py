@@ -19,7 +19,7 @@ from conf.schema import Config
 from conf.training_rules import CheckpointPolicy
 from hlatctl.cache import mirror as layout
 from hlatctl.cache.layout import File
-from hlatctl.cache.objects import Objects
+from hlatctl.cache.objects import Objects, within
 from hlatctl.cache.transfer import copy_checked
 from hlatctl.run.atomic import fsync, replace_folder
 from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
@@ -34,6 +34,8 @@ from trainer.checkpoint.trust import CheckpointRecords
 Chosen = tuple[int, str] | None
 #: Tries of each request, with these pauses between them; the packages have tries of their own.
 _PAUSES_S = (1.0, 5.0, 15.0)
+#: Longest wait for the list of copies: a start doesn't hang on a service that it may not need.
+_LIST_S = 120.0
 
 
 class Fetcher:
@@ -93,11 +95,7 @@ class Fetcher:
     def _listed(self, *, needed: bool, max_step: int | None) -> list[tuple[int, str]]:
         """Return step and identity of the run's complete copies, newest first. Only rank 0."""
         try:
-            mirror = layout.mirror_of(self._url, self._run_id)
-            copies = _patiently(lambda: layout.complete_copies(mirror))
-            for copy in copies if max_step is not None else []:
-                if copy.step > max_step:
-                    mirror.delete(copy.manifest)
+            copies = within(_LIST_S, lambda: self._copies(max_step))
         except Exception as error:  # whatever the service's own library raises
             why = f"checkpoint.mirror_url={self._url}: can't be read ({type(error).__name__}: {error})"
             if needed:
@@ -106,11 +104,16 @@ class Fetcher:
                 raise StorageError(message, hint=hint) from None
             self._records.note("alarm", durable=True, step=0, what="mirror", message=why)
             return []
-        return [
-            (copy.step, copy.identity)
-            for copy in copies
-            if (max_step is None or copy.step <= max_step) and self._records.may_be(copy.step, copy.is_of)
-        ]
+        return [(copy.step, copy.identity) for copy in copies if self._records.may_be(copy.step, copy.is_of)]
+
+    def _copies(self, max_step: int | None) -> list[layout.Copy]:
+        """Return the complete copies up to a step. Later ones stop counting."""
+        mirror = layout.mirror_of(self._url, self._run_id)
+        copies = _patiently(lambda: layout.complete_copies(mirror))
+        later = [copy for copy in copies if max_step is not None and copy.step > max_step]
+        for copy in later:
+            mirror.delete(copy.manifest)
+        return [copy for copy in copies if copy not in later]
 
     def _fetch(self, copy: layout.Copy) -> bool:
         """Fetch a checkpoint into the run directory; return whether it is complete there."""

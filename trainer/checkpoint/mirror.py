@@ -58,6 +58,7 @@ class Mirror:
         self._policy = CheckpointPolicy(config)
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps of which this process still has to copy its share; rank 0: to complete
+        self._done: set[int] = set()  # rank 0's: complete, or given up
         self._offered_s: dict[int, float] = {}
         self._working = self._closed = False
         self._failure, self._failures, self._alarmed = "", 0, False
@@ -78,7 +79,7 @@ class Mirror:
             if failure and self._backend.rank == 0:
                 self._alarm(f"rank {rank}: {failure}")
         with self._changed:
-            self._queue = list(replies[0][0])
+            self._queue = [step for step in replies[0][0] if step not in self._done]
             for step in self._queue:
                 self._offered_s.setdefault(step, time.monotonic())
             self._working = self._working or bool(self._queue)
@@ -95,15 +96,21 @@ class Mirror:
         while self._working and not is_asked_to_stop():
             now_s = time.monotonic()
             if now_s - self._moved_s > _PATIENCE_S:
-                self._alarm(
-                    f"nothing was copied for {_PATIENCE_S:g} s ({self._failure or 'the storage does not answer'})"
-                )
+                self._give_up(self._failure or "the storage does not answer")
                 return
             if now_s - told_s > _TELL_EVERY_S:
                 told_s, step = now_s, next(iter(self._queue), 0)
                 self._records.note("mirror_waiting", step=step, url=self._url, message=self._failure)
             with self._changed:
                 self._changed.wait(_POLL_S)
+
+    def _give_up(self, why: str) -> None:
+        step = next(iter(self._queue), 0)
+        message = (
+            f"checkpoint.mirror_url={self._url}: the run ends without its last copy, because nothing was copied for "
+            f"{_PATIENCE_S:g} s ({why})"
+        )
+        self._note("alarm", durable=True, step=step, what="mirror", message=message)
 
     def close(self) -> None:
         """Copy no further file. The next attempt continues."""
@@ -129,6 +136,8 @@ class Mirror:
                 continue
             self._failure, self._failures = "", 0
             with self._changed:
+                if self._backend.rank == 0:
+                    self._done.add(step)
                 self._queue = [other for other in self._queue if other != step]
             if self._backend.rank == 0:
                 self._tidy()

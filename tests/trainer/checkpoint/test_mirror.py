@@ -183,6 +183,7 @@ def test_a_run_ends_without_a_storage_that_stays_away_and_the_next_attempt_copie
         _broken(away, lambda number: True)
         assert train_here(mirrored, 1) == 0
     assert _steps(mirrored) == []
+    assert "the run ends without its last copy, because nothing was copied" in _alarms(mirrored, events_of)[-1]
     assert events_of(mirrored, "train_stopped")[0]["reason"] == "finished"
     assert train_here(mirrored, 2) == 0
     assert _steps(mirrored) == [24]
@@ -203,6 +204,19 @@ def test_whether_there_is_a_copy_must_be_known_only_without_a_checkpoint_here(
         with pytest.raises(StorageError, match="whether it has a checkpoint to continue from is not known"):
             train_here(mirrored, 3)
     assert train_here(mirrored, 4) == 0
+
+
+def test_a_start_does_not_hang_on_a_storage_that_does_not_answer(
+    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train_here(mirrored, 1) == 0
+    answers = threading.Event()
+    monkeypatch.setattr(fetch, "_LIST_S", 0.05)
+    monkeypatch.setattr(Objects, "folders", lambda self: [answers.wait(WAIT_S)] * 0)
+    monkeypatch.setattr(mirror.Mirror, "finish", lambda *_: None)
+    assert train_here(mirrored, 2) == 0
+    assert "can't be read (TimeoutError: no answer within 0.05 s)" in _alarms(mirrored, events_of, 2)[0]
+    answers.set()
 
 
 def test_copies_after_a_walk_back_stop_counting(mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf) -> None:
