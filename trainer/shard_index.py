@@ -100,10 +100,10 @@ def compose(shards: Mapping[str, Sequence[StoredChunk]], *, whole: bool) -> Shar
 
     Args:
         shards: their blocks.
-        whole: check that each tensor is complete.
+        whole: check that each tensor is complete, with every block once.
 
     Raises:
-        StorageError: parts of a tensor are in no shard.
+        StorageError: parts of a tensor are in no shard, or in two.
     """
     names, by_tensor = sorted(shards), dict[str, list[tuple[int, StoredChunk]]]()
     for number, name in enumerate(names):
@@ -115,6 +115,8 @@ def compose(shards: Mapping[str, Sequence[StoredChunk]], *, whole: bool) -> Shar
         missing = _missing(shape, [chunk for _, chunk in placed])
         if whole and missing > 0:
             raise StorageError(f"{tensor}: {missing} of {math.prod(shape)} elements were written by no process")
+        if whole and len({tuple(chunk.offsets) for _, chunk in placed}) < len(placed):
+            raise StorageError(f"{tensor}: two processes wrote the same block")
         rows = [[number, chunk.begin, *chunk.offsets, *chunk.sizes] for number, chunk in placed]
         lines.append(json.dumps([tensor, placed[0][1].dtype, shape, rows], separators=(",", ":")))
     return ShardIndex("\n".join(lines) + "\n")
