@@ -433,7 +433,9 @@ class ClusterConfig:
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)
     worker_cache_dir: str = "~/.cache/hlatctl"
-    """Folder on each worker's own disk for compiled graphs."""
+    """Folder on each worker's own disk for compiled graphs, and for its copy of the environment."""
+    stage_environment: bool = False
+    """Slurm: unpack the Python environment on each worker's own disk, instead of importing it from shared storage."""
     price_usd_per_node_hour: NonNegativeFloat | None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -121,6 +122,29 @@ def _container(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _stage_environment(config: Config) -> Iterator[ConfigError]:
+    cluster = config.cluster
+    if not cluster.stage_environment:
+        return
+    key = "cluster.stage_environment=true"
+    if cluster.launcher == "local":
+        yield ConfigError(
+            f"{key}: cluster.launcher=local runs jobs in the environment of this machine",
+            hint="set cluster.stage_environment=false, or use cluster=slurm",
+        )
+    if cluster.container.image:
+        yield ConfigError(
+            f"{key}: with cluster.container.image={cluster.container.image}, the environment is in the image",
+            hint="set cluster.stage_environment=false; `enroot` and Apptainer can keep images on the nodes",
+        )
+    if Path(cluster.worker_cache_dir).expanduser().is_relative_to(Path.home()):
+        yield ConfigError(
+            f"cluster.worker_cache_dir={cluster.worker_cache_dir}: with {key}, must be on each node's own disk and "
+            "not in your home folder, which nodes usually share",
+            hint="use a local disk, such as cluster.worker_cache_dir=/scratch/$USER/hlatctl",
+        )
+
+
 def _spare_nodes(config: Config) -> Iterator[ConfigError]:
     if config.cluster.spare_nodes and config.cluster.launcher == "local":
         yield ConfigError(
@@ -136,4 +160,5 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _time_limit,
     _container,
     _spare_nodes,
+    _stage_environment,
 )

@@ -15,7 +15,7 @@ from conf.schema import Config
 from hlatctl.cache.mirror import CONFIG, Copy, complete_copies
 from hlatctl.cache.objects import Objects
 from hlatctl.run import files, runs
-from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
+from hlatctl.run.errors import CheckpointError, ConfigError, HlatctlError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide
@@ -35,10 +35,13 @@ def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, in
 
     Raises:
         StorageError: the mirror can't be read, or is none.
+        ConfigError: the URL is none.
         CheckpointError: it has no complete checkpoint.
         RunExistsError: the run's directory is there.
     """
     parent, _, run_id = url.rstrip("/").rpartition("/")
+    if "://" not in url:
+        raise ConfigError(f"URL={url}: must be a run's folder in object storage", hint="s3://bucket/folder/RUN")
     runs.check_run_id(run_id, "URL")
     config, copies = _read(url, Objects(url))
     if not copies:

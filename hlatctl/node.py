@@ -11,6 +11,9 @@ unblock them (``trainer.process``). SIGQUIT ends all processes at once. On Linux
 
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
+
+Output of torchrun's ranks is written into one log per node (``hlatctl.node_log``): on the first node to this program's
+own output, on the others to a file beside the job's log.
 """
 
 from __future__ import annotations
@@ -28,8 +31,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hlatctl.run import processes, scratch
+from hlatctl.cache.staged import stage
+from hlatctl.node_log import NodeLog
+from hlatctl.run import files, processes, rank_output, scratch
+from hlatctl.run.errors import HlatctlError
 from hlatctl.run.host import node_name
+from hlatctl.run.reading import DAMAGED
 
 #: What a scheduler's script tells this program, which passes it on.
 NODE_RANK_ENV = "NODE_RANK"
@@ -37,6 +44,10 @@ NODES_ENV = "HLATCTL_NODES"
 MASTER_ADDR_ENV = "HLATCTL_MASTER_ADDR"
 MASTER_PORT_ENV = "HLATCTL_MASTER_PORT"
 INTERFACE_ENV = "HLATCTL_INTERFACE"
+#: The job's log, beside which the other nodes than the first write theirs.
+LOG_ENV = "HLATCTL_LOG"
+#: The record of an environment that this node unpacks on its own disk, and runs the command in.
+ENVIRONMENT_ENV = "HLATCTL_ENVIRONMENT"
 #: Size of a record on the disk, padded with spaces: more than its fields need.
 _RECORD_BYTES = 1024
 #: Exit code of a shell for a command that it can't start (POSIX, "Exit Status for Commands").
@@ -129,6 +140,7 @@ class Node:
         try:
             for kind in ("pid", "exit_code"):
                 self._reserved(kind).write_bytes(b" " * _RECORD_BYTES)
+            _use_own_log(self._rank)
         except OSError as error:
             return _no_records(error)
         with scratch.private_folder("job") as own:
@@ -141,29 +153,32 @@ class Node:
                 },
             )
             code = self._run_command(own)
-            self._end_all()
         after = processes.oom_kills()
         killed = None if after is None else after - (before or 0)
         self._write("exit_code", {"code": code, "asked_to_stop": self._asked_to_stop, "oom_kills": killed})
         return code
 
     def _run_command(self, own: scratch.Scratch) -> int:
-        nodes = int(os.environ.get(NODES_ENV, "1"))
+        nodes, log = int(os.environ.get(NODES_ENV, "1")), self._log(own.path)
         env = {
             **os.environ,
             **(several_machines(nodes) if nodes > 1 else one_machine(own.path)),
             processes.JOB_ENV: self._token,
             "TMPDIR": os.fspath(own.path),
             scratch.JOB_FOLDER_ENV: os.fspath(own.path),
+            **({rank_output.SOCKET_ENV: os.fspath(log.socket)} if log else {}),
         }
         try:
+            command, keep = _in_own_environment(self._command, env)
             child = subprocess.Popen(
-                self._command, env=env, process_group=0, pass_fds=[own.lock], preexec_fn=self._before_command
+                command, env=env, process_group=0, pass_fds=[own.lock, *keep], preexec_fn=self._before_command
             )
         except OSError as error:
             print(f"{shlex.join(self._command)}: can't be started ({error.strerror})", file=sys.stderr)
             return _NOT_STARTED
         self._child = processes.identify(child.pid)
+        if log:
+            log.start()  # now: threads must not exist when a process is started with preexec_fn
         if self._asked_to_end:
             self._end_all()
         elif self._asked_to_stop:
@@ -172,7 +187,17 @@ class Node:
             self._obey()
             if NODES_ENV in os.environ and os.getppid() != self._parent:
                 self._end_all()  # the scheduler's program here is gone: it could not end this job
+        self._end_all()
+        if log:
+            log.close()
         return 128 - code if code < 0 else code
+
+    def _log(self, folder: Path) -> NodeLog | None:
+        """Return what collects the output of ranks; None: they print to torchrun's own output, as other commands do."""
+        try:
+            return NodeLog(folder, sys.stdout.fileno()) if self._is_torchrun else None
+        except OSError:
+            return None  # the path of a socket is limited
 
     def _before_command(self) -> None:
         """Prepare the new process, in which this runs; this program has no threads, so that is safe."""
@@ -242,6 +267,36 @@ class Node:
         with self._reserved(kind).open("r+b") as file:
             file.write(json.dumps({**common, **value}).encode().ljust(_RECORD_BYTES - 1) + b"\n")
         self._reserved(kind).replace(record(self._base, kind, self._rank))
+
+
+def _use_own_log(rank: int) -> None:
+    """Have this node, if it is not the first one, print into a log of its own, which no other node waits for."""
+    if rank and LOG_ENV in os.environ:
+        with rank_output.node_log(Path(os.environ[LOG_ENV]), rank).open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+
+
+def _in_own_environment(command: list[str], env: dict[str, str]) -> tuple[list[str], list[int]]:
+    """Return the command in the environment on this node's disk, and descriptors that keep that; changes ``env``.
+
+    If it can't be unpacked, the command runs in the shared environment: it starts late, but it runs.
+    """
+    record = os.environ.get(ENVIRONMENT_ENV)
+    if not record:
+        return command, []
+    started_s = time.monotonic()
+    try:
+        known = files.read_sealed_json(Path(record))
+        staged = stage(known, Path(known["folder"]))
+    except (OSError, HlatctlError, *DAMAGED) as error:
+        why = error.message if isinstance(error, HlatctlError) else str(error)
+        print(f"warning: {node_name()} uses the shared environment, because its own is not ready: {why}", flush=True)
+        return command, []
+    print(f"{node_name()}: environment on {staged.folder} after {time.monotonic() - started_s:.1f} s", flush=True)
+    env["PATH"] = os.pathsep.join([os.fspath(staged.prefix / "bin"), *filter(None, [env.get("PATH")])])
+    env["VIRTUAL_ENV"] = os.fspath(staged.prefix)
+    return [staged.python if word == sys.executable else word for word in command], [staged.lock]
 
 
 def _no_records(error: OSError) -> int:

@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from hlatctl.run import processes
+from hlatctl.run import processes, rank_output
 
 
 class StopRequest:
@@ -31,13 +31,14 @@ def show_stacks_when_asked() -> None:
 
 
 def follow_launcher() -> None:
-    """Accept requests to stop, and end when the torchrun that started this process dies (Linux only).
+    """Accept requests to stop, print to the node's log, and end when torchrun dies (Linux only).
 
     ``hlatctl.node`` starts torchrun with these signals blocked, and torchrun's processes inherit that. Torchrun starts
     each process in a session of its own, so signals to the job's process group don't reach it. A process that survived
     a killed torchrun could write beside the next attempt.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    rank_output.send_to_node_log()
     if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     launcher = os.getppid()

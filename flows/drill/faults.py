@@ -119,6 +119,8 @@ def cancel(arena: Arena, _: Servers) -> Seen:
 def bad_data(arena: Arena, _: Servers) -> Seen:
     """Replace the text of the prepared corpus by invalid bytes until the attempt has failed."""
     corpus = [Path(entry["path"]) for entry in files.read_json(arena.run.dataset)["files"]]
+    if not corpus:
+        raise NotTried("the corpus is used where it lies, and a drill doesn't damage a person's files")
     size_bytes = sum(path.stat().st_size for path in corpus)
     if size_bytes > _MAX_DAMAGED_BYTES:
         raise NotTried(f"the prepared corpus has {size_bytes:,} bytes, too many to damage and restore")

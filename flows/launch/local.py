@@ -159,10 +159,8 @@ def _command(job: Job) -> tuple[str, ...]:
         return (*(("nice", "-n", str(_BESIDE_TRAINING_NICE)) if job.beside_training else ()), sys.executable, *job.argv)
     # hlatctl.node sets how the processes find each other on one machine.
     torchrun = ("-m", "torch.distributed.run", f"--rdzv-id={job.name}", f"--nproc-per-node={job.processes_per_node}")
-    # Each process's output also goes to a file of its own. torchrun understands "-m trainer" as --module trainer.
-    ranks = ("--tee=3", f"--log-dir={job.log_dir / job.name}")
     wrapper = (sys.executable, *job.wrapper) if job.wrapper else ()
-    return (*wrapper, sys.executable, *torchrun, *ranks, *job.argv)
+    return (*wrapper, sys.executable, *torchrun, *job.argv)  # torchrun reads "-m trainer" as --module trainer
 
 
 def _spawn_session(script: Path, log: Path) -> int:

@@ -9,16 +9,21 @@ from flows.launch.base import Job, Plan, Status
 from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
 from flows.runtime.job_watch import JobWatch
+from hlatctl.run import rank_output
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 from hlatctl.run.lease import successor
 
 #: Time for a cancelled job to end by itself.
 CANCEL_GRACE_S = 5.0
 _POLL_S = 0.1
-_LOG_TAIL_BYTES = 8000
-_LOG_TAIL_LINES = 12
-#: Enough for the exceptions of several processes before torchrun's summary.
-ENDING_TAIL = {"lines": 400, "size_bytes": 128 * 1024}
+#: Read of a log's end: enough for the exceptions of several processes before torchrun's summary.
+_LOG_TAIL_BYTES = 128 * 1024
+_LOG_TAIL_LINES = 400
+#: The part of it in which the reason for a job's end is looked for.
+_REASON_BYTES = 8000
+_REASON_LINES = 12
+#: Nodes to blame whose logs are read.
+_MOST_NODES = 4
 
 
 def run_job(
@@ -102,11 +107,11 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     error = load_error(job.error_file)
     if error and not status.verdict:
         return error
-    tail = log_tail(job.log, **ENDING_TAIL)
+    tail = ending_tail(job, status)
     cause = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills).cause
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
     said = failure_causes.verdict_in_words(status) or status.reason
-    why = said or failure_causes.last_exception(log_tail(job.log))
+    why = said or failure_causes.last_exception(ending_tail(job, status, lines=_REASON_LINES, size_bytes=_REASON_BYTES))
     hint = (
         f"ask who cancelled it, then `hlatctl resume {job.run_dir.name}`" if cause == "cancelled" else f"see {job.log}"
     )
@@ -122,7 +127,18 @@ def _timed_out(ctx: FlowContext, job: Job, limit: str) -> LaunchError:
     )
 
 
-def log_tail(path: Path, *, lines: int = _LOG_TAIL_LINES, size_bytes: int = _LOG_TAIL_BYTES) -> str:
+def ending_tail(job: Job, status: Status, *, lines: int = _LOG_TAIL_LINES, size_bytes: int = _LOG_TAIL_BYTES) -> str:
+    """Return the last lines of a job: those of the nodes to blame, then those of the first node.
+
+    One reading per node to blame, however many nodes there are; ranks of the others only saw connections close.
+    """
+    ranks = [status.hosts.index(host) for host in status.blamed_hosts if host in status.hosts][:_MOST_NODES]
+    logs = [rank_output.node_log(job.log, rank) for rank in ranks if rank]
+    tails = [_tail(log, lines, size_bytes) for log in (*logs, job.log)]
+    return "\n".join(filter(None, tails))
+
+
+def _tail(path: Path, lines: int, size_bytes: int) -> str:
     """Return the last lines that aren't blank of the last bytes of a log; empty if it can't be read."""
     try:
         with path.open("rb") as file:

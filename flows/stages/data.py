@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flows.stages.provenance import add_data_fingerprints
 from hlatctl.plan.epochs import epochs
 from hlatctl.run import files
 from hlatctl.run.journal import no_steps, read_events
-from hlatctl.run.paths import cache_dir
+from hlatctl.run.paths import cache_dir, partial_data
 from hlatctl.run.reading import reading
 
 
@@ -40,7 +41,8 @@ def prepare_data(ctx: FlowContext) -> None:
         argv = ("--config", os.fspath(ctx.run.config), "--to", os.fspath(folder))
         with alone(ctx, folder, "data"):
             if not description.is_file():
-                run_job(ctx, ctx.job("data", "-m", "trainer.data.prepare", *argv))
+                job = ctx.job("data", "-m", "trainer.data.prepare", *argv)
+                run_job(ctx, job, until=_progress_of(ctx, partial_data(folder) / "progress"))
         return adopt()
 
     def done() -> str:
@@ -50,6 +52,24 @@ def prepare_data(ctx: FlowContext) -> None:
         return f"prepared before in {folder}"
 
     run_stage(ctx, "data", key, work, done=done)
+
+
+def _progress_of(ctx: FlowContext, file: Path) -> Callable[[], bool]:
+    """Return a function that shows the job's line of progress when it changes. It returns False: the job continues."""
+    shown = ""
+
+    def show() -> bool:
+        nonlocal shown
+        try:
+            line = file.read_text(encoding="utf-8").strip()
+        except OSError:
+            return False
+        if line not in ("", shown):
+            shown = line
+            ctx.message(line)
+        return False
+
+    return show
 
 
 def prepared_folder(config: Config) -> Path:

@@ -17,7 +17,7 @@ from flows.launch.base import Handle, Job, Status
 from flows.recovery import blame, case, failure_causes, node_ledger, policy
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.job_watch import JobWatch
-from flows.runtime.jobs import ENDING_TAIL, log_tail
+from flows.runtime.jobs import ending_tail
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import is_due, preflight
 from hlatctl.run.batches import batches_drawn, events_about
@@ -262,7 +262,7 @@ def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
 
 
 def _ending(ctx: FlowContext, job: Job, status: Status, error: HlatctlError | None) -> failure_causes.Ending:
-    state, tail = ctx.state, log_tail(job.log, **ENDING_TAIL)
+    state, tail = ctx.state, ending_tail(job, status)
     ending = failure_causes.classify(
         status=status,
         attempt=state.attempts[-1],

@@ -48,7 +48,7 @@ def inspect(
     folder = prepared_folder(config)
     if not (folder / "dataset.json").is_file():
         say(f"preparing {folder}")
-        ask_about("trainer.data.prepare", config, "--to", os.fspath(folder))
+        ask_about("trainer.data.prepare", config, "--to", os.fspath(folder), show_talk=True)
     argv = ("--dataset", os.fspath(folder / "dataset.json"), "--documents", str(documents))
     survey = json.loads(ask_about("trainer.data.survey", config, *argv))
     if as_json:

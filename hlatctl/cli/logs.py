@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from conf.load import load
 from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say
 from hlatctl.cli.journal_lines import JournalLines
+from hlatctl.run import rank_output
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
@@ -20,6 +22,7 @@ from hlatctl.run.paths import RunPaths
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
 _NODE = re.compile(r"node-\d+")
+_OF_OTHER_NODE = re.compile(r"\.node-(\d+)\.log$")
 
 
 def logs(
@@ -34,7 +37,8 @@ def logs(
     """Print a run's events, and its newest attempt's output.
 
     Prints the newest journal entries first: stages, every tenth step, checkpoints, evaluations, restarts. Then prints
-    the output of the processes. With -f, continues across restarts until the run has ended.
+    the output of the first node's processes, or with --rank of one process on any node. With -f, continues across
+    restarts until the run has ended.
     """
     paths = find_run(run, runs_dir)
     announce(paths)
@@ -57,8 +61,8 @@ def _nothing(printer: _Printer) -> None:
         HlatctlError: there is no log.
     """
     name, rank = printer.run.run_id, printer.rank
-    which = "logs" if rank is None else f"log of rank {rank}"
-    if not printer.seen:
+    which = "logs" if rank is None else f"output of rank {rank}"
+    if not printer.found:
         raise HlatctlError(
             f"run {name}: no {which} yet in {printer.folder}", hint=f"`hlatctl status {name}` shows the run's state"
         )
@@ -75,10 +79,10 @@ class _Printer:
     """Prints new lines of a run's journal and log files, each part below the name of its file."""
 
     def __init__(self, run: RunPaths, rank: int | None, attempt: int | None = None) -> None:
-        self.seen: dict[Path, _Reader] = {}
-        self.printed = False
+        self.printed = self.found = False
+        self._seen: dict[Path, _Reader] = {}
         self.run, self.rank = run, rank
-        self._attempt = attempt
+        self._attempt, self._per_node = attempt, 0
         self._journal = JournalLines(run, rank)
         self._shown, self._open_line = "", False
 
@@ -101,14 +105,24 @@ class _Printer:
         self.printed, self._open_line = True, not text.endswith("\n")
 
     def _print_logs(self, folder: Path) -> None:
-        # A job's log contains the output of all its processes; each also has a file in a subfolder.
-        of_rank = (path for path in folder.rglob("*.log") if self.rank is not None and _is_of_rank(path, self.rank))
-        for path in sorted(folder.glob("*.log") if self.rank is None else of_rank):
-            for block in self._read_new(path):
-                self._print(str(path.relative_to(folder.parent)), block)
+        # A node's log has the lines of all its ranks. In old runs, each rank has a file in a subfolder.
+        own = {path for path in folder.rglob("*.log") if self.rank is not None and _is_of_rank(path, self.rank)}
+        node = self._node_of_rank(folder)
+        shared = {path for path in folder.glob("*.log") if _node_of(path) == node} - own
+        self.found |= bool(shared if self.rank is None else own)
+        for path in sorted(own | shared):
+            for text in filter(None, self._read_new(path, self.rank if path in shared else None)):
+                self._print(str(path.relative_to(folder.parent)), text)
 
-    def _read_new(self, path: Path) -> Iterator[str]:
-        reader = self.seen.setdefault(path, _Reader())
+    def _node_of_rank(self, folder: Path) -> int:
+        """Return the node whose log is printed; without a rank, the first one: thousands of logs help nobody."""
+        if not self.rank or not any(_node_of(path) for path in folder.glob("*.log")):
+            return 0
+        self._per_node = self._per_node or load(self.run.config).cluster.processes_per_node
+        return self.rank // self._per_node
+
+    def _read_new(self, path: Path, rank: int | None) -> Iterator[str]:
+        reader = self._seen.setdefault(path, _Reader(rank))
         with path.open("rb") as file:
             file.seek(reader.offset)
             while block := file.read(_BLOCK_BYTES):
@@ -116,15 +130,32 @@ class _Printer:
 
 
 class _Reader:
-    """The offset up to which a file has been read, and the bytes of an incomplete character."""
+    """The offset up to which a file has been read, and the bytes of an incomplete character or line.
 
-    def __init__(self) -> None:
+    Args:
+        rank: whose lines are taken; None: all.
+    """
+
+    def __init__(self, rank: int | None) -> None:
         self.offset = 0
+        self._rank, self._open_line = rank, b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, block: bytes) -> str:
         self.offset += len(block)
-        return self._decoder.decode(block)
+        if self._rank is None:
+            return self._decoder.decode(block)
+        *lines, self._open_line = (self._open_line + block).splitlines(keepends=True) or [b""]
+        if self._open_line.endswith(b"\n"):
+            lines, self._open_line = [*lines, self._open_line], b""
+        start = rank_output.prefix(self._rank)
+        return b"".join(line[len(start) :] for line in lines if line.startswith(start)).decode(errors="replace")
+
+
+def _node_of(path: Path) -> int:
+    """Return the node of a log in an attempt's folder; the first node's name does not say it."""
+    match = _OF_OTHER_NODE.search(path.name)
+    return int(match[1]) if match else 0
 
 
 def _is_of_rank(path: Path, rank: int) -> bool:
@@ -136,5 +167,5 @@ def _is_of_rank(path: Path, rank: int) -> bool:
         node = next((int(part.name[5:]) for part in path.parents if _NODE.fullmatch(part.name)), 0)
         on_node = sum(folder.name.isdigit() for folder in path.parent.parent.iterdir()) if node else 0
         return node * on_node + int(path.parent.name) == rank
-    digits = re.search(r"(\d+)$", path.stem)
+    digits = None if _node_of(path) else re.search(r"(\d+)$", path.stem)
     return digits is not None and int(digits.group(1)) == rank

@@ -177,6 +177,11 @@ def trial_id(sweep_id: str, number: int) -> str:
     return f"{sweep_id}-t{number:04d}"
 
 
+def partial_data(folder: Path) -> Path:
+    """Return the folder in which a prepared corpus is made; its file ``progress`` has one line of text."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def cache_dir(runs_dir: Path) -> Path:
     """Prepared corpora and compiled graphs, shared by the runs of a runs folder."""
     return runs_dir / ".cache"
@@ -185,6 +190,11 @@ def cache_dir(runs_dir: Path) -> Path:
 def compile_cache_dir(runs_dir: Path) -> Path:
     """Compiled graphs: a folder for each fingerprint."""
     return cache_dir(runs_dir) / "compile"
+
+
+def environment_dir(runs_dir: Path) -> Path:
+    """Archives of Python environments, which nodes unpack on their own disks."""
+    return cache_dir(runs_dir) / "env"
 
 
 def nodes_file(folder: Path) -> Path:

@@ -16,6 +16,7 @@ from tests.benchmarks import (
     policy_scale,
     scale,
     scale_checkpoints,
+    scale_data,
     trainer_speed,
     uptime,
 )
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "plan_accuracy": plan_accuracy.run,
     "scale": scale.run,
     "scale_checkpoints": scale_checkpoints.run,
+    "scale_data": scale_data.run,
 }
 
 

@@ -32,6 +32,18 @@ def slurm_config(**changes: Any) -> Any:
         ({"slurm__extra": ["--job-n=x"]}, EXTRA + "'--job-n=x': --job-n is set by hlatctl, which finds its jobs by it"),
         ({"slurm__extra": ["--requeue"]}, EXTRA + "'--requeue': --requeue is set by hlatctl"),
         ({"interface": "eth 0"}, "cluster.interface='eth 0': must be the name of a network interface"),
+        (
+            {"launcher": "local", "stage_environment": True},
+            "cluster.stage_environment=true: cluster.launcher=local runs jobs in the environment of this machine",
+        ),
+        (
+            {"container__image": "a.sif", "stage_environment": True, "worker_cache_dir": "/scratch"},
+            "cluster.stage_environment=true: with cluster.container.image=a.sif, the environment is in the image",
+        ),
+        (
+            {"worker_cache_dir": "~/cache", "stage_environment": True},
+            "cluster.worker_cache_dir=~/cache: with cluster.stage_environment=true, must be on each node's own disk",
+        ),
         ({"interface": ""}, "cluster.interface='': must be the name of a network interface"),
         (
             {"slurm__time_limit_s": 360},

@@ -14,6 +14,7 @@ import conf.load
 from conf.schema import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig
 from flows.launchers import open_context
 from flows.runtime.context import FlowContext
+from flows.stages import data
 from flows.stages.data import prepare_data
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
@@ -51,6 +52,17 @@ def ctx(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     context = open_context(run)
     yield context
     context.close()
+
+
+def test_line_of_progress_is_shown_when_it_changes(ctx: FlowContext, tmp_path: Path) -> None:
+    shown: list[str] = []
+    ctx.message_sinks.append(shown.append)
+    look = data._progress_of(ctx, tmp_path / "progress")
+    assert not look()
+    for line in ("data: 1 of 3 MB", "data: 1 of 3 MB", "", "data: 2 of 3 MB"):
+        (tmp_path / "progress").write_text(line + "\n")
+        assert not look()
+    assert shown == ["data: 1 of 3 MB", "data: 2 of 3 MB"]
 
 
 def test_damage_is_reported_once_and_another_corpus_is_refused_until_accepted(ctx: FlowContext, corpus: Path) -> None:

@@ -58,6 +58,8 @@ def test_nothing_is_created_from_what_is_no_mirror(mirror: Path, tmp_path: Path)
         recreate(f"file://{mirror.parent}", runs, argv=[])
     with pytest.raises(ConfigError, match="must be 1 to 100 letters"):
         recreate("file:///", runs, argv=[])
+    with pytest.raises(ConfigError, match="must be a run's folder in object storage"):
+        recreate(os.fspath(mirror), runs, argv=[])
     (copy,) = mirror.glob("step-*")
     (copy / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="has no complete checkpoint"):

@@ -13,8 +13,10 @@ import pytest
 
 from conf.schema import ClusterConfig, ContainerConfig, SlurmConfig
 from flows.launch.base import Job
+from flows.launch.slurm import launcher
 from flows.launch.slurm.script import allocation_script, script
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.files import read_sealed_json
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
 #: Set to write the golden files anew; look at the difference before it is committed.
@@ -142,3 +144,21 @@ def test_each_start_of_a_job_takes_a_free_port_that_linux_gives_to_no_connection
     with listener_from(20000) as taken:
         number = taken.getsockname()[1]
         assert port(f"$(({number} - 20000 + try - 1))") != number
+
+
+def test_a_job_names_the_environment_that_its_nodes_unpack_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[tuple[str, ...]] = []
+    monkeypatch.setattr(launcher, "slurm", lambda *words: submitted.append(words))
+    monkeypatch.setattr(launcher, "pack", lambda folder: {"archive": os.fspath(folder / "a.tar.gz")})
+    job = dataclasses.replace(TRAIN, run_dir=tmp_path / "run", launch_dir=tmp_path / "launch", log_dir=tmp_path)
+    cluster = dataclasses.replace(PLAIN, stage_environment=True, worker_cache_dir="/scratch/you")
+    slurm = launcher.SlurmLauncher(cluster)
+    slurm.submit(slurm.render(job))
+    assert len(submitted) == 1
+    record = tmp_path / "launch" / "train.environment"
+    assert f"export HLATCTL_ENVIRONMENT={record}\n" in (tmp_path / "launch" / "train.sh").read_text()
+    archive = os.fspath(tmp_path / ".cache" / "env" / "a.tar.gz")
+    assert read_sealed_json(record) == {"archive": archive, "folder": "/scratch/you/env"}
+    assert "HLATCTL_ENVIRONMENT" not in script(ONE, cluster), "one process gains nothing"

@@ -230,3 +230,17 @@ def test_the_record_of_the_end_has_its_room_before_the_job_begins(tmp_path: Path
     written = (tmp_path / "job.exit_code").stat()
     assert room.st_size > 0
     assert (written.st_ino, written.st_size) == (room.st_ino, room.st_size), "written where a full disk has room"
+
+
+def test_ranks_print_into_the_log_of_their_node_with_their_numbers(tmp_path: Path, start: Start) -> None:
+    log = tmp_path / "train.log"
+    rank = "from hlatctl.run import rank_output; rank_output.send_to_node_log(); raise ValueError('the reason')"
+    assert start(_LAUNCHER, os.fspath(tmp_path), rank, _TORCHRUN, NODE_RANK="3", HLATCTL_LOG=os.fspath(log)).wait(
+        _WAIT_S
+    )
+    lines = (tmp_path / "train.node-3.log").read_text().splitlines()
+    for number in (0, 1):
+        own = [line for line in lines if line.startswith(f"[rank{number}]: ")]
+        assert own[0].endswith("Traceback (most recent call last):")
+        assert own[-1].endswith("ValueError: the reason")
+    assert not log.exists(), "the first node's log"

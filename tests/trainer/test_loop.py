@@ -157,9 +157,9 @@ def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, 
     assert kinds == ["checkpoint_verified", "train_started", "train_stopped"]
 
 
-def test_empty_corpus_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
+def test_corpus_without_its_files_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
     run = make_run(tmp_path / "empty")
     dataset = files.read_sealed_json(run.dataset)
     files.write_sealed_json(run.dataset, {**dataset, "files": []})
-    with pytest.raises(DataError, match="the prepared corpus has no training documents"):
+    with pytest.raises(DataError, match=r"dataset\.json names 0 prepared files, its index 1"):
         train_here(run, 1)

@@ -1,4 +1,4 @@
-"""The corpora of a configuration, as streams of documents. ``trainer.data.prepare`` writes them."""
+"""The corpora of a configuration: their files, checked. ``trainer.data.prepare`` indexes or converts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import formats, tokenizer
-from trainer.data.formats import Report, Row
+from trainer.data.damage import Row, fail
 
 #: Modules are cut into documents of about this size. Otherwise one of the largest (a table of 100,000 tokens) would
 #: fill a row of the batch for a third of the quickstart.
@@ -72,17 +72,14 @@ def check_vocabulary(config: Config, vocab_size: int) -> None:
 def _check_files(corpus: Corpus, *, skip: bool) -> None:
     """Check every file; if damage is skipped, at least one must be readable."""
     damage: list[DataError] = []
-    report = damage.append if skip else formats.fail
+    report = damage.append if skip else fail
     whole = [formats.check_file(path, corpus.column, report) for path in corpus.files]
     if damage and not any(whole):
         raise damage[0]
 
 
-def read(corpus: Corpus, path: Path, report: Report) -> Iterator[Row]:
-    """Yield the rows of one of its files; the text of a row is None or blank if there is none."""
-    if not corpus.modules:
-        yield from formats.read_documents(path, corpus.column, report)
-        return
+def read_module(path: Path) -> Iterator[Row]:
+    """Yield the pieces of a Python module as rows; the text is None if it is not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -1,30 +1,29 @@
-"""Prepared Arrow files as one list of documents, mapped into memory: documents are read on access.
+"""The documents of a source by position, read on access from files that stay where they are.
 
-For each open file the first positions of its batches are kept: about 2 KB per GiB of text. Nothing else grows with the
-corpus.
+Held-out documents are skipped: a search in a sorted array maps a position among the training documents to a document.
+Only the index grows with the corpus, and it is mapped into memory (``trainer.data.table``).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import pyarrow as pa
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from hlatctl.run.reading import reading
+from trainer.data.damage import Report, fail
+from trainer.data.index import Rows
+from trainer.data.table import Table, load_table, scanned_table
+from trainer.data.text_file import PREPARED_COLUMN, OpenFiles, TextFile
 
-#: Schema of a prepared file: the text; its input file, by position in ``inputs``; its 1-based row there.
-SCHEMA = pa.schema([("text", pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
+#: Schema of a prepared file: the text; its input, by position in ``inputs``; its 1-based row there.
+SCHEMA = pa.schema([(PREPARED_COLUMN, pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
 _HINT = "remove its folder under .cache/data and run again"
-#: Files mapped at once; each takes a file descriptor.
-_OPEN_FILES = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +35,29 @@ class Origin:
 
 
 class Documents(Sequence[str]):
-    """The documents of prepared files, by position.
+    """The training documents of a table, by position; one without text is empty or blank.
 
     Args:
-        entries: the files of ``dataset.json``, with ``path`` and number of ``documents``.
-
-    Raises:
-        DataError: a file is missing or damaged.
+        table: of the source.
+        path_of: the path of a file's number.
+        report: is called with a damaged document; if it returns, the document has no text.
     """
 
-    def __init__(self, entries: Sequence[dict[str, Any]]) -> None:
-        self._paths = [Path(entry["path"]) for entry in entries]
-        self._counts = [int(entry["documents"]) for entry in entries]
-        self._starts = np.cumsum([0, *self._counts]).tolist()
-        self._open: OrderedDict[int, _File] = OrderedDict()
-        for path in self._paths:
-            if not path.is_file():
-                raise DataError(f"{path}: prepared corpus is missing or damaged (no such file)", hint=_HINT)
+    def __init__(self, table: Table, path_of: Callable[[int], str], report: Report = fail) -> None:
+        self.table, self._path_of, self._report = table, path_of, report
+        self._files = OpenFiles(self._open)
+
+    @classmethod
+    def prepared(cls, entries: Sequence[Mapping[str, Any]]) -> Documents:
+        """Return the documents of prepared files that have no index.
+
+        Args:
+            entries: the files of ``dataset.json``, with ``path`` and number of ``documents``.
+        """
+        return cls(scanned_table(entries), lambda number: str(entries[number]["path"]))
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self.table.starts[-1] - len(self.table.skips)
 
     @overload
     def __getitem__(self, position: int) -> str: ...
@@ -66,57 +68,56 @@ class Documents(Sequence[str]):
     def __getitem__(self, position: int | slice) -> str | list[str]:
         if isinstance(position, slice):
             return [self[i] for i in range(*position.indices(len(self)))]
-        return str(self._value(position, 0))
+        if not 0 <= position < len(self):
+            raise IndexError(position)
+        return self.text_of(self.table.document(position))
 
     def __iter__(self) -> Iterator[str]:
         return (self[position] for position in range(len(self)))
 
-    def file_and_row(self, position: int) -> tuple[int, int]:
-        """Return a document's input file, by its position in the source's inputs, and its 1-based row there."""
-        return int(self._value(position, 1)), int(self._value(position, 2))
+    def text_of(self, document: int) -> str:
+        """Return a document's text, counted with held-out ones.
 
-    def _value(self, position: int, column: int) -> Any:
-        if not 0 <= position < len(self):
-            raise IndexError(position)
-        number = bisect_right(self._starts, position) - 1
-        return self._file(number).value(position - self._starts[number], column)
+        Raises:
+            DataError: its file is missing or has changed; or, by default, it is damaged.
+        """
+        number, row = self.table.find(document)
+        return self._files.get(number).text(row)
 
-    def _file(self, number: int) -> _File:
-        """Return a mapped file; the most recently used ones stay mapped."""
-        if number not in self._open:
-            self._open[number] = _File(self._paths[number], self._counts[number])
-            if len(self._open) > _OPEN_FILES:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return self._open[number]
+    def input_and_row(self, position: int) -> tuple[int, int]:
+        """Return a document's input, by its position in the source's inputs, and its 1-based row there."""
+        number, row = self.table.find(self.table.document(position))
+        at = int(self.table.files["input"][number])
+        if at >= 0:
+            return at, row + 1
+        batch = self._files.get(number).batch(row)
+        with pa.memory_map(self._path_of(number)) as source, pa.ipc.open_file(source) as reader:
+            cells = reader.get_batch(int(batch["number"])).slice(row - int(batch["row"]), 1)
+            return cells.column("file")[0].as_py(), cells.column("row")[0].as_py()
+
+    def _open(self, number: int) -> TextFile:
+        file = self.table.files[number]
+        return TextFile(
+            self._path_of(number),
+            self.table.batches_of(number),
+            size=int(file["size"]),
+            mtime_ns=int(file["mtime_ns"]),
+            documents=self.table.starts[number + 1] - self.table.starts[number],
+            report=self._report,
+        )
 
 
-class _File:
-    """One prepared file, mapped."""
+class _Picked(Sequence[str]):
+    """The texts of some documents."""
 
-    def __init__(self, path: Path, documents: int) -> None:
-        self._path = path
-        try:
-            self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            sizes = [self._reader.get_batch(i).num_rows for i in range(self._reader.num_record_batches)]
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{path}: prepared corpus is missing or damaged ({error})", hint=_HINT) from None
-        self._starts = np.cumsum([0, *sizes])
-        if self._starts[-1] != documents:
-            raise DataError(
-                f"{path}: prepared corpus is missing or damaged ({self._starts[-1]} documents, not {documents})",
-                hint=_HINT,
-            )
+    def __init__(self, documents: Documents, picked: Rows) -> None:
+        self._documents, self._picked = documents, picked
 
-    def value(self, position: int, column: int) -> Any:
-        """Return one cell."""
-        batch = int(np.searchsorted(self._starts, position, side="right")) - 1
-        try:
-            return self._reader.get_batch(batch).column(column)[position - int(self._starts[batch])].as_py()
-        except (UnicodeDecodeError, pa.ArrowException) as error:  # it was complete when it was written
-            raise DataError(
-                f"{self._path}: prepared corpus is missing or damaged (document {position}: {error})", hint=_HINT
-            ) from None
+    def __len__(self) -> int:
+        return len(self._picked)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._documents.text_of(int(self._picked[position]))
 
 
 class Source:
@@ -127,7 +128,7 @@ class Source:
         index: of the source in it.
 
     Raises:
-        DataError: a file is missing or damaged.
+        DataError: a file of the index is missing or damaged.
     """
 
     def __init__(self, dataset: dict[str, Any], index: int) -> None:
@@ -135,16 +136,46 @@ class Source:
         self.name = str(self._entry["path"])
         self.fingerprint = str(self._entry["fingerprint"])
         self.text_bytes = int(self._entry["text_bytes"])
-        self.documents = Documents([entry for entry in dataset["files"] if entry["source"] == index])
-        self._inputs: list[str] | None = None
+        self._prepared = [entry for entry in dataset["files"] if entry["source"] == index]
+        self._inputs: list[Any] | None = None
+        if "index" in self._entry:
+            report = _skip if dataset["on_corrupt"] == "skip" else fail
+            table = load_table(self._entry["index"])
+            prepared = int((table.files["input"] < 0).sum())
+            if prepared != len(self._prepared):
+                raise DataError(
+                    f"{self.name}: dataset.json names {len(self._prepared)} prepared files, its index {prepared}",
+                    hint=_HINT,
+                )
+            self.documents = Documents(table, self._path_of, report)
+        else:
+            self.documents = Documents.prepared(self._prepared)
+
+    def held_out_texts(self) -> Sequence[str]:
+        """Return the texts that are held out, of files that are used where they lie."""
+        return _Picked(self.documents, self.documents.table.held_out)
 
     def origin(self, position: int) -> Origin:
         """Return the input file and row of a document."""
+        number, row = self.documents.input_and_row(position)
+        path, before = self._input(number)
+        return Origin(file=path, row=row + before)
+
+    def _path_of(self, number: int) -> str:
+        at = int(self.documents.table.files["input"][number])
+        return self._input(at)[0] if at >= 0 else str(self._prepared[-1 - at]["path"])
+
+    def _input(self, number: int) -> tuple[str, int]:
+        """Return the path of an input, and the rows before it: a large file is several inputs."""
         if self._inputs is None:
             with reading(Path(self._entry["inputs"]), hint=_HINT):
                 self._inputs = list(files.read_json(Path(self._entry["inputs"])))
-        number, row = self.documents.file_and_row(position)
-        return Origin(file=self._inputs[number], row=row)
+        given = self._inputs[number]
+        return (given, 0) if isinstance(given, str) else (given["path"], given["rows_before"])
+
+
+def _skip(error: DataError) -> None:
+    """Skip a damaged document (``data.on_corrupt=skip``)."""
 
 
 def sources_of(dataset: dict[str, Any]) -> list[Source]:

@@ -7,12 +7,10 @@ Lines, the row of a table, the piece of a plain text. No torch, no transformers.
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import zlib
+import mmap
+import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hlatctl.run.errors import DataError
+from trainer.data.damage import Report, Row, fail, guard, no_column, not_utf8
+from trainer.data.json_lines import json_rows, open_lines
 
 #: A plain text file is cut at the first line end after this many bytes.
 TEXT_DOCUMENT_BYTES = 64 * 1024
 _BATCH_ROWS = 1024
 _CARD = "README.md"
 _ARROW_FILE_MAGIC = b"ARROW1"
+#: Where the stream in an Arrow file begins: the magic and two bytes of padding are before it.
+_ARROW_STREAM_START = 8
 _FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
@@ -42,15 +44,6 @@ _FORMATS = {
     ".md": "text",
     ".markdown": "text",
 }
-#: A row's number, and its text if it has one.
-Row = tuple[int, str | None]
-#: Called with damage: raises it, or returns to skip the damaged part.
-Report = Callable[[DataError], None]
-
-
-def fail(error: DataError) -> None:
-    """Raise the error: damage stops the reading."""
-    raise error
 
 
 def find_files(path: Path) -> list[Path]:
@@ -67,7 +60,7 @@ def find_files(path: Path) -> list[Path]:
             raise DataError(f"data.path={path}: unknown format", hint=f"known file names end in: {known}")
         if not path.is_dir():
             raise DataError(f"data.path={path}: no such file or folder", hint="correct data.path")
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+        files = [Path(name) for name in sorted(_files_below(path), key=lambda name: name.split(os.sep))]
     except PermissionError as error:
         raise DataError(f"data.path={path}: not readable ({error.strerror})") from None
     if not files:
@@ -90,7 +83,7 @@ def unread_files(path: Path, read: Collection[Path]) -> dict[str, int]:
         path: ``data.path``.
         read: the files below it that are read.
     """
-    others = (p for p in path.rglob("*") if not p.is_dir() and not _hidden(p.relative_to(path)))
+    others = map(Path, _files_below(path))
     return dict(Counter(p.suffix or p.name for p in others if p not in read))
 
 
@@ -106,16 +99,16 @@ def check_file(path: Path, column: str, report: Report = fail) -> bool:
     Raises:
         DataError: it lacks the column; or, by default, it can't be read.
     """
-    with _guard(path, report):
+    with guard(path, report):
         kind = format_of(path)
         if path.stat().st_size == 0:
             report(DataError(f"{path}: the file is empty"))
             return False
         if kind == "parquet":
-            _check_schema(path, pq.read_schema(path), column)
+            check_schema(path, pq.read_schema(path), column)
         elif kind == "arrow":
-            with _open_arrow(path) as reader:
-                _check_schema(path, reader.schema, column)
+            with open_arrow(path, column, only_headers=True):
+                pass
         else:
             return next(read_documents(path, column, report), None) is not None
         return True
@@ -134,14 +127,14 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[R
         DataError: the column is missing; or, by default, the first damage, with file and row.
     """
     readers = {"parquet": _read_parquet, "arrow": _read_arrow, "jsonl": _read_jsonl, "text": _read_text}
-    with _guard(path, report):
+    with guard(path, report):
         yield from readers[format_of(path) or ""](path, column, report)
 
 
 def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read row group by row group: damage skips the rest of its group."""
     with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-        _check_schema(path, file.schema_arrow, column)
+        check_schema(path, file.schema_arrow, column)
         first = 1
         for group in range(file.num_row_groups):
             last = first + file.metadata.row_group(group).num_rows - 1
@@ -152,7 +145,7 @@ def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
 
 def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, report: Report) -> Iterator[Row]:
     row = first
-    with _guard(path, report, lambda: f"in rows {row} to {last}"):
+    with guard(path, report, lambda: f"in rows {row} to {last}"):
         for batch in batches:
             yield from _column_rows(path, batch.column(0), row, report)
             row += len(batch)
@@ -160,12 +153,9 @@ def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, repor
 
 def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read batch by batch; a stream has no index, so damage skips all that follows."""
-    with _open_arrow(path) as reader:
-        _check_schema(path, reader.schema, column)
-        is_file = isinstance(reader, pa.RecordBatchFileReader)
-        batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
+    with open_arrow(path, column) as (batches, _):
         first = 1
-        with _guard(path, report, lambda: f"from row {first} on"):
+        with guard(path, report, lambda: f"from row {first} on"):
             for batch in batches:
                 values = batch.column(column)
                 # Arrow trusts offsets; a damaged one would read anywhere. As binary: text is decoded row by row.
@@ -190,46 +180,18 @@ def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) ->
         try:
             yield number, value.as_py()
         except UnicodeDecodeError as error:
-            report(_not_utf8(f"{path}:{number}", error))
+            report(not_utf8(f"{path}:{number}", error))
 
 
 def _read_jsonl(path: Path, column: str, report: Report) -> Iterator[Row]:
-    with _open_lines(path) as lines:
-        number = 0
-        with _guard(path, report, lambda: f"after line {number}"):
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    try:
-                        text = _json_document(path, number, line, column)
-                    except DataError as error:
-                        report(error)
-                    else:
-                        yield number, text
-
-
-def _json_document(path: Path, number: int, line: bytes, column: str) -> str | None:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise _not_utf8(f"{path}:{number}", error) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}:{number}: not a JSON value ({str(error)[:200]})", hint="JSON Lines has one object on every line"
-        ) from None
-    if not isinstance(row, dict):
-        raise DataError(f"{path}:{number}: is {type(row).__name__}, must be an object with the field '{column}'")
-    if column not in row:
-        raise _no_column(f"{path}:{number}", column, list(row))
-    text = row[column]
-    if text is not None and not isinstance(text, str):
-        raise DataError(f"{path}:{number}: field '{column}' is {type(text).__name__}, must be text")
-    return text
+    with open_lines(path) as lines:
+        yield from json_rows(path, lines, column, report)
 
 
 def _read_text(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read the pieces of a plain text as rows."""
     del column  # a plain text file has none
-    with _open_lines(path) as lines:
+    with open_lines(path) as lines:
         yield from enumerate(cut(_decoded(path, lines, report), TEXT_DOCUMENT_BYTES), start=1)
 
 
@@ -238,7 +200,7 @@ def _decoded(path: Path, lines: Iterable[bytes], report: Report) -> Iterator[str
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            report(_not_utf8(f"{path}:{number}", error))
+            report(not_utf8(f"{path}:{number}", error))
         else:
             yield text
 
@@ -258,65 +220,53 @@ def cut(lines: Iterable[str], document_bytes: int) -> Iterator[str]:
 
 
 @contextmanager
-def _guard(path: Path, report: Report, where: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Report an error inside a reader with file and place; the rest of the block is skipped."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, EOFError, zlib.error, _zstd_error()) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        message = f"{path}: truncated or damaged {where()}".rstrip()
-        report(DataError(f"{message} ({reason})", hint="copy the file again, or set data.on_corrupt=skip"))
+def open_arrow(path: Path, column: str, *, only_headers: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Map an Arrow file or stream into memory; yield its batches, and a buffer of the whole file.
+
+    A file is read as the stream that it contains. pyarrow's reader of files asks the kernel to read all batches ahead,
+    and starts threads.
+
+    Args:
+        path: of the file.
+        column: of the text.
+        only_headers: the kernel reads nothing around what is accessed.
+
+    Raises:
+        DataError: the column is missing, or is not text.
+        pa.ArrowException: it is not an Arrow file.
+    """
+    if not path.stat().st_size:
+        raise pa.ArrowInvalid("the file is empty")
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if only_headers:
+        mapped.madvise(mmap.MADV_RANDOM)
+    whole = stream = pa.py_buffer(mapped)
+    if mapped[: len(_ARROW_FILE_MAGIC)] == _ARROW_FILE_MAGIC:
+        if mapped[-len(_ARROW_FILE_MAGIC) :] != _ARROW_FILE_MAGIC:
+            raise pa.ArrowInvalid("its end is missing")
+        stream = whole[_ARROW_STREAM_START:]
+    with pa.ipc.open_stream(stream) as batches:
+        check_schema(path, batches.schema, column)
+        yield batches, whole
 
 
-def _zstd_error() -> type[Exception]:
-    import zstandard
-
-    return zstandard.ZstdError
-
-
-@contextmanager
-def _open_lines(path: Path) -> Iterator[Iterable[bytes]]:
-    """Open a file's lines, decompressed. Only a line feed ends one; a carriage return is part of the text."""
-    name = path.name.lower()
-    with path.open("rb") as raw:
-        stream: Any = raw
-        if name.endswith(".gz"):
-            stream = gzip.GzipFile(fileobj=raw)
-        elif name.endswith(".zst"):
-            import zstandard
-
-            unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            stream = io.BufferedReader(unpacked)
-        yield stream
-
-
-def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
-    return DataError(f"{where}: not UTF-8 text (byte {error.start})", hint="convert the file to UTF-8")
-
-
-@contextmanager
-def _open_arrow(path: Path) -> Iterator[Any]:
-    with pa.memory_map(str(path)) as source:
-        is_file = source.read(len(_ARROW_FILE_MAGIC)) == _ARROW_FILE_MAGIC
-        source.seek(0)
-        with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
-            yield reader
-
-
-def _check_schema(path: Path, schema: pa.Schema, column: str) -> None:
+def check_schema(path: Path, schema: pa.Schema, column: str) -> None:
+    """Raise a DataError if the column is missing, or is not text."""
     if column not in schema.names:
-        raise _no_column(str(path), column, schema.names)
+        raise no_column(str(path), column, schema.names)
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise DataError(f"{path}: column '{column}' is {kind}, must be text", hint="choose another data.text_column")
 
 
-def _no_column(where: str, column: str, names: list[str]) -> DataError:
-    return DataError(
-        f"{where}: data.text_column='{column}' is not there; it has: {', '.join(names)}",
-        hint=f"set data.text_column={names[0]}" if len(names) == 1 else "set data.text_column to one of them",
-    )
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts)
+def _files_below(folder: str | Path) -> Iterator[str]:
+    """Yield the paths of the files below a folder, without hidden ones and hidden folders."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "_")):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path)
+            elif entry.is_file():
+                yield entry.path

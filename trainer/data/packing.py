@@ -3,7 +3,8 @@
 Every sequence of the global batch is a row: an endless stream of its own. So one step sees as many different documents
 as it has sequences, and a row's content depends only on (corpus, weights, seed, row), never on the number of processes.
 In each epoch a source's documents are shuffled again and dealt to the rows. Each is followed by the end-of-sequence
-token; the rest of one opens the row's next sequence. No token is lost or seen twice.
+token; the rest of one opens the row's next sequence. No token is lost or seen twice. A document without text gives no
+tokens.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from hashlib import blake2b
 
 import numpy as np
 
-from hlatctl.run.errors import CheckpointError
+from hlatctl.run.errors import CheckpointError, DataError
 from trainer.data.encoder import Encode, Tokens
 from trainer.data.permutation import Permutation
 
 #: Tokens by which a row's mixture may deviate from the weights, besides one document: room for chance, so that the rows
 #: of a batch do not change sources at the same time.
 _SLACK_TOKENS = 65_536
+#: Documents without text, of files that are used where they lie, that a row may draw in succession.
+_MOST_EMPTY = 100_000
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class Row:
         self.spans: list[Span] = []
         """The spans of the last sequence taken."""
         self._tokens: Tokens | None = None
-        self._source = self._document = 0
+        self._source = self._document = self._empty = 0
 
     def take(self, seq_len: int) -> Tokens:
         """Return ``seq_len + 1`` tokens; the last one, the last target, is also the next sequence's first."""
@@ -168,7 +171,16 @@ class Row:
         finished = self.position.finished
         self._source = self._deal.source(self._row, finished)
         self._document = self._deal.document(self._row, self._source, finished[self._source][0])
-        return np.append(self._encode(self._documents[self._source][self._document]), np.int32(self._eos_id))
+        text = self._documents[self._source][self._document]
+        if not text or text.isspace():
+            self._empty += 1
+            if self._empty > _MOST_EMPTY:
+                raise DataError(
+                    f"data: {_MOST_EMPTY:,} documents without text in succession", hint="remove them from the corpus"
+                )
+            return np.empty(0, dtype=np.int32)
+        self._empty = 0
+        return np.append(self._encode(text), np.int32(self._eos_id))
 
     def _finish_document(self) -> None:
         assert self._tokens is not None

@@ -1,4 +1,4 @@
-"""Split documents into training files and a held-out file, and write them."""
+"""Split the documents of a unit of work into training files and a held-out file, and write them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import IO, Any
 import pyarrow as pa
 
 from hlatctl.run import files
-from hlatctl.run.errors import DataError
 from trainer.data.documents import SCHEMA
 
 COLUMN = SCHEMA.names[0]
@@ -21,9 +20,14 @@ _BATCH_BYTES = 4 << 20
 _FILE_BYTES = 1 << 30
 
 
+def held_out_name(unit: int) -> str:
+    """Return the name of the file of a unit's held-out documents."""
+    return f"held-out-{unit:05d}.jsonl"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text and its origin: source, the file by its position in the source, its 1-based row there."""
+    """A text and its origin: source, the input by its position in the source's inputs, its 1-based row there."""
 
     text: str
     source: int
@@ -32,19 +36,20 @@ class Document:
 
 
 class Split:
-    """Sends each document to the training files or to the held-out file, and counts.
+    """Sends each document of a unit to the training files or to the held-out file, and counts.
 
-    The first document is for training. A hash of the position decides for the others. If it holds out none, the last
-    document is held out, so neither side is empty.
+    A hash of (unit, position in the unit) decides. In unit 0, the first document is for training, and if none is held
+    out, the last one is: so neither side of a corpus is empty.
 
     Args:
         folder: to write to.
         validation_fraction: share of the documents held out.
+        unit: number of the unit.
     """
 
-    def __init__(self, folder: Path, validation_fraction: float) -> None:
-        self._folder, self._fraction = folder, validation_fraction
-        self._held_out = (folder / "validation.jsonl").open("w", encoding="utf-8")
+    def __init__(self, folder: Path, validation_fraction: float, unit: int) -> None:
+        self._folder, self._fraction, self._unit = folder, validation_fraction, unit
+        self._held_out = (folder / held_out_name(unit)).open("w", encoding="utf-8")
         self._writer: _ArrowWriter | None = None
         self._files: list[dict[str, Any]] = []
         self._validation = {"documents": 0, "text_bytes": 0}
@@ -65,38 +70,30 @@ class Split:
         self._held_out.close()
 
     def finish(self) -> dict[str, Any]:
-        """Place the last document and finish the files; return the counts of ``dataset.json``.
-
-        Raises:
-            DataError: there are too few documents.
-        """
+        """Place the last document and finish the files; return ``files`` and ``validation`` of ``dataset.json``."""
         total = self.documents_of.total()
-        if self._waiting is None or total < 2:
-            raise DataError(
-                f"data: {total} documents with text; one to train on and one to hold out are needed",
-                hint="use a larger corpus",
-            )
-        if self._validation["documents"]:
-            self._place(self._waiting, total - 1)
-        else:
-            self._hold_out(self._waiting.text)
+        if self._waiting is not None:
+            if total > 1 and self._unit == 0 and not self._validation["documents"]:
+                self._hold_out(self._waiting.text)
+            else:
+                self._place(self._waiting, total - 1)
+        self._held_out.flush()
+        os.fsync(self._held_out.fileno())
         self.close()
-        return {
-            "files": self._files,
-            "validation": self._validation,
-            "documents": sum(entry["documents"] for entry in self._files),
-            "text_bytes": sum(entry["bytes"] for entry in self._files),
-        }
+        return {"files": self._files, "validation": self._validation}
 
     def _place(self, document: Document, position: int) -> None:
-        share = int.from_bytes(hashlib.sha256(str(position).encode()).digest()[:8], "big") / 2**64
-        if position and share < self._fraction:
+        key = f"{self._unit}:{position}" if self._unit else str(position)
+        share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+        if (position or self._unit) and share < self._fraction:
             self._hold_out(document.text)
             return
         if self._writer is not None and self._writer.source != document.source:
             self._close_file()
         if self._writer is None:
-            self._writer = _ArrowWriter(self._folder / f"part-{len(self._files):05d}.arrow", document.source)
+            self._writer = _ArrowWriter(
+                self._folder / f"part-{self._unit:05d}-{len(self._files):03d}.arrow", document.source
+            )
         self._writer.add(document)
         if self._writer.bytes >= _FILE_BYTES:
             self._close_file()

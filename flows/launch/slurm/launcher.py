@@ -42,8 +42,10 @@ from flows.launch.slurm.kept_nodes import KeptNodes
 from flows.launch.slurm.limits import seconds
 from hlatctl import node
 from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
+from hlatctl.cache.environment import pack
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, cannot_write
+from hlatctl.run.paths import environment_dir
 from hlatctl.run.reading import DAMAGED
 
 _POLL_S = 0.2
@@ -108,6 +110,8 @@ class SlurmLauncher:
         handle, token = self.handle(plan), uuid.uuid4().hex
         try:
             _prepare(plan, handle, token)
+            if self._cluster.stage_environment and plan.job.processes_per_node:
+                self._pack_environment(plan.job)
             if plan.job.keeps_nodes:
                 self._kept.order_round(plan, token)
                 return handle
@@ -118,6 +122,12 @@ class SlurmLauncher:
         slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(plan.script_path))
         self._queue.hurry()
         return handle
+
+    def _pack_environment(self, job: Job) -> None:
+        """Write which environment the nodes of a job unpack; its archive is made if there is none yet."""
+        record = pack(environment_dir(job.run_dir.parent))
+        folder = os.path.join(self._cluster.worker_cache_dir, "env")
+        files.write_sealed_json(scripts.environment_file(job.launch_dir / job.name), {**record, "folder": folder})
 
     def status(self, handle: Handle) -> Status:
         """From the record that the batch script writes last, else from the scheduler."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
 from conf.slurm_rules import SIGNAL_EARLY_S
 from flows.launch.slurm.commands import SchedulerAwayError, slurm
+from hlatctl.cache.environment import Layout
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.units import duration
 
@@ -100,10 +101,12 @@ def check(cluster: ClusterConfig) -> None:
     """Check that jobs of this shape can start some day.
 
     Raises:
-        ConfigError: no partition can ever give it, or Slurm refuses an option.
+        ConfigError: no partition can ever give it, Slurm refuses an option, or the environment can't be staged.
         LaunchError: there is no Slurm here.
         SchedulerAwayError: the scheduler does not answer.
     """
+    if cluster.stage_environment:
+        Layout().check()
     may = chosen(cluster, partitions())
     problems = [next(_problems(cluster, partition), None) for partition in may]
     if problems[0] and all(problems):

@@ -39,6 +39,11 @@ def token_file(base: Path) -> Path:
     return base.with_name(f"{base.name}.token")
 
 
+def environment_file(base: Path) -> Path:
+    """Names the archive of the environment that a job's nodes unpack, and where."""
+    return base.with_name(f"{base.name}.environment")
+
+
 def script(job: Job, cluster: ClusterConfig) -> str:
     """The script of a job. As a job of its own it takes all nodes that it gets; an allocation tells it which to take.
 
@@ -49,6 +54,10 @@ def script(job: Job, cluster: ClusterConfig) -> str:
     token, ended = (shlex.quote(os.fspath(path)) for path in (token_file(base), ended_file(base)))
     directives, log = _directives(_options(job, cluster)), shlex.quote(os.fspath(job.log))
     env = {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
+    if job.processes_per_node:
+        env[node.LOG_ENV] = os.fspath(job.log)
+        if cluster.stage_environment:
+            env[node.ENVIRONMENT_ENV] = os.fspath(environment_file(base))
     if cluster.interface:
         env[node.INTERFACE_ENV] = cluster.interface
     inside = container(job, cluster.container, sorted(env))
@@ -198,9 +207,8 @@ def _command(job: Job, base: Path, python: str) -> str:
     if not job.processes_per_node:
         return quote((*program, python, *job.argv))
     wrapper = (python, *job.wrapper) if job.wrapper else ()
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={job.processes_per_node}", "--tee=3")
-    logs = f"--log-dir={shlex.quote(os.fspath(job.log_dir / job.name))}/node-$SLURM_NODEID"
-    return f"{quote((*program, *wrapper, python, *torchrun))} {logs} {quote(job.argv)}"
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={job.processes_per_node}")
+    return quote((*program, *wrapper, python, *torchrun, *job.argv))
 
 
 def _clock(seconds: int) -> str:

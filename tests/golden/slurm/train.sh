@@ -24,6 +24,7 @@ export EVIL=''"'"'; touch x; $(touch x) `touch x` " \ %j
 next line'
 export HLATCTL_ERROR_FILE=/runs/golden/launch/attempt-0002/train.error.json
 export HLATCTL_INTERFACE=eth0
+export HLATCTL_LOG=/runs/golden/logs/attempt-0002/train.log
 export OMP_NUM_THREADS=1
 unset XLA_USE_BF16
 nodes=${HLATCTL_NODE_LIST:-$SLURM_JOB_NODELIST}
@@ -36,7 +37,7 @@ for try in 1 2 3 4 5 6 7 8; do
 done
 srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append \
   --nodes=$HLATCTL_NODES --ntasks=$HLATCTL_NODES --nodelist="$nodes" \
-  sh -c 'NODE_RANK=$SLURM_NODEID HLATCTL_NODE_NAME=$SLURMD_NODENAME exec PYTHON -m hlatctl.node /runs/golden/launch/attempt-0002/train -- PYTHON -m torch.distributed.run --nproc-per-node=8 --tee=3 --log-dir=/runs/golden/logs/attempt-0002/train/node-$SLURM_NODEID -m trainer --run-dir /runs/golden --attempt 2'
+  sh -c 'NODE_RANK=$SLURM_NODEID HLATCTL_NODE_NAME=$SLURMD_NODENAME exec PYTHON -m hlatctl.node /runs/golden/launch/attempt-0002/train -- PYTHON -m torch.distributed.run --nproc-per-node=8 -m trainer --run-dir /runs/golden --attempt 2'
 code=$?
 echo "{\"v\": 1, \"code\": $code}" >/runs/golden/launch/attempt-0002/train.ended.tmp && mv /runs/golden/launch/attempt-0002/train.ended.tmp /runs/golden/launch/attempt-0002/train.ended
 exit $code

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+from conf.schema import ClusterConfig, Config
 from hlatctl.cli import logs as logs_command
 from hlatctl.cli.journal_lines import TEXTS, WITHOUT_LINE, JournalLines
 from hlatctl.cli.main import main
@@ -138,7 +139,7 @@ def test_one_rank_is_found_by_folder_and_by_name(run: RunPaths, capsys: pytest.C
     assert main(["logs", "example", "--rank", "1"]) == 0
     assert capsys.readouterr().out == "rank one too\nrank one\n"
     assert main(["logs", "example", "--rank", "7"]) == 1
-    assert "no log of rank 7 yet" in capsys.readouterr().err
+    assert "no output of rank 7 yet" in capsys.readouterr().err
 
 
 def test_a_rank_of_several_nodes_is_found_by_its_number_in_the_whole_job(
@@ -151,6 +152,21 @@ def test_a_rank_of_several_nodes_is_found_by_its_number_in_the_whole_job(
         assert main(["logs", "example", "--rank", str(rank), "--attempt", "1"]) == 0
         assert capsys.readouterr().out == expected
     assert main(["logs", "example", "--rank", "4"]) == 1
+
+
+def test_a_ranks_lines_are_taken_from_the_log_of_its_node(
+    run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_command, "_BLOCK_BYTES", 7)
+    monkeypatch.setattr(logs_command, "load", lambda _: Config(cluster=ClusterConfig(nodes=12, processes_per_node=2)))
+    write(run, 1, "train.log", "[rank0]: first\ntorchrun's own\n[rank1]: second\n")
+    write(run, 1, "train.node-1.log", "[rank2]: third\n[rank23]: not here\n")
+    write(run, 1, "train.node-11.log", "[rank23]: ü 1\n[rank22]: other\n[rank23]: ü 2\n[rank23]: without an end")
+    for rank, expected in ((0, "first\n"), (2, "third\n"), (23, "ü 1\nü 2\n"), (8, "")):
+        code = main(["logs", "example", "--attempt", "1", "--rank", str(rank)])
+        assert (code, capsys.readouterr().out) == (0 if expected else 1, expected)
+    assert main(["logs", "example", "--attempt", "1"]) == 0
+    assert "third" not in capsys.readouterr().out
 
 
 def test_the_output_of_an_earlier_attempt_is_printed(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +210,6 @@ def test_a_character_that_is_written_in_two_parts_is_printed_correctly(tmp_path:
     path = tmp_path / "a.log"
     path.write_bytes("one\ntwo ü".encode()[:-1])
     printer = logs_command._Printer(RunPaths(tmp_path), None)
-    assert "".join(printer._read_new(path)) == "one\ntwo "
+    assert "".join(printer._read_new(path, None)) == "one\ntwo "
     path.write_bytes("one\ntwo ü\n".encode())
-    assert "".join(printer._read_new(path)) == "ü\n"
+    assert "".join(printer._read_new(path, None)) == "ü\n"

@@ -119,8 +119,10 @@ def test_error_in_the_background_is_raised_where_batches_are_taken(
 def test_missing_prepared_file_is_named(dataset: Path) -> None:
     description = json.loads(dataset.read_text())
     description["files"][0]["path"] = "/nowhere/part-00000.arrow"
+    loader = Loader(Config(), description, rank=0, size=1)
     with pytest.raises(DataError, match=r"/nowhere/part-00000\.arrow: prepared corpus is missing or damaged"):
-        Loader(Config(), description, rank=0, size=1)
+        loader.next()
+    loader.close()
 
 
 @given(

@@ -35,7 +35,7 @@ def _documents() -> st.SearchStrategy[list[str]]:
     """Documents that can be told apart: no two share a character."""
 
     def build(sizes: list[int]) -> list[str]:
-        codes = itertools.count(1)
+        codes = itertools.count(0x4E00)  # no white space: a document of it alone has no text
         return ["".join(chr(next(codes)) for _ in range(size)) for size in sizes]
 
     return st.lists(st.integers(1, 70), min_size=5, max_size=80).map(build)

@@ -28,7 +28,7 @@ def _prepared(config: Config, target: Path) -> tuple[dict[str, Any], list[str], 
     """dataset.json, the training documents, and those held out."""
     prepare(config, target)
     dataset = json.loads((target / "dataset.json").read_text())
-    train = list(Documents(dataset["files"]))
+    train = list(sources_of(dataset)[0].documents)
     held_out = [json.loads(line)["text"] for line in Path(dataset["validation"]["path"]).read_text().splitlines()]
     return dataset, train, held_out
 
@@ -256,17 +256,18 @@ def test_document_of_any_of_many_files_is_found(
 ) -> None:
     monkeypatch.setattr("trainer.data.split._FILE_BYTES", 300)
     monkeypatch.setattr("trainer.data.split._BATCH_BYTES", 60)
-    monkeypatch.setattr("trainer.data.documents._OPEN_FILES", 2)
+    monkeypatch.setattr("trainer.data.text_file._MOST_OPEN", 2)
     texts = [f"text number {i}" for i in range(200)]
     path = _jsonl(tmp_path / "many.jsonl", list(texts))
     config = make_config(data={"path": os.fspath(path), "validation_fraction": 0.0})
     dataset, train, _ = _prepared(config, tmp_path / "d")
     assert len(dataset["files"]) > 5
     assert train == texts[:-1]
-    documents = Documents(dataset["files"])
-    assert [documents.file_and_row(i)[1] for i in (0, 150, 3, 198)] == [1, 151, 4, 199]
+    documents = Documents.prepared(dataset["files"])
+    assert list(documents) == train, "version 2 has no index: each file is scanned when it is opened"
+    assert [documents.input_and_row(i)[1] for i in (0, 150, 3, 198)] == [1, 151, 4, 199]
     damaged = [{**dataset["files"][0], "documents": 7}]
     with pytest.raises(
-        DataError, match=r"part-00000\.arrow: prepared corpus is missing or damaged \(\d+ documents, not 7"
+        DataError, match=r"part-00000-000\.arrow: prepared corpus is missing or damaged \(\d+ documents, not 7"
     ):
-        Documents(damaged)[0]
+        Documents.prepared(damaged)[0]

@@ -1,0 +1,54 @@
+"""The output of one rank, which ``hlatctl.node`` writes into the log of its node. Standard library only.
+
+A rank gives the node's program the reading end of a pipe and prints into the other end. So the lines of a rank keep
+their order, carry its number, and never mix with those of another rank, and one file serves all ranks of a node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+#: Names the socket of the node's program, in a private folder.
+SOCKET_ENV = "HLATCTL_LOG_SOCKET"
+_PREFIX = re.compile(rb"\[rank(\d+)\]: ")
+
+
+def node_log(log: Path, node: int) -> Path:
+    """Return the log of a node: the first node's lines are in the job's own log, ``train.log``."""
+    return log.with_name(f"{log.stem}.node-{node}.log") if node else log
+
+
+def prefix(rank: int) -> bytes:
+    """Return the beginning of each line of a rank in the log of its node. PyTorch writes ranks in the same way."""
+    return f"[rank{rank}]: ".encode()
+
+
+def rank_of(line: bytes) -> int | None:
+    """Return the rank that printed a line of a node's log; None: the line is torchrun's or the launcher's."""
+    match = _PREFIX.match(line)
+    return int(match[1]) if match else None
+
+
+def send_to_node_log() -> None:
+    """Send the output of this process, and of those that it starts, to the log of its node under its rank.
+
+    Without torchrun, or if the node's program does not answer, the output stays where it is: torchrun's.
+    """
+    place, rank = os.environ.get(SOCKET_ENV), os.environ.get("RANK", "")
+    if not place or not rank.isdigit():
+        return
+    read, write = os.pipe()
+    with suppress(OSError):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(place)
+            socket.send_fds(connection, [rank.encode()], [read])
+            taken = connection.recv(1)
+        if taken:
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+    os.close(read)
+    os.close(write)

@@ -1,0 +1,133 @@
+"""Processes that share work, and the progress of all of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hlatctl.run import startup
+from hlatctl.run.processes import end_with_parent
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+_TICK_S, _SHOW_EVERY_S = 1.0, 10.0
+#: The speed is that of the last minute.
+_RECENT = 6
+#: Tasks that wait for a process, per process: results come in order, and few are kept.
+_AHEAD = 4
+_MB = 1e6
+
+#: Documents, and bytes of input, that this process and its siblings have finished.
+_counts: Any = [0, 0]
+#: Held while they change: they are shared with other processes, or they are this process's own.
+_lock: Any = nullcontext()
+#: In a process that works alone, called after each change of the counts.
+_tick: Callable[[], None] | None = None
+
+
+def count(*, documents: int = 0, input_bytes: int = 0) -> None:
+    """Add to the progress that is shown. Call it about once in a thousand documents."""
+    with _lock:
+        _counts[0] += documents
+        _counts[1] += input_bytes
+    if _tick is not None:
+        _tick()
+
+
+class Progress:
+    """Shows documents/s, MB/s and the time left every 10 s: on stderr, and in a file for the flow.
+
+    Args:
+        what: is done.
+        total_bytes: of input.
+        file: for the newest line.
+    """
+
+    def __init__(self, what: str, total_bytes: int, file: Path) -> None:
+        self._what, self._total, self._file = what, total_bytes, file
+        _counts[:] = [0, 0]
+        self._shown = deque([(time.monotonic(), 0, 0)], maxlen=_RECENT)
+
+    def tick(self) -> None:
+        """Show the progress if it is due."""
+        now_s = time.monotonic()
+        if now_s - self._shown[-1][0] < _SHOW_EVERY_S:
+            return
+        documents, done = int(_counts[0]), int(_counts[1])
+        then_s, documents_then, done_then = self._shown[0]
+        self._shown.append((now_s, documents, done))
+        took_s = now_s - then_s
+        speed = (done - done_then) / took_s
+        left = f", {(self._total - done) / speed:,.0f} s left" if speed else ""
+        line = (
+            f"{self._what}: {documents:,} documents, {done / _MB:,.0f} of {self._total / _MB:,.0f} MB, "
+            f"{(documents - documents_then) / took_s:,.0f} documents/s, {speed / _MB:,.1f} MB/s{left}"
+        )
+        print(line, file=sys.stderr, flush=True)
+        self._file.write_text(line + "\n", encoding="utf-8")
+
+
+def spread(work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress) -> Iterator[Result]:
+    """Do tasks in one process per core and yield their results in order; a single task is done in this process.
+
+    Args:
+        work: a function of a module; its argument and result can be pickled.
+        tasks: in order.
+        progress: is shown meanwhile.
+
+    Raises:
+        Exception: the first that a task raised; tasks that are running are waited for.
+    """
+    processes = min(len(os.sched_getaffinity(0)), len(tasks))
+    if processes <= 1:
+        yield from _alone(work, tasks, progress)
+        return
+    context = multiprocessing.get_context("spawn")
+    shared = context.Array("q", _counts[:])
+    _use(shared)
+    with ProcessPoolExecutor(processes, context, _begin, (shared,)) as pool:
+        try:
+            yield from _in_order(pool, work, tasks, progress, processes * _AHEAD)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _alone(work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress) -> Iterator[Result]:
+    global _tick
+    _tick = progress.tick
+    try:
+        yield from map(work, tasks)
+    finally:
+        _tick = None
+
+
+def _in_order(pool: Any, work: Any, tasks: Sequence[Any], progress: Progress, ahead: int) -> Iterator[Any]:
+    waiting: deque[Future[Any]] = deque()
+    for task in [*tasks, *[None] * ahead]:
+        if task is not None:
+            waiting.append(pool.submit(work, task))
+        if waiting and (len(waiting) >= ahead or task is None):
+            while not wait([waiting[0]], _TICK_S, FIRST_COMPLETED).done:
+                progress.tick()
+            yield waiting.popleft().result()
+
+
+def _begin(counts: Any) -> None:
+    """Prepare a worker process."""
+    end_with_parent()
+    startup.begin()
+    _use(counts)
+
+
+def _use(counts: Any) -> None:
+    global _counts, _lock
+    _counts, _lock = counts, counts.get_lock()
