@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED, amended_skips, check_same_corpus
+from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED
 from conf.schedule import learning_rate
 from conf.schema import Config
 from conf.sizes import parameters
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason
-from hlatctl.run import files, startup
-from hlatctl.run.errors import NONFINITE, DataError, TrainingError
+from hlatctl.run import startup
+from hlatctl.run.errors import NONFINITE, TrainingError
 from hlatctl.run.host import node_name
-from hlatctl.run.journal import JournalWriter, no_steps, read_events, train_writer
+from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
-from trainer.data.loader import Loader
+from trainer.inputs import open_batches, read_dataset
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
 from trainer.process import StopRequest
 
@@ -67,7 +67,7 @@ class Training:
         self.config, self.backend, self.journal = config, backend, journal
         self.policy = CheckpointPolicy(config)
         self.stop = StopRequest()
-        dataset = _dataset(run)
+        dataset = read_dataset(run, backend)
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
         self.model = backend.build_model(document_end_id=end_id)
         self.optimizer = backend.optimizer(self.model)
@@ -75,12 +75,13 @@ class Training:
         self.step = self.first_step = 0
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
+        self.hosts: list[str] = backend.gather(node_name())
         self.nonfinite_steps = 0
         self.pending: deque[_PendingStep] = deque()
         self.last_finished_s = 0.0
         restored = self._restore(max_checkpoint_step)
         self.dataset_fingerprint = str(dataset["fingerprint"])
-        self.loader, self.amended_skips = _loader(config, run, dataset, backend, restored)
+        self.batches, self.amended_skips = open_batches(config, run, dataset, backend, restored)
 
     def _restore(self, max_checkpoint_step: int | None) -> Restored | None:
         """Continue from the newest checkpoint, or else read the weights of ``train.init_from``."""
@@ -123,7 +124,7 @@ class Training:
                 self.checkpoints.finish(lambda: self.stop.requested)
         finally:
             self.checkpoints.close()
-            self.loader.close()
+            self.batches.close()
         if outcome != "rollback" and self.step >= self.config.total_steps:
             outcome = "finished"
         assert outcome is not None
@@ -133,16 +134,16 @@ class Training:
     def _start_step(self) -> None:
         """Issue one optimizer step. A lazily executing device may still run the previous step when this returns."""
         started_s = time.perf_counter()
-        self.loader.wait_s = 0.0
+        self.batches.wait_s = 0.0
         self.optimizer.zero_grad()
-        inputs, targets = self.loader.next()
+        inputs, targets = self.batches.next()
         loss_share = self.backend.forward_backward(self.model, inputs, targets)
         self.backend.wait()
         self.rank_times.add(time.perf_counter() - started_s)
         lr = learning_rate(self.step, self.config)
         metrics = self.backend.update(self.optimizer, loss_share, lr=lr, asked_to_stop=self.stop.requested)
         self.backend.step_boundary()
-        self.pending.append(_PendingStep(self.step, self.loader.batch, started_s, lr, self.loader.wait_s, metrics))
+        self.pending.append(_PendingStep(self.step, self.batches.batch, started_s, lr, self.batches.wait_s, metrics))
 
     def _finish_steps(self, *, leave: int) -> Outcome | None:
         """Read the metrics of all pending steps but the newest ``leave``; return why training ends, if it must."""
@@ -222,7 +223,7 @@ class Training:
                 "monitor": self.monitor.state,
                 "dataset_fingerprint": self.dataset_fingerprint,
             },
-            own={"loader": self.loader.state if self.backend.is_replica_leader else [], "rng": rng_state()},
+            own={"loader": self.batches.state if self.backend.is_replica_leader else [], "rng": rng_state()},
         )
 
     def _tokens(self, step: int) -> int:
@@ -255,11 +256,12 @@ class Training:
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
 
     def _compare_ranks(self, step: int) -> list[MonitorEvent]:
-        """Compare the ranks' own times once per window of steps."""
+        """Compare the ranks' own times once per window of steps, on rank 0."""
         if not self.rank_times.full:
             return []
-        mine = [node_name(), self.rank_times.take_s()]
-        return self.rank_times.compare(step, self.backend.gather(mine)) if self.backend.world_size > 1 else []
+        own_s = self.rank_times.take_s()
+        times_s = self.backend.numbers_on_rank0(own_s) if self.backend.world_size > 1 else None
+        return [] if times_s is None else self.rank_times.compare(step, times_s, self.hosts)
 
     def _note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         if self.journal:
@@ -269,36 +271,3 @@ class Training:
 def train_journal(run: RunPaths, backend: Backend, attempt: int) -> JournalWriter | None:
     """Open rank 0's journal; return None on other ranks."""
     return JournalWriter(run, train_writer(0), attempt) if backend.rank == 0 else None
-
-
-def _dataset(run: RunPaths) -> dict[str, Any]:
-    try:
-        return files.read_sealed_json(run.dataset)
-    except (OSError, ValueError) as error:
-        hint = f"restore it from a copy; if it is missing, `hlatctl resume {run.run_id}` prepares it"
-        raise DataError(f"{run.dataset}: can't be read ({error})", hint=hint) from None
-
-
-def _loader(
-    config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None
-) -> tuple[Loader, list[int | str]]:
-    """Return the loader at the checkpoint's position, and the batches that ``amended`` events skip.
-
-    The journal may grow while the processes start, so rank 0 reads it for all.
-
-    Raises:
-        DataError: the corpus isn't the one that the checkpoint was trained on.
-    """
-    kinds = (AMENDED, TRAIN_STARTED)
-    own = None
-    if backend.rank == 0:
-        own = [event for event in read_events(run, wanted=no_steps) if event["kind"] in kinds]
-    events = backend.from_rank0(own)
-    state = None
-    if last:
-        check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
-        state = last.loader
-    loader = Loader(
-        config, dataset, rank=backend.data_parallel_rank, size=backend.data_parallel_size, state=state, events=events
-    )
-    return loader, amended_skips(events)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 #: Steps of the running means; a gradient norm that is above its mean by more than the threshold is a spike (HLAT,
 #: arXiv 2404.10630, section 4.3).
@@ -114,7 +118,8 @@ class RankTimes:
     def __init__(self, factor: float, steps: int) -> None:
         self._factor, self._windows = factor, -(-steps // RANK_TIMES_EVERY_STEPS)
         self._own_s: list[float] = []
-        self._slow: dict[int, int] = {}
+        self._slow = torch.zeros((), dtype=torch.int64)
+        """For each rank, in how many windows in a row it was slow."""
 
     def add(self, own_s: float) -> None:
         """Add this process's time of one step."""
@@ -131,26 +136,27 @@ class RankTimes:
         self._own_s.clear()
         return median_s
 
-    def compare(self, step: int, ranks: list[tuple[str, float]]) -> list[MonitorEvent]:
-        """Return the events for the (host, seconds) of all ranks.
+    def compare(self, step: int, own_s: Tensor, hosts: Sequence[str]) -> list[MonitorEvent]:
+        """Return the events for the times (world), which are on the CPU, and the hosts of all ranks.
 
         The lower median is used, so that with two processes the slow one is compared with the fast one.
         """
-        median_s = statistics.median_low([own_s for _, own_s in ranks])
-        ratios = [own_s / max(median_s, 1e-9) for _, own_s in ranks]
-        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank, ratio in enumerate(ratios) if ratio > self._factor}
-        slowest = max(range(len(ranks)), key=ratios.__getitem__)
+        median_s = own_s.median()
+        ratios = own_s / median_s.clamp_min(1e-9)
+        self._slow = torch.where(ratios > self._factor, self._slow + 1, 0)
+        slowest = int(own_s.argmax())
         times = {
             "step": step,
-            "median_s": median_s,
+            "median_s": float(median_s),
             "slowest_rank": slowest,
-            "host": ranks[slowest][0],
-            "ratio": ratios[slowest],
-            "max_s": ranks[slowest][1],
-            "min_s": min(own_s for _, own_s in ranks),
+            "host": hosts[slowest],
+            "ratio": float(ratios[slowest]),
+            "max_s": float(own_s[slowest]),
+            "min_s": float(own_s.min()),
         }
-        named = [rank for rank, windows in self._slow.items() if windows == self._windows]
-        return [MonitorEvent("rank_times", times), *(self._straggler(step, r, ranks[r][0], ratios[r]) for r in named)]
+        named = (self._slow == self._windows).nonzero().flatten().tolist()
+        stragglers = [self._straggler(step, rank, hosts[rank], float(ratios[rank])) for rank in named]
+        return [MonitorEvent("rank_times", times), *stragglers]
 
     def _straggler(self, step: int, rank: int, host: str, ratio: float) -> MonitorEvent:
         steps = self._windows * RANK_TIMES_EVERY_STEPS

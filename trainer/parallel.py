@@ -7,6 +7,7 @@ tensor-parallel processes exchange most.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -47,6 +48,17 @@ class Layout:
     def is_replica_leader(self) -> bool:
         """Whether this is the first of the processes that make up one replica."""
         return self.pp_rank == 0 and (self.tp is None or self.tp.rank == 0)
+
+    def data_ranks(self, rank: int) -> list[int]:
+        """Return the ranks of this process's replica and node that need tokens; the first reads them for all.
+
+        The first pipeline stage needs the inputs, the last one the targets. A node's ranks follow each other.
+        """
+        if self.mesh is None:
+            return [rank]
+        ends = self.mesh.mesh[[0, -1], :, self.dp_rank].flatten().tolist()
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return [other for other in dict.fromkeys(ends) if other // per_node == rank // per_node]
 
     @property
     def fsdp(self) -> bool:

@@ -27,6 +27,7 @@ from hlatctl.run.host import node_name
 from hlatctl.run.manifest import checkpoint_steps, steps_in
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
+from hlatctl.run.scratch import JOB_FOLDER_ENV
 from trainer import preflight_nodes
 from trainer.checkpoint.tiers import Tiers
 from trainer.process import follow_launcher
@@ -40,6 +41,8 @@ _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
 _POLL_S = 0.2
+#: File in a node's private folder: all nodes are checked.
+_CHECKED = "nodes-checked"
 
 Worker = dict[str, Any]
 
@@ -77,55 +80,84 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
         )
     own_versions, differences = preflight_nodes.compare(run, backend, preflight.timeout_s)
     failures += differences
-    failures += node_failures(run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
-    failures += _mirror_failures(config, run) if os.environ.get("LOCAL_RANK", "0") == "0" else []
-    folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
-    if config.checkpoint.fast_dir is not None:
-        folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
-        failures += _fast_dir_failures(config, run)
-    failures += [text for name, folder in folders.items() if (text := _why_not_writable(name, folder.expanduser()))]
+    if config.backend.device == "neuron":
+        failures += node_failures(run, backend)
+    if _first_of_node():
+        failures += _folder_failures(config, run) + _mirror_failures(config, run)
     return {**worker, **({"versions": own_versions} if own_versions else {}), "failures": failures}
 
 
 def check_node(config: Config, run: RunPaths) -> None:
     """Check each node's Neuron devices in one of its processes, while the others wait: checks need unused devices."""
-    own = run.preflight_nodes / f"{node_name()}.json"
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    own, job = run.preflight_nodes / f"{node_name()}.json", os.environ.get(JOB_FOLDER_ENV)
+    told = Path(job) / _CHECKED if job is not None else None
+    if _first_of_node():
         from trainer.neuron import node
 
         first_node = os.environ.get("GROUP_RANK", "0") == "0"
         checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
         files.write_json(own, {"v": 1, "host": node_name(), "checks": checks})
+    elif told is not None:
+        _wait_for_nodes(config, run, told.exists)  # not every process looks at storage that all nodes share
+        return
+    _wait_for_nodes(config, run, lambda: len(_checked_nodes(run)) >= config.cluster.nodes)
+    if told is not None:
+        told.touch()
+
+
+def _wait_for_nodes(config: Config, run: RunPaths, done: Callable[[], bool]) -> None:
+    """Wait until all nodes are checked: the first one may still be testing the connection between them."""
     deadline = time.monotonic() + preflight_nodes.PATIENCE * config.preflight.timeout_s
-    # For all nodes: the first one may still be testing the connection between them.
-    while len(list(run.preflight_nodes.glob("*.json"))) < config.cluster.nodes:
+    while not done():
         if time.monotonic() > deadline:
             raise PreflightError(
                 f"preflight.timeout_s={config.preflight.timeout_s:g}: not every node was checked in that time; "
-                f"done: {', '.join(sorted(path.stem for path in run.preflight_nodes.glob('*.json'))) or 'none'}",
+                f"done: {', '.join(_checked_nodes(run)) or 'none'}",
                 hint="read the logs of the other nodes, or set a longer preflight.timeout_s",
             )
         time.sleep(_POLL_S)
 
 
-def node_failures(run: RunPaths) -> list[str]:
-    """Return this node's failed checks, and how its software differs from that of most nodes."""
-    if not run.preflight_nodes.is_dir():
-        return []
-    with reading(run.preflight_nodes):
-        records = {r["host"]: r["checks"] for r in map(files.read_json, sorted(run.preflight_nodes.glob("*.json")))}
-    own = node_name()
-    failures = [f"{check['name']}: {check['shows']}" for check in records.get(own, []) if check["status"] == "fail"]
+def _checked_nodes(run: RunPaths) -> list[str]:
+    return sorted(path.stem for path in run.preflight_nodes.glob("*.json"))
+
+
+def node_failures(run: RunPaths, backend: Backend) -> list[str]:
+    """Return this node's failed checks, and how its software differs from that of most nodes.
+
+    Each node reads its own record. All processes call this; the result is empty for all but one of a node.
+    """
     from trainer.neuron import versions
 
-    by_host = {host: c["values"] for host, checks in records.items() for c in checks if c["name"] == versions.NAME}
-    other = versions.disagreement(by_host).get(own)
+    checks: list[dict[str, Any]] = []
+    if _first_of_node():
+        path = run.preflight_nodes / f"{node_name()}.json"
+        with reading(path):
+            checks = files.read_json(path)["checks"]
+    own = next((check["values"] for check in checks if check["name"] == versions.NAME), None)
+    by_host = {host: values for host, values in backend.gather([node_name(), own]) if values is not None}
+    failures = [f"{check['name']}: {check['shows']}" for check in checks if check["status"] == "fail"]
+    other = versions.disagreement(by_host).get(node_name()) if own is not None else None
     return [*failures, *([other] if other else [])]
+
+
+def _first_of_node() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def checkpoints_bytes(config: Config, run: RunPaths) -> int:
     """Return the free space that the run's checkpoints still need, less those that earlier attempts have written."""
     return runs_dir_bytes(config, existing=len(checkpoint_steps(run)))
+
+
+def _folder_failures(config: Config, run: RunPaths) -> list[str]:
+    """Return which folders this node can't write to, or lack space."""
+    folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
+    failures = []
+    if config.checkpoint.fast_dir is not None:
+        folders["checkpoint.fast_dir"] = Path(config.checkpoint.fast_dir)
+        failures += _fast_dir_failures(config, run)
+    return [*failures, *filter(None, (_why_not_writable(name, at.expanduser()) for name, at in folders.items()))]
 
 
 def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:

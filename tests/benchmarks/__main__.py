@@ -17,6 +17,7 @@ from tests.benchmarks import (
     scale,
     scale_checkpoints,
     scale_data,
+    scale_ranks,
     trainer_speed,
     uptime,
 )
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "scale": scale.run,
     "scale_checkpoints": scale_checkpoints.run,
     "scale_data": scale_data.run,
+    "scale_ranks": scale_ranks.run,
 }
 
 

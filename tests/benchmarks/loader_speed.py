@@ -32,14 +32,13 @@ Work = Callable[[], int]
 
 def run() -> None:
     """Print tokens/s of all three, and the ratios."""
-    corpus = _DATA / "corpora" / "books-train.parquet"
-    model = _DATA / "tokenizers" / "llama2-tokenizer.model"
+    corpus, model = inputs()
     if not (corpus.is_file() and model.is_file()):
         print(f"skipped: {corpus} and {model} are not there")
         return
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # before torch is imported
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
-        dataset = _prepare(Path(folder), corpus, model)
+        dataset = prepare(Path(folder), corpus, model)
         rows = Path(folder) / "hugging_face"
         _save_as_hugging_face(dataset, rows)
         methods = {
@@ -59,6 +58,11 @@ def run() -> None:
     print(f"ratio to the method of HLAT's loader: {ours / hlat:.2f} (goal {_GOAL_HLAT:g})")
 
 
+def inputs() -> tuple[Path, Path]:
+    """Return the paths of the books and of the tokenizer; they may be absent."""
+    return _DATA / "corpora" / "books-train.parquet", _DATA / "tokenizers" / "llama2-tokenizer.model"
+
+
 def _rate(method: Callable[[], Work]) -> float:
     """Tokens per second of processor time: each method keeps one core busy, and another's load does not count."""
     work = method()
@@ -67,11 +71,12 @@ def _rate(method: Callable[[], Work]) -> float:
     return tokens / (time.process_time() - started)
 
 
-def _prepare(folder: Path, corpus: Path, model: Path) -> dict[str, Any]:
-    from trainer.data.prepare import prepare
+def prepare(folder: Path, corpus: Path, model: Path) -> dict[str, Any]:
+    """Prepare a corpus in a folder; return its ``dataset.json``."""
+    from trainer.data.prepare import prepare as prepare_corpus
 
     keys = [f"data.path={corpus}", f"tokenizer.path={model}", "model.vocab_size=32000", f"runs_dir={folder}"]
-    prepare(compose(keys), folder / "data")
+    prepare_corpus(compose(keys), folder / "data")
     dataset: dict[str, Any] = files.read_json(folder / "data" / "dataset.json")
     return dataset
 

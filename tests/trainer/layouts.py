@@ -20,6 +20,7 @@ def main() -> int:
     """Train every run of the list."""
     from trainer import loop
     from trainer.backends.torch_native import TorchNative
+    from trainer.data.loader import Loader
 
     backend = None
     for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
@@ -28,7 +29,10 @@ def main() -> int:
         assert config.world_size == int(os.environ.get("WORLD_SIZE", "1"))
         backend = TorchNative(config)
         journal = loop.train_journal(run, backend, job["attempt"])
-        assert loop.Training(config, run, backend, journal).run() == 0
+        training = loop.Training(config, run, backend, journal)
+        readers = sum(backend.gather(isinstance(training.batches, Loader)))
+        assert readers == config.data_parallel_size, "one process of each replica reads"
+        assert training.run() == 0
         if journal:
             journal.close()
     if backend is not None:

@@ -8,21 +8,21 @@ import time
 from typing import Any
 
 from trainer.__main__ import main
-from trainer.data.loader import Loader
+from trainer.data.prefetch import Batches
 
 
-def slow_down(loader: type[Loader], seconds: float) -> None:
+def slow_down(batches: type[Batches], seconds: float) -> None:
     """Delay every batch of this process."""
-    honest = loader.next
+    honest = batches.next
 
-    def late(self: Loader) -> Any:
+    def late(self: Batches) -> Any:
         time.sleep(seconds)
         return honest(self)
 
-    loader.next = late  # type: ignore[method-assign]
+    batches.next = late  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
-        slow_down(Loader, 0.1)
+        slow_down(Batches, 0.1)
     sys.exit(main(["--run-dir", sys.argv[1], "--attempt", "1"]))

@@ -34,11 +34,11 @@ def _resume(run: RunPaths, newest: int | None = None) -> dict[str, Any]:
         return {
             "config": config,
             "step": training.step,
-            "tokens": torch.stack([training.loader.next()[0] for _ in range(_BATCHES)]),
+            "tokens": torch.stack([training.batches.next()[0] for _ in range(_BATCHES)]),
             "tensors": {name: tensor.clone() for name, tensor in training.optimizer.tensors().items()},
         }
     finally:
-        training.loader.close()
+        training.batches.close()
 
 
 @pytest.fixture(scope="module")

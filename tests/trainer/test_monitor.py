@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import torch
+
 from trainer.monitor import Monitor, MonitorEvent, RankTimes, drift_alarm
 
 
@@ -61,7 +63,8 @@ def test_weights_may_differ_by_rounding_but_not_by_more() -> None:
 
 
 def _compare(times: RankTimes, step: int, *own_s: float) -> list[MonitorEvent]:
-    return times.compare(step, [(f"node-{rank // 2}", seconds) for rank, seconds in enumerate(own_s)])
+    hosts = [f"node-{rank // 2}" for rank in range(len(own_s))]
+    return times.compare(step, torch.tensor(own_s, dtype=torch.float64), hosts)
 
 
 def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host() -> None:

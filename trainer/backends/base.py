@@ -73,6 +73,8 @@ class Backend(Protocol):
     data_parallel_size: int
     is_replica_leader: bool
     """This process saves the loader's state for the processes of its replica."""
+    data_ranks: list[int]
+    """The ranks of this process's replica and node that need tokens, perhaps without this one; the first reads them."""
     steps_ahead: int
     """How many of the newest steps' metrics the loop may leave unread; with 0 it reads them at once."""
     compiles: bool
@@ -126,6 +128,9 @@ class Backend(Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """Return every process's JSON value in the order of ranks, on every process."""
+
+    def numbers_on_rank0(self, number: float) -> Tensor | None:
+        """Return every process's number (world) in FP32 on rank 0, None on others; for regular use by many ranks."""
 
     def gather_beside(self, value: Any) -> list[Any]:
         """As :meth:`gather`, for another thread than the training thread; uses a process group of its own."""

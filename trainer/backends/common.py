@@ -29,13 +29,22 @@ class TorchDistributed(ABC):
         self._beside: dist.ProcessGroup | None = None
         torch.set_num_threads(config.cluster.threads_per_process)
 
+    @property
     @abstractmethod
+    def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
+        """The group of the training thread for values of the host, and the device of its tensors; None: the default."""
+
     def gather(self, value: Any) -> list[Any]:
         """See :class:`trainer.backends.base.Backend`."""
+        return [value] if self.world_size == 1 else gather_json(value, *self._exchange)
 
     def from_rank0(self, value: Any) -> Any:
         """See :class:`trainer.backends.base.Backend`."""
-        return self.gather(value)[0]
+        return value if self.world_size == 1 else json_from_rank0(value, *self._exchange)
+
+    def numbers_on_rank0(self, number: float) -> Tensor | None:
+        """See :class:`trainer.backends.base.Backend`."""
+        return torch.tensor([number]) if self.world_size == 1 else gather_numbers(number, *self._exchange)
 
     def gather_beside(self, value: Any) -> list[Any]:
         """See :class:`trainer.backends.base.Backend`."""
@@ -47,7 +56,7 @@ class TorchDistributed(ABC):
 
     def from_rank0_beside(self, value: Any) -> Any:
         """See :class:`trainer.backends.base.Backend`."""
-        return value if self._beside is None else broadcast_json(value, self._beside)
+        return value if self._beside is None else json_from_rank0(value, _HOST, self._beside)
 
     def close(self) -> None:
         """Leave the process group."""
@@ -56,45 +65,64 @@ class TorchDistributed(ABC):
 
 
 def gather_json(value: Any, device: torch.device, group: dist.ProcessGroup | None) -> list[Any]:
-    """Return every process's JSON value: gather the lengths, then the padded texts."""
-    world_size = dist.get_world_size(group)
-    mine = _encoded(value).to(device)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size)]
-    dist.all_gather(sizes, torch.tensor([len(mine)], device=device), group=group)
-    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8, device=device)
+    """Return every process's JSON value: gather the lengths, then the padded texts.
+
+    Every process receives and parses every text, so this is not for every few steps.
+    """
+    mine = _as_bytes(value, device)
+    lengths = _gather_rows(torch.tensor([len(mine)], device=device), group).flatten().tolist()
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
     padded[: len(mine)] = mine
-    received = [torch.empty_like(padded) for _ in range(world_size)]
-    dist.all_gather(received, padded, group=group)
-    pairs = zip(received, sizes, strict=True)
-    return [json.loads(bytes(text[: int(size)].cpu().numpy())) for text, size in pairs]
+    texts = _gather_rows(padded, group).cpu().numpy()
+    return [json.loads(row[:length].tobytes()) for row, length in zip(texts, lengths, strict=True)]
+
+
+def json_from_rank0(value: Any, device: torch.device, group: dist.ProcessGroup | None) -> Any:
+    """Return rank 0's JSON value: broadcast its length, then its text."""
+    mine = _as_bytes(value if dist.get_rank(group) == 0 else None, device)
+    size = torch.tensor([len(mine)], device=device)
+    dist.broadcast(size, 0, group=group)
+    text = mine if dist.get_rank(group) == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(text, 0, group=group)
+    return json.loads(text.cpu().numpy().tobytes())
+
+
+def gather_numbers(number: float, device: torch.device, group: dist.ProcessGroup | None) -> Tensor | None:
+    """Return every process's number (world) in FP32 on rank 0, None on others.
+
+    Between hosts only rank 0 receives. A device gathers on all: its library would connect every process with rank 0.
+    """
+    mine = torch.tensor([number], dtype=torch.float32, device=device)
+    first = dist.get_rank(group) == 0
+    if device.type != "cpu":
+        numbers = _gather_rows(mine, group)
+        return numbers.flatten().cpu() if first else None
+    numbers = mine.new_empty(dist.get_world_size(group))
+    dist.gather(mine, list(numbers.view(-1, 1)) if first else None, dst=0, group=group)
+    return numbers if first else None
+
+
+def _gather_rows(mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Return all processes' tensors (n) as rows (world, n)."""
+    rows = mine.new_empty(dist.get_world_size(group), len(mine))
+    dist.all_gather(list(rows), mine, group=group)
+    return rows
+
+
+def _as_bytes(value: Any, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
 
 
 def gather_json_on_rank0(value: Any, group: dist.ProcessGroup) -> list[Any]:
     """Return every process's JSON value on rank 0, and nothing on others. The group is one of hosts."""
-    world_size, mine = dist.get_world_size(group), _encoded(value)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
-    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    mine = _as_bytes(value, _HOST)
+    lengths = _gather_rows(torch.tensor([len(mine)]), group).flatten().tolist()
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(mine)] = mine
-    received = [torch.empty_like(padded) for _ in range(world_size)] if dist.get_rank(group) == 0 else None
-    dist.gather(padded, received, dst=0, group=group)
-    pairs = zip(received or [], sizes, strict=False)
-    return [json.loads(bytes(text[: int(size)].numpy())) for text, size in pairs]
-
-
-def broadcast_json(value: Any, group: dist.ProcessGroup) -> Any:
-    """Return rank 0's JSON value on every process. The group is one of hosts."""
-    is_first = dist.get_rank(group) == 0
-    text = _encoded(value) if is_first else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([len(text)])
-    dist.broadcast(size, src=0, group=group)
-    text = text if is_first else torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(text, src=0, group=group)
-    return value if is_first else json.loads(bytes(text.numpy()))
-
-
-def _encoded(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    texts = padded.new_empty(len(lengths), len(padded)) if dist.get_rank(group) == 0 else None
+    dist.gather(padded, None if texts is None else list(texts), dst=0, group=group)
+    rows = [] if texts is None else zip(texts.numpy(), lengths, strict=True)
+    return [json.loads(row[:length].tobytes()) for row, length in rows]
 
 
 def largest_difference(norms: Tensor, group: dist.ProcessGroup) -> float:

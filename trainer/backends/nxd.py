@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from conf.devices import HOST_PROCESS_GROUP
 from conf.schema import Config
 from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.common import TorchDistributed, gather_json, largest_difference
+from trainer.backends.common import TorchDistributed, largest_difference
 from trainer.backends.nxd_library import import_library, join, set_environment
 from trainer.collectives import TensorParallel
 from trainer.init import initial_slice, initialize
@@ -59,7 +59,7 @@ class Nxd(TorchDistributed):
         self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
-        self.is_replica_leader = self._layout.is_replica_leader
+        self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
         self.nxd_model: Any = None
         self._optimizer: NxdAdamW | None = None
 
@@ -249,9 +249,10 @@ class Nxd(TorchDistributed):
         """Send the graph to the device."""
         self._xla.sync()
 
-    def gather(self, value: Any) -> list[Any]:
-        """Gather over gloo, without the device."""
-        return gather_json(value, torch.device("cpu"), self._host)
+    @property
+    def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
+        """Gloo: these exchanges don't wait for the device."""
+        return torch.device("cpu"), self._host
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy everything now: another thread can't read the device's memory during training."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from conf.schema import Config
 from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
 from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.common import TorchDistributed, gather_json, largest_difference
+from trainer.backends.common import TorchDistributed, largest_difference
 from trainer.init import initialize
 from trainer.model import Llama
 from trainer.optim import AdamW, clip_scale, local
@@ -53,7 +53,7 @@ class TorchNative(TorchDistributed):
             self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
         self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
-        self.is_replica_leader = self._layout.is_replica_leader
+        self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
         self._pipeline: Pipeline | None = None
         if config.precision.name == "bf16":
             self.warnings.append(
@@ -159,9 +159,9 @@ class TorchNative(TorchDistributed):
     def step_boundary(self) -> None:
         """Do nothing: PyTorch executes eagerly."""
 
-    def gather(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
-        return [value] if self.world_size == 1 else gather_json(value, self.device, None)
+    @property
+    def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
+        return self.device, None
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy everything now, to pinned memory where that is faster."""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from conf.schema import Config
+from hlatctl.run import files
 from hlatctl.run.checks import Check
+from hlatctl.run.errors import PreflightError
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.scratch import JOB_FOLDER_ENV
 from tests.conf.test_validate import config_with
 from tests.trainer.neuron import samples
+from trainer import preflight
 from trainer.neuron import collectives, devices, host, monitor, node, rounding_probe, tools, versions
 
 
@@ -207,11 +214,6 @@ def test_the_mean_shows_how_a_device_rounds() -> None:
 def test_nodes_wait_for_each_other_and_report_their_own_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hlatctl.run import files
-    from hlatctl.run.errors import PreflightError
-    from hlatctl.run.paths import RunPaths
-    from trainer import preflight
-
     run, config = (
         RunPaths(tmp_path),
         config_with(cluster__nodes=2, cluster__launcher="mock", preflight__timeout_s=0.3, backend__device="neuron"),
@@ -225,10 +227,25 @@ def test_nodes_wait_for_each_other_and_report_their_own_failures(
     with pytest.raises(PreflightError, match="not every node was checked in that time; done: b"):
         preflight.check_node(config, run)
     for other in ("a", "c"):
-        entry = {"name": versions.NAME, "status": "pass", "shows": "", "values": {"driver": "3"}}
-        files.write_json(run.preflight_nodes / f"{other}.json", {"v": 1, "host": other, "checks": [entry]})
+        files.write_json(run.preflight_nodes / f"{other}.json", {"v": 1, "host": other, "checks": []})
     preflight.check_node(config, run)
-    assert preflight.node_failures(run) == [
+    theirs = [["a", {"driver": "3"}], ["a", None], ["c", {"driver": "3"}]]
+    backend: Any = SimpleNamespace(gather=lambda mine: [mine, *theirs])
+    assert preflight.node_failures(run, backend) == [
         "EFA adapters: 0 EFA adapters: below preflight.min_efa_devices=8",
         "driver 2: 2 of 3 nodes have 3",
     ]
+
+
+def test_only_one_process_of_a_node_looks_at_the_records_of_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = RunPaths(tmp_path), config_with(cluster__nodes=1, backend__device="neuron")
+    monkeypatch.setattr(node, "look", lambda config, across_nodes: iter(()))
+    monkeypatch.setenv(JOB_FOLDER_ENV, os.fspath(tmp_path))
+    preflight.check_node(config, run)
+    shutil.rmtree(run.preflight_nodes)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    preflight.check_node(config, run)  # the first process has told it
+    others: Any = SimpleNamespace(gather=lambda mine: [["n", {"driver": "2"}], mine])
+    assert preflight.node_failures(run, others) == []
