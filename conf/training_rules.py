@@ -72,6 +72,10 @@ class CheckpointPolicy:
         rolling = [step for step in steps if not self._is_protected(step, is_evaluated)]
         return {*rolling[: -self._config.checkpoint.keep]} - {*verified[-1:]}
 
+    def is_lasting(self, step: int) -> bool:
+        """Return whether the mirror keeps a checkpoint to the end: that of a milestone, or a permanent one."""
+        return step in self._milestones or self._config.is_permanent(step)
+
     def _is_protected(self, step: int, is_evaluated: Callable[[int], bool]) -> bool:
         pending = step in self._milestones and not is_evaluated(self._milestones[step])
         return pending or self._config.is_permanent(step)

@@ -74,6 +74,12 @@ def _checkpoints(config: Config) -> Iterator[ConfigError]:
             "of a checkpoint on its own disk",
             hint="set checkpoint.fast_dir=null",
         )
+    mirror_url = config.checkpoint.mirror_url
+    if mirror_url is not None and not re.fullmatch(r"[a-z0-9+]+://[^\s?#]+", mirror_url):
+        yield ConfigError(
+            f"checkpoint.mirror_url={mirror_url}: must be the URL of a folder in object storage",
+            hint="use one such as s3://bucket/folder, or set checkpoint.mirror_url=null",
+        )
 
 
 def _context(config: Config) -> Iterator[ConfigError]:

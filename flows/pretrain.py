@@ -32,7 +32,7 @@ from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
 from flows.stages.train import announce_milestones, next_attempt, run_attempt
-from flows.stages.validate import check, check_shape, validate
+from flows.stages.validate import check, check_mirror, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError, storage_errors
@@ -91,14 +91,15 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
     Raises:
         ConfigError, DataError: the configuration or an input is wrong; nothing was created.
         LaunchError: the cluster's scheduler does not answer, or is not here; nothing was created.
-        RunExistsError, StorageError: the run directory can't be created.
+        RunExistsError, StorageError: the run directory can't be created, or the mirror can't be written.
     """
     if run_id is not None:
         runs.check_run_id(run_id)
+    run_id = run_id or runs.new_run_id(config.experiment_name)
     if of is None:
         check(config)
         check_shape(config)
-    run_id = run_id or runs.new_run_id(config.experiment_name)
+        check_mirror(config, run_id)
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8))
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
     argv = [hide(word) for word in argv]

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.schema import Config
+from hlatctl.cache.mirror import check_writable
 from hlatctl.run.checks import Check
+from hlatctl.run.errors import DependencyError, StorageError
 from hlatctl.units import size
 
 _MIN_PYTHON = (3, 11)
@@ -37,6 +39,7 @@ def look(config: Config) -> Iterator[Check]:
     yield _open_files(config)
     yield _folder("runs folder", Path(config.runs_dir))
     yield _worker_cache(config)
+    yield from _mirror(config)
     yield _loopback()
 
 
@@ -107,6 +110,18 @@ def _worker_cache(config: Config) -> Check:
     if config.cluster.launcher == "slurm":
         return Check(name="worker cache", status="skip", shows=f"{folder} is on the nodes, where preflight checks it")
     return _folder("worker cache", folder)
+
+
+def _mirror(config: Config) -> Iterator[Check]:
+    """Check that ``checkpoint.mirror_url`` can be written, with a small object that is deleted again."""
+    if (url := config.checkpoint.mirror_url) is None:
+        return
+    try:
+        check_writable(url)
+    except (StorageError, DependencyError) as error:
+        yield Check(name="mirror", status="fail", shows=error.message)
+    else:
+        yield Check(name="mirror", status="pass", shows=f"{url}: an object was written, read and deleted")
 
 
 def _loopback() -> Check:

@@ -120,6 +120,8 @@ class Training:
                 if reason:
                     self._save(reason)
             self.checkpoints.wait()
+            if not outcome:
+                self.checkpoints.finish(lambda: self.stop.requested)
         finally:
             self.checkpoints.close()
             self.batches.close()

@@ -22,7 +22,7 @@ from conf.schema import Config, ParallelConfig
 from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
 from hlatctl.node import NODES_ENV
 from hlatctl.run import files
-from hlatctl.run.errors import PreflightError, run_main
+from hlatctl.run.errors import DependencyError, PreflightError, StorageError, run_main
 from hlatctl.run.host import node_name
 from hlatctl.run.manifest import checkpoint_steps, steps_in
 from hlatctl.run.paths import RunPaths
@@ -83,7 +83,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
     if config.backend.device == "neuron":
         failures += node_failures(run, backend)
     if _first_of_node():
-        failures += _folder_failures(config, run)
+        failures += _folder_failures(config, run) + _mirror_failures(config, run)
     return {**worker, **({"versions": own_versions} if own_versions else {}), "failures": failures}
 
 
@@ -172,6 +172,20 @@ def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
         f"checkpoint.fast_dir={config.checkpoint.fast_dir}: {free} bytes are free, but its checkpoints need {needed} "
         f"more ({FAST_CHECKPOINTS} at once, {existing} there)"
     ]
+
+
+def _mirror_failures(config: Config, run: RunPaths) -> list[str]:
+    """Return why this node can't write the mirror. A run that has begun continues without it."""
+    url = config.checkpoint.mirror_url
+    if url is None or checkpoint_steps(run):
+        return []
+    from hlatctl.cache.mirror import check_writable
+
+    try:
+        check_writable(url)
+    except (StorageError, DependencyError) as error:
+        return [error.message]
+    return []
 
 
 def conclude(run: RunPaths, workers: list[Worker]) -> None:

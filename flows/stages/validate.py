@@ -11,11 +11,12 @@ from conf.initial_weights import check_initial_weights
 from conf.schema import Config
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import SchedulerAwayError
-from flows.runtime.ask import ask_about
+from flows.runtime.ask import ask, ask_about
 from flows.runtime.context import FlowContext, is_mock
 from flows.stages import run_stage
+from hlatctl.cache.mirror import unusable
 from hlatctl.plan.memory import check_memory
-from hlatctl.run.errors import ConfigError, DependencyError
+from hlatctl.run.errors import ConfigError, DependencyError, LaunchError
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.provenance import package_versions
 
@@ -69,6 +70,23 @@ def check(config: Config, *, begun: bool = False) -> None:
         ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
     if config.eval.enabled and (config.eval.tasks or config.eval.groups or config.eval.runner != "hf"):
         ask_about("eval.check", config, timeout_s=_TIMEOUT_S)
+
+
+def check_mirror(config: Config, run_id: str) -> None:
+    """Check that ``checkpoint.mirror_url`` can be written, and has no run of this id.
+
+    Raises:
+        StorageError: it can't be written.
+        DependencyError: the package for this kind of URL is missing.
+        RunExistsError: it has checkpoints of a run with this id.
+    """
+    url = config.checkpoint.mirror_url
+    if url is None or is_mock(config):
+        return
+    try:
+        ask("hlatctl.cache.mirror", "--url", url, "--new-run", run_id, timeout_s=_TIMEOUT_S)
+    except LaunchError as error:
+        raise unusable(url, error.message) from None
 
 
 def check_shape(config: Config) -> None:

@@ -15,14 +15,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from hlatctl.cache.layout import File
+from hlatctl.cache.objects import connect
 from hlatctl.cache.trust import belongs_to_us, require_own
-from hlatctl.run.errors import DependencyError, StorageError
+from hlatctl.run.errors import StorageError
 
 _LINK = "is a symbolic link, which may lead out of the cache"
 _OUTSIDE = "lies outside the cache"
 
 
-class Store(Protocol):
+class Source(Protocol):
+    """Files in some storage."""
+
+    def open(self, path: str) -> io.RawIOBase:
+        """Open a file; several threads may open and read files at once."""
+
+
+class Store(Source, Protocol):
     """A cache in some storage."""
 
     name: str
@@ -30,9 +38,6 @@ class Store(Protocol):
 
     def files(self) -> list[File]:
         """Return all files, including hidden ones."""
-
-    def open(self, path: str) -> io.RawIOBase:
-        """Open a file; several threads may open and read files at once."""
 
     def require_trusted(self) -> None:
         """Refuse a store that another user of this machine could have written to.
@@ -172,17 +177,7 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self.name = url
-        try:
-            import fsspec
-        except ModuleNotFoundError:
-            raise _missing(url, "fsspec") from None
-        try:
-            self._system, root = fsspec.core.url_to_fs(url)
-        except ImportError as error:
-            raise _missing(url, str(error)) from None
-        except ValueError as error:
-            raise StorageError(f"{url}: {error}", hint="use a folder, or a URL such as s3://bucket/folder") from None
-        self._root = str(root).rstrip("/")
+        self._system, self._root = connect(url)
 
     def files(self) -> list[File]:
         """Return the service's listing."""
@@ -202,7 +197,3 @@ class Remote:
 
     def require_trusted(self) -> None:
         """Accept the store: the service controls who may write, and naming the URL is trusting it."""
-
-
-def _missing(url: str, what: str) -> DependencyError:
-    return DependencyError(f"{url}: needs a package that is not installed ({what})", hint="pip install 'hlatctl[s3]'")

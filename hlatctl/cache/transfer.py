@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hlatctl.cache.layout import File, why_no_neff
 from hlatctl.cache.manifest import Entry
-from hlatctl.cache.store import Store
+from hlatctl.cache.store import Source, Store
 
 _BUFFER_BYTES = 1 << 20
 _HEAD_BYTES = 64
@@ -23,7 +23,7 @@ class BrokenError(Exception):
     """A file of a store is missing, unreadable or different from its checksum."""
 
 
-def copy_checked(source: Store, file: File, target: Path, sha256: str | None) -> Entry:
+def copy_checked(source: Source, file: File, target: Path, sha256: str | None) -> Entry:
     """Copy a file and hash the bytes that are written; return its entry.
 
     Raises:
@@ -79,7 +79,7 @@ def _buffer() -> memoryview:
     return buffer
 
 
-def _blocks(store: Store, path: str, buffer: memoryview) -> Iterator[memoryview]:
+def _blocks(store: Source, path: str, buffer: memoryview) -> Iterator[memoryview]:
     """Yield a file's bytes, each block in the same buffer."""
     try:
         with store.open(path) as stream:

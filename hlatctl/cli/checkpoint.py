@@ -1,4 +1,4 @@
-"""`hlatctl checkpoint`: lists and verifies a run's checkpoints, exports to and imports from Hugging Face format."""
+"""`hlatctl checkpoint`: lists, verifies and restores checkpoints, exports to and imports from Hugging Face format."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import os
 import re
 import shlex
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, say
+from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, runs_folder, say
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.units import count, size, utc
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, verify, export and import checkpoints.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, verify, restore, export and import checkpoints."
+)
 
 _HEADER = ["STEP", "TOKENS", "SIZE", "WRITTEN", "WRITTEN BY", "KEPT AS", "STATE"]
 Target = Annotated[Path, typer.Option("--to", help="Folder to create; it must be empty if it exists.")]
@@ -105,6 +108,24 @@ def export(
         f"{written['dtype']}, {size(written['bytes'])}"
     )
     typer.echo(written["to"])
+
+
+@app.command("restore")
+def restore(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The run's folder in the mirror: s3://bucket/folder/RUN.")],
+    runs_dir: RunsDir = None,
+) -> None:
+    """Recreate the directory of a lost run from its mirror in object storage.
+
+    Creates the directory with the run's configuration, and prints the command that continues the run. The processes of
+    training then fetch the newest checkpoint.
+    """
+    from flows.restore import recreate
+
+    run, newest = recreate(url, runs_folder(runs_dir), argv=sys.argv)
+    say(f"run {run.run_id}: recreated in {run.root}; the newest checkpoint in the mirror is of step {newest}")
+    say(f"paths of the other cluster, such as data.path, are in {run.config}; to edit it, delete its last line")
+    typer.echo(shlex.join(["hlatctl", "resume", run.run_id, *(["--runs-dir", str(runs_dir)] if runs_dir else [])]))
 
 
 @app.command("import")

@@ -81,6 +81,7 @@ _TEXTS = (
     "contract",
     "host",
     "path",
+    "url",
     "key",
     "fault",
     "title",

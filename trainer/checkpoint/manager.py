@@ -31,6 +31,8 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.rank_states import RankStates, read_rank_states
 from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
+from trainer.checkpoint.fetch import Fetcher
+from trainer.checkpoint.mirror import Mirror
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import CheckpointRecords
@@ -75,7 +77,12 @@ class CheckpointManager:
         self._host: dict[str, Tensor] = {}
         self._together = Together(backend, self._tiers.folders[0], self._records.limit_s)
         self._verifier = Verifier(backend, self._together)
-        self._writer = Writer(config, backend, self._tiers, self._records, self._together, self._verifier)
+        self._mirror: Mirror | None = None
+        self._fetcher: Fetcher | None = None
+        if config.checkpoint.mirror_url is not None:
+            self._mirror = Mirror(config, run, backend, self._records)
+            self._fetcher = Fetcher(config, run, backend, self._tiers, self._records)
+        self._writer = Writer(config, backend, self._tiers, self._records, self._together, self._verifier, self._mirror)
 
     def save(
         self,
@@ -123,9 +130,16 @@ class CheckpointManager:
         self._writer.join()
         self._on_rank0(self._writer.raise_failure)
 
+    def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
+        """Wait at the end of a run until its last checkpoint is in the mirror, if it has one."""
+        if self._mirror:
+            self._mirror.finish(is_asked_to_stop)
+
     def close(self) -> None:
         """Wait without raising an error, for training that has failed; the journal has the error."""
         self._writer.join()
+        if self._mirror:
+            self._mirror.close()
 
     def healthy_step(self) -> None:
         """Count a finite step for the checkpoints before it."""
@@ -141,7 +155,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: checkpoints were written and none is valid.
         """
-        chosen = self._newest_valid(max_step)
+        chosen = self._choose(max_step)
         if self._config.checkpoint.mode == "async":
             # Allocate now, so that too little memory is an error before training, and the first save is fast.
             self._host = self._backend.to_host(tensors, self._host)
@@ -174,6 +188,14 @@ class CheckpointManager:
         put: list[Callable[[], None]] = []
         self._together.everywhere(lambda: put.append(self._backend.load(tensors, folder, index)))
         put[0]()
+
+    def _choose(self, max_step: int | None) -> tuple[int, str] | None:
+        """Return step and folder of the checkpoint to restore; with a mirror, fetch it from there if it is newer."""
+        if self._fetcher is None or self._mirror is None:
+            return self._newest_valid(max_step)
+        chosen, unmirrored = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
+        self._mirror.offer(unmirrored)
+        return chosen
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         """Read only the weights of another run's checkpoint, or of an imported model, into the tensors.

@@ -50,6 +50,10 @@ class Tiers:
         """Return the folder that a checkpoint is written to before it is committed."""
         return self.folders[0] / f"{_TEMPORARY}{step_name(step)}"
 
+    def partial(self, step: int) -> Path:
+        """Return the folder in the run directory that a checkpoint is copied to before it has its final name."""
+        return self.shared / f"{_TEMPORARY}{step_name(step)}"
+
     def begin(self, step: int) -> None:
         """Create an empty temporary folder."""
         shutil.rmtree(self.temporary(step), ignore_errors=True)
@@ -72,7 +76,7 @@ class Tiers:
         target = self.shared / step_name(step)
         if self.fast is None:
             return target
-        partial = self.shared / f"{_TEMPORARY}{step_name(step)}"
+        partial = self.partial(step)
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(self.fast / step_name(step), partial, copy_function=_copy_durably)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,22 @@ class CheckpointRecords:
     def committed(self, step: int, manifest_sha256: str) -> None:
         """Journal that a checkpoint has been renamed."""
         self._rejected.discard(step)
+        self._verified.discard(step)  # another one of that step was, in a course that was given up
+        self._state.trust.pop(step, None)
         self.note("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest_sha256)
+
+    def is_verified(self, step: int) -> bool:
+        """Return whether a checkpoint was read again, by this attempt or an earlier one, and found valid."""
+        return step in self._verified or self._state.trust.get(step) in ("verified", "survived")
+
+    def may_be(self, step: int, is_of: Callable[[str], bool]) -> bool:
+        """Return whether a copy is one of this run's: every commit is journalled, unless the journal is lost.
+
+        Args:
+            step: of the copy.
+            is_of: whether it has this manifest.
+        """
+        return not self._manifests or (step in self._manifests and is_of(self._manifests[step]))
 
     def written(self, *, size_bytes: int, wall_s: float, **fields: Any) -> None:
         """Journal that all files of a checkpoint are written."""

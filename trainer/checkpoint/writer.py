@@ -23,6 +23,7 @@ from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_recor
 from hlatctl.run.manifest import write_manifest
 from hlatctl.run.rank_states import RANK_STATES, WORLD_SIZE, RankStates
 from trainer.backends.base import Backend
+from trainer.checkpoint.mirror import Mirror
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.together import Failure, Together
 from trainer.checkpoint.trust import CheckpointRecords
@@ -67,9 +68,10 @@ class Writer:
         records: CheckpointRecords,
         together: Together,
         verifier: Verifier,
+        mirror: Mirror | None,
     ) -> None:
         self._config, self._backend, self._tiers, self._records = config, backend, tiers, records
-        self._together, self._verifier = together, verifier
+        self._together, self._verifier, self._mirror = together, verifier, mirror
         self._world = {WORLD_SIZE: backend.world_size, "data_parallel_size": backend.data_parallel_size}
         #: Of the previous save: this rank's blocks, and on rank 0 the index of all.
         self._chunks: list[StoredChunk] = []
@@ -216,6 +218,8 @@ class Writer:
             if self._backend.rank == 0:
                 message = f"checkpoint of step {save.step} can't be verified in {self._tiers.shared} ({error.message})"
                 self._failed(save, message, error.code)
+        if self._mirror:
+            self._mirror.offer([save.step] if self._records.is_verified(save.step) else [])
 
     def _examined(self, step: int, folder: Path, reason: str | None) -> None:
         self._records.examined(step, folder, reason)

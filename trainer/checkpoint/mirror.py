@@ -1,0 +1,264 @@
+"""Copying of verified checkpoints to object storage, beside training.
+
+Each process has a thread that copies its share of a checkpoint's files from the run directory. Rank 0 then waits until
+the storage lists every file, and copies the manifest last. The thread reads and writes nothing that training waits
+for, so storage that fails or is slow only delays the mirror.
+
+Costs at 2,048 ranks: one small exchange for each checkpoint, two requests for each file, and rank 0's listings: one
+request for 1,000 files, every 1 to 15 s while it waits for the other ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config
+from conf.training_rules import CheckpointPolicy
+from hlatctl.cache import mirror as layout
+from hlatctl.cache.objects import Objects
+from hlatctl.run.errors import CheckpointError
+from hlatctl.run.manifest import MANIFEST, Manifest, read_manifest
+from hlatctl.run.paths import RunPaths
+from trainer.backends.base import Backend
+from trainer.checkpoint.trust import CheckpointRecords
+
+#: Pause after the first failure; it doubles up to the last.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
+#: Failures in a row before the alarm.
+_ALARM_AFTER = 3
+#: Intervals of rank 0's looks at what the other ranks have copied.
+_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 15.0
+#: The end of a run waits for its last copy until nothing has moved for this long.
+_PATIENCE_S = 600.0
+#: Interval of events during that wait; far below ``recovery.hang_floor_s``, so that the wait does not count as a hang.
+_TELL_EVERY_S = 60.0
+_POLL_S = 0.1
+
+
+class _GoneError(Exception):
+    """The checkpoint is not in the run directory any more."""
+
+
+class Mirror:
+    """This process's part in copying a run's checkpoints. Nothing here raises a failure of the storage.
+
+    Args:
+        config: of a run with ``checkpoint.mirror_url``.
+    """
+
+    def __init__(self, config: Config, run: RunPaths, backend: Backend, records: CheckpointRecords) -> None:
+        assert config.checkpoint.mirror_url is not None
+        self._url, self._keep = config.checkpoint.mirror_url, config.checkpoint.mirror_keep
+        self._run, self._backend, self._records = run, backend, records
+        self._policy = CheckpointPolicy(config)
+        self._changed = threading.Condition()
+        self._queue: list[int] = []  # steps of which this process still has to copy its share; rank 0: to complete
+        self._done: set[int] = set()  # rank 0's: complete, or given up
+        self._offered_s: dict[int, float] = {}
+        self._working = self._closed = False
+        self._failure, self._failures, self._alarmed = "", 0, False
+        self._moved_s = time.monotonic()
+        self._remote: Objects | None = None
+        self._complete: set[layout.Copy] | None = None
+        self._newest: layout.Copy | None = None
+        self._thread: threading.Thread | None = None
+
+    def offer(self, steps: list[int]) -> None:
+        """Copy these checkpoints as well. All ranks call this together, from their writing threads; rank 0's count.
+
+        Of earlier ones that are not complete, the one that is being copied and lasting ones stay in the queue.
+        """
+        queue = self._queue_with(steps) if self._backend.rank == 0 else None
+        replies = self._backend.gather_beside([queue, self._failure])
+        for rank, (_, failure) in enumerate(replies):
+            if failure and self._backend.rank == 0:
+                self._alarm(f"rank {rank}: {failure}")
+        with self._changed:
+            self._queue = [step for step in replies[0][0] if step not in self._done]
+            for step in self._queue:
+                self._offered_s.setdefault(step, time.monotonic())
+            self._working = self._working or bool(self._queue)
+            self._moved_s = time.monotonic()
+            self._changed.notify_all()
+        if self._queue and self._thread is None:
+            # A daemon thread: a process that fails, or that is asked to stop, does not wait for it.
+            self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+            self._thread.start()
+
+    def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
+        """Wait at the end of a run until this process has copied everything, unless nothing moves any more."""
+        told_s = time.monotonic()
+        while self._working and not is_asked_to_stop():
+            now_s = time.monotonic()
+            if now_s - self._moved_s > _PATIENCE_S:
+                self._give_up(self._failure or "the storage does not answer")
+                return
+            if now_s - told_s > _TELL_EVERY_S:
+                told_s, step = now_s, next(iter(self._queue), 0)
+                self._records.note("mirror_waiting", step=step, url=self._url, message=self._failure)
+            with self._changed:
+                self._changed.wait(_POLL_S)
+
+    def _give_up(self, why: str) -> None:
+        step = next(iter(self._queue), 0)
+        message = (
+            f"checkpoint.mirror_url={self._url}: the run ends without its last copy, because nothing was copied for "
+            f"{_PATIENCE_S:g} s ({why})"
+        )
+        self._note("alarm", durable=True, step=step, what="mirror", message=message)
+
+    def close(self) -> None:
+        """Copy no further file. The next attempt continues."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _queue_with(self, steps: list[int]) -> list[int]:
+        with self._changed:
+            begun = self._queue[:1] if self._thread else []
+            lasting = [step for step in self._queue if self._policy.is_lasting(step)]
+            return list(dict.fromkeys([*begun, *sorted(steps, reverse=True), *lasting]))
+
+    def _work(self) -> None:
+        while (step := self._next()) is not None:
+            try:
+                self._copy(step)
+            except _GoneError:
+                if self._backend.rank == 0:
+                    self._alarm(f"the checkpoint of step {step} was deleted before it was copied")
+            except Exception as error:  # whatever the service's own library raises
+                self._failed(step, error)
+                continue
+            self._failure, self._failures = "", 0
+            with self._changed:
+                if self._backend.rank == 0:
+                    self._done.add(step)
+                self._queue = [other for other in self._queue if other != step]
+            if self._backend.rank == 0:
+                self._tidy()
+            with self._changed:
+                self._working = bool(self._queue)
+                self._changed.notify_all()
+
+    def _next(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            return None if self._closed else self._queue[0]
+
+    def _copy(self, step: int) -> None:
+        folder = self._run.checkpoint(step)
+        remote = self._connected()
+        manifest = _manifest(folder)
+        copy = layout.Copy.of(manifest)
+        for entry in share(manifest.files, self._backend.rank, self._backend.world_size):
+            self._put(remote, folder, copy, entry)
+        if self._backend.rank == 0 and not self._closed:
+            self._conclude(remote, folder, copy, manifest)
+
+    def _connected(self) -> Objects:
+        if self._remote is None:
+            self._remote = layout.mirror_of(self._url, self._run.run_id)
+        return self._remote
+
+    def _put(self, remote: Objects, folder: Path, copy: layout.Copy, entry: dict[str, Any]) -> None:
+        """Copy a file unless an earlier try has."""
+        path = f"{copy.name}/{entry['path']}"
+        if self._closed or remote.size(path) == entry["bytes"]:
+            return
+        try:
+            remote.put(folder / entry["path"], path, self._moved)
+        except FileNotFoundError:
+            _manifest(folder)
+            raise
+        self._moved()
+
+    def _conclude(self, remote: Objects, folder: Path, copy: layout.Copy, manifest: Manifest) -> None:
+        """Wait for the other ranks' files, copy the manifest, and delete copies that are not needed any more."""
+        look_s, known = _FIRST_LOOK_S, -1
+        while (present := _present(remote, copy, manifest)) < len(manifest.files):
+            if present != known:
+                known = present
+                self._moved()
+            self._pause(look_s)
+            if self._closed:
+                return
+            _manifest(folder)
+            look_s = min(_LAST_LOOK_S, 1.5 * look_s)
+        if remote.size(layout.CONFIG) is None:
+            remote.put(self._run.config, layout.CONFIG)
+        if remote.size(copy.manifest) is None:
+            remote.put(folder / MANIFEST, copy.manifest)
+            wall_s = time.monotonic() - self._offered_s.get(copy.step, time.monotonic())
+            url = remote.at(copy.name)
+            self._note("checkpoint_mirrored", step=copy.step, bytes=manifest.size_bytes, wall_s=wall_s, url=url)
+        self._alarmed, self._newest = False, copy
+
+    def _tidy(self) -> None:
+        """Delete incomplete copies that nobody continues, and complete ones that need not be kept."""
+        try:
+            if self._remote and self._newest:
+                self._keep_only_needed(self._remote, self._newest)
+        except Exception as error:  # whatever the service's own library raises
+            self._alarm(f"copies that are not needed can't be deleted ({type(error).__name__}: {error})")
+
+    def _keep_only_needed(self, remote: Objects, newest: layout.Copy) -> None:
+        if self._complete is None:
+            self._complete = set(layout.complete_copies(remote))
+        self._complete.add(newest)
+        kept = {*sorted(self._complete)[-self._keep :], newest}
+        kept |= {copy for copy in self._complete if self._policy.is_lasting(copy.step)}
+        for copy in layout.all_copies(remote):
+            if copy not in kept and copy.step not in self._queue:
+                layout.delete(remote, copy)
+        self._complete = kept
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self._failures += 1
+        self._failure = f"step {step}: {type(error).__name__}: {error}"[:500]
+        if self._failures == _ALARM_AFTER and self._backend.rank == 0:
+            self._alarm(self._failure)
+        self._pause(min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._failures - 1)))
+
+    def _alarm(self, why: str) -> None:
+        """Journal an alarm, once until a checkpoint is complete in the mirror."""
+        if not self._alarmed:
+            self._alarmed = True
+            message = f"checkpoint.mirror_url={self._url}: {why}"
+            self._note("alarm", durable=True, step=self._queue[0] if self._queue else 0, what="mirror", message=message)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        with self._changed:
+            if not self._closed:  # the journal may be closed, too
+                self._records.note(kind, **fields)
+
+    def _moved(self) -> None:
+        self._moved_s = time.monotonic()
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, seconds)
+
+
+def share(files: list[dict[str, Any]], rank: int, world_size: int) -> list[dict[str, Any]]:
+    """Return the files of a manifest that a rank copies: dealt out by size, so that shares are about equal."""
+    return sorted(files, key=lambda entry: (-int(entry["bytes"]), str(entry["path"])))[rank::world_size]
+
+
+def _present(remote: Objects, copy: layout.Copy, manifest: Manifest) -> int:
+    """Return how many of a checkpoint's files are complete in the mirror."""
+    sizes = remote.sizes(copy.name)
+    return sum(sizes.get(entry["path"]) == entry["bytes"] for entry in manifest.files)
+
+
+def _manifest(folder: Path) -> Manifest:
+    try:
+        return read_manifest(folder)
+    except CheckpointError as error:
+        if not os.path.lexists(folder / MANIFEST):
+            raise _GoneError from None
+        raise error
