@@ -16,7 +16,7 @@ from typing import Any
 from conf.load import decode, flatten
 from conf.schema import CodeConfig, Config, EvalConfig
 from conf.secrets import check_interpolations, check_overrides, check_values
-from conf.validate import validate
+from conf.validate import is_url, validate
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import nearest, suggest
 
@@ -137,9 +137,11 @@ def local_processes(runs: int = 1) -> int:
 
 
 def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
-    """Make paths absolute, because a run may be resumed from another working directory."""
+    """Make paths absolute, because a run may be resumed from another working directory; URLs stay as they are."""
 
     def absolute(path: str | None) -> str | None:
+        if path and is_url(path):
+            return path
         return os.fspath((folder or Path.cwd()) / Path(path).expanduser()) if path else None
 
     return dataclasses.replace(

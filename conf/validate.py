@@ -23,8 +23,14 @@ _BUILT_IN_SUITES = ("smoke",)
 _MIN_EVAL_SEQ_LEN = 128
 #: Each keeps a checkpoint and needs an evaluation; more are a typing error.
 _MAX_MILESTONES = 1000
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: A run id adds 21 characters to it, and has at most 100.
 _MAX_NAME_CHARS = 79
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path has a scheme, such as ``s3://bucket/folder``."""
+    return _SCHEME.match(path) is not None
 
 
 def validate(config: Config) -> None:
@@ -164,6 +170,22 @@ def _sources(config: Config) -> Iterator[ConfigError]:
             )
 
 
+def _urls(config: Config) -> Iterator[ConfigError]:
+    inputs: dict[str, str | None] = {
+        "data.path": config.data.path,
+        **{f"data.sources[{index}].path": source.path for index, source in enumerate(config.data.sources)},
+        "tokenizer.path": config.tokenizer.path,
+        "eval.data_dir": config.eval.data_dir,
+        "train.init_from": config.train.init_from,
+    }
+    outputs = {"runs_dir": config.runs_dir, "cluster.worker_cache_dir": config.cluster.worker_cache_dir}
+    for key, path in {**inputs, **outputs}.items():
+        if path and is_url(path):
+            copy = "copy or mount it where every node can read it, and set"
+            hint = f"set {key} to a folder" if key in outputs else f"{copy} {key} to that path"
+            yield ConfigError(f"{key}={path}: must be a path, not a URL", hint=hint)
+
+
 def _skipped(config: Config) -> Iterator[ConfigError]:
     try:
         batch_numbers(config.data.skip_steps)
@@ -203,6 +225,7 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _runner,
     _cluster,
     *slurm_rules.RULES,
+    _urls,
     _sources,
     _skipped,
     _environment,

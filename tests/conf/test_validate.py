@@ -95,6 +95,26 @@ def test_the_defaults_are_valid() -> None:
             {"checkpoint__fast_dir": "/nvme", "cluster__nodes": 2},
             "checkpoint.fast_dir=/nvme: with cluster.nodes=2 no node would have all files",
         ),
+        (
+            {"data__path": "s3://bucket/books"},
+            "data.path=s3://bucket/books: must be a path, not a URL\n"
+            "hint: copy or mount it where every node can read it, and set data.path to that path",
+        ),
+        (
+            {"data__sources": [{"path": "/data/web"}, {"path": "GS://bucket/code"}]},
+            "data.sources[1].path=GS://bucket/code: must be a path, not a URL",
+        ),
+        ({"tokenizer__path": "hf://org/model"}, "tokenizer.path=hf://org/model: must be a path, not a URL"),
+        ({"eval__data_dir": "file:///eval"}, "eval.data_dir=file:///eval: must be a path, not a URL"),
+        ({"train__init_from": "s3://bucket/step"}, "train.init_from=s3://bucket/step: must be a path, not a URL"),
+        (
+            {"runs_dir": "s3://bucket/runs"},
+            "runs_dir=s3://bucket/runs: must be a path, not a URL\nhint: set runs_dir to a folder",
+        ),
+        (
+            {"cluster__worker_cache_dir": "s3://bucket/cache"},
+            "cluster.worker_cache_dir=s3://bucket/cache: must be a path, not a URL",
+        ),
         ({"experiment_name": "../x"}, "experiment_name='../x': must be letters"),
         ({"cluster__nodes": 2}, "cluster.nodes=2: cluster.launcher=local runs on this machine only"),
     ],
