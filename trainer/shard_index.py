@@ -76,6 +76,8 @@ class ShardIndex:
         name, dtype, shape, chunks = _DECODER.decode(line)
         n, stored = len(shape), []
         for file, begin, *place in chunks:
+            if file < 0 or len(place) != 2 * n:
+                raise ValueError(f"{name}: a block is invalid")
             stored.append((self.files[file], StoredChunk(name, dtype, shape, begin, place[:n], place[n:])))
         return StoredTensor(name, dtype, shape, stored)
 
@@ -86,9 +88,14 @@ class ShardIndex:
             sizes: the bytes of each file.
         """
         for tensor in self.tensors():
-            missing = _missing(tensor.shape, [chunk for _, chunk in tensor.chunks])
+            chunks = [chunk for _, chunk in tensor.chunks]
+            missing = _missing(tensor.shape, chunks)
             if missing > 0:
                 return f"{tensor.name}: {missing} elements are in no shard"
+            if any(map(_is_outside, chunks)):
+                return f"{tensor.name}: a block lies outside of the tensor or of its file"
+            if len({tuple(chunk.offsets) for chunk in chunks}) < len(chunks):
+                return f"{tensor.name}: a block is listed twice"
             for file, chunk in tensor.chunks:
                 if chunk.begin + chunk.nbytes > sizes.get(file, 0):
                     return f"{tensor.name}: ends at byte {chunk.begin + chunk.nbytes} of {file}, which is shorter"
@@ -143,6 +150,11 @@ def read_index(folder: Path) -> ShardIndex:
 def _missing(shape: Sequence[int], chunks: Sequence[StoredChunk]) -> int:
     """Return how many elements no block has. Blocks don't overlap: each is written by one process."""
     return math.prod(shape) - sum(math.prod(chunk.sizes) for chunk in chunks)
+
+
+def _is_outside(chunk: StoredChunk) -> bool:
+    places = zip(chunk.offsets, chunk.sizes, chunk.shape, strict=True)
+    return chunk.begin < 0 or any(at < 0 or size < 0 or at + size > whole for at, size, whole in places)
 
 
 _DECODER: Any = json.JSONDecoder()

@@ -66,7 +66,7 @@ def tokenize(
     """
     from flows.runtime.ask import ask_about
 
-    config, dataset = _prepared(overrides)
+    config, dataset = _prepared(overrides, to)
     argv = ["--dataset", os.fspath(dataset), "--to", os.fspath(to.absolute())]
     argv += ["--processes", str(processes)] if processes else []
     answer = json.loads(ask_about("trainer.data.tokenize", config, *argv, show_talk=True))
@@ -139,14 +139,21 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     say("a changed source has a new order: in its current epoch, some documents may be repeated or missed")
 
 
-def _prepared(overrides: list[str] | None) -> tuple[Config, Path]:
-    """Return a checked configuration, and the ``dataset.json`` of its corpus, which is prepared if necessary."""
+def _prepared(overrides: list[str] | None, target: Path | None = None) -> tuple[Config, Path]:
+    """Return a checked configuration, and the ``dataset.json`` of its corpus, which is prepared if necessary.
+
+    Raises:
+        DataError: ``target`` is inside the corpus, which would then contain two kinds of files.
+    """
     from conf.compose import compose
     from flows.runtime.ask import ask_about
     from flows.stages.data import prepared_folder
     from flows.stages.validate import check
 
     config = compose(overrides or [])
+    for source in config.data.inputs if target else ():
+        if target and target.absolute().resolve().is_relative_to(Path(source.path).resolve()):
+            raise DataError(f"--to={target}: is inside data.path={source.path}", hint="name a folder outside of it")
     check(config)
     folder = prepared_folder(config)
     if not (folder / "dataset.json").is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,25 @@ def test_a_damaged_list_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(CheckpointError, match=r"tensors\.jsonl: can't be read"):
         read_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reason"),
+    [
+        ([[0, 100, 0, 0, 2, 3]], "x: 6 elements are in no shard"),
+        ([[0, 100, 0, 0, 4, 3], [0, 100, 0, 0, 4, 3]], "x: a block is listed twice"),
+        ([[0, 100, 0, 0, 2, 3], [0, 124, 3, 0, 2, 3]], "x: a block lies outside of the tensor or of its file"),
+        ([[0, -16, 0, 0, 4, 3]], "x: a block lies outside of the tensor or of its file"),
+        ([[0, 100, 0, 0, 4, 3]], "x: ends at byte 148 of a, which is shorter"),
+    ],
+)
+def test_a_list_that_would_load_wrong_values_is_found(chunks: list[list[int]], reason: str) -> None:
+    text = '{"files": ["a"], "v": 1}\n' + json.dumps(["x", "F32", [4, 3], chunks]) + "\n"
+    assert ShardIndex(text).why_incomplete({"a": 147}) == reason
+
+
+@pytest.mark.parametrize("chunk", [[-1, 100, 0, 0, 4, 3], [1, 100, 0, 0, 4, 3], [0, 100, 0, 0, 4]])
+def test_a_block_in_no_file_or_of_other_dimensions_is_damage(chunk: list[int]) -> None:
+    text = '{"files": ["a"], "v": 1}\n' + json.dumps(["x", "F32", [4, 3], [chunk]]) + "\n"
+    with pytest.raises(ValueError, match="a line is invalid"):
+        list(ShardIndex(text).tensors())

@@ -66,10 +66,10 @@ def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """Return a tensor that the shards don't have, or a shard that isn't in the manifest; None if there is none."""
+    """Return a tensor that the shards don't have, or a file that isn't in the manifest; None if there is none."""
     sizes = {entry["path"]: entry["bytes"] for entry in read_manifest(folder).files}
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        if path.name not in sizes:  # it would be read too
+    for path in (*sorted(folder.glob(f"*{SUFFIX}")), folder / INDEX):
+        if path.name not in sizes and path.exists():  # it would be read too
             return f"{path.name}: not in the manifest"
     try:
         return read_index(folder).why_incomplete(sizes)

@@ -62,10 +62,10 @@ def tokenize(dataset_path: Path, target: Path, *, processes: int | None, validat
     with reading(dataset_path):
         dataset = files.read_sealed_json(dataset_path)
     source = _only_source(dataset)
-    if (finished := _finished(target, dataset)) is not None:
-        return finished
     work = target.with_name(f".{target.name}.tokenizing")
     try:
+        if (finished := _finished(target, dataset)) is not None:
+            return finished
         work.mkdir(parents=True, exist_ok=True)
         with _locked(work, target):
             plan = _plan(dataset_path, dataset, source, work)
@@ -73,7 +73,10 @@ def tokenize(dataset_path: Path, target: Path, *, processes: int | None, validat
             records = _write_parts(plan, dataset, work, processes)
             return _finish(records, dataset, work, target, validation_fraction)
     except OSError as error:
-        raise cannot_write(error.filename or target, error, hint="free space, then run the same command") from None
+        failure = cannot_write(f"--to={target}", error, hint="name another folder with --to")
+        if failure.code == DISK_FULL:
+            failure.hint = "free space, then run the same command"
+        raise failure from None
     except BrokenProcessPool:
         raise LaunchError(
             f"--to={target}: a tokenizing process was killed, perhaps for lack of memory",
