@@ -76,7 +76,7 @@ def painted(events: list[Event]) -> dict[str, float]:
         for index, item in enumerate(items)
         if item.kind == STEP and attempts[item.attempt].started < index <= attempts[item.attempt].last
     ]
-    newest_us = items[0].start_us
+    newest_us: float = items[0].start_us
     for place, item in enumerate(steps):
         mine = [step for step in steps if step.attempt == item.attempt]
         attempt, end_us, length_us = attempts[item.attempt], item.end_us, item.event["step_s"] * 1e6
