@@ -85,14 +85,17 @@ class Series:
     @classmethod
     def of(cls, state: RunState) -> Series:
         """Return the series of a folded journal."""
-        names = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s")
-        values = {name: thin(column(state, name), MAX_POINTS) for name in names}
+        is_thinned = len(state.steps) > MAX_POINTS
+        shown = ("loss", "grad_norm", "param_norm", "tokens_per_s") if is_thinned else ()
+        values, ranges = {}, {}
+        for name in ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s"):
+            every = column(state, name)
+            values[name] = thin(every, MAX_POINTS)
+            if name in shown:
+                ranges[name] = envelope(every, MAX_POINTS)
         values["smooth_loss"] = values["loss"]
         if len(state.steps) < MAX_POINTS * LOSS_WINDOW_STEPS:  # in a longer run, each point is such a mean already
             values["smooth_loss"] = thin(smooth(column(state, "loss"), LOSS_WINDOW_STEPS), MAX_POINTS)
-        is_thinned = len(state.steps) > MAX_POINTS
-        shown = ("loss", "grad_norm", "param_norm", "tokens_per_s") if is_thinned else ()
-        ranges = {name: envelope(column(state, name), MAX_POINTS) for name in shown}
         return cls(thin(column(state, "tokens"), MAX_POINTS), values, ranges)
 
 

@@ -157,7 +157,8 @@ def numbers(state: RunState, config: Config) -> Numbers:
 def column(state: RunState, name: str) -> Sequence[float]:
     """Return one field of the steps that count, in order; NaN where it is missing or not finite."""
     (values,) = state.steps.columns(name)
-    if math.inf in values or -math.inf in values:
+    # A finite sum has no infinite part, and is quick.
+    if not math.isfinite(sum(values)) and (math.inf in values or -math.inf in values):
         return [value if math.isfinite(value) else math.nan for value in values]
     return values
 
@@ -182,7 +183,7 @@ def thin(values: Sequence[float], most: int) -> list[float]:
 def envelope(values: Sequence[float], most: int) -> tuple[list[float], list[float]]:
     """Return the least and the largest values of the groups that :func:`thin` makes. NaN if a group has none."""
     edges = [len(values) * part // most for part in range(most + 1)]
-    groups = ([v for v in values[start:end] if not math.isnan(v)] for start, end in itertools.pairwise(edges))
+    groups = (_known(values[start:end]) for start, end in itertools.pairwise(edges))
     ends = [(min(group), max(group)) if group else (math.nan, math.nan) for group in groups]
     return [low for low, _ in ends], [high for _, high in ends]
 
@@ -195,13 +196,18 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean without NaN values; None if there is none."""
-    finite = [value for value in values if not math.isnan(value)]
+    finite = _known(values)
     return math.fsum(finite) / len(finite) if finite else None
+
+
+def _known(values: Sequence[float]) -> Sequence[float]:
+    """Return the values that aren't NaN. A run has millions, and one NaN makes their sum NaN."""
+    return array("d", (value for value in values if not math.isnan(value))) if math.isnan(sum(values)) else values
 
 
 def median(values: Sequence[float]) -> float | None:
     """Return the median without NaN values; None if there is none."""
-    finite = array("d", (value for value in values if not math.isnan(value)))
+    finite = _known(values)
     if len(finite) < _MANY:
         return statistics.median(finite) if finite else None
     import numpy as np
