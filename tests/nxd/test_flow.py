@@ -25,6 +25,8 @@ from tests.nxd.test_training import Events, begin_from, launch, make_layout, ref
 from trainer.convert.export import export, read_weights
 from trainer.model import Llama
 
+pytestmark = pytest.mark.processes
+
 #: Processes, keys of ``parallel``, and of other groups: what tests/nxd/test_training.py has none of.
 _MASK = {"data": {"mask_across_documents": True}}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
