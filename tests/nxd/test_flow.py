@@ -184,6 +184,7 @@ def test_the_flow_goes_from_preflight_to_the_report_and_compiles_nothing_ahead_o
         parallel={"tensor_parallel_size": 2},
         cluster={"processes_per_node": 2, "worker_cache_dir": os.fspath(tmp_path / "worker")},
         train={"max_steps": 6, "global_batch_size": 4, "micro_batch_size": 1},
+        preflight={"timeout_s": 600},  # two processes import the library on a busy machine
         tracking={"enabled": False},
     )
     config = replace(config, backend=compose(["backend=nxd", "backend.device=cpu"]).backend)
