@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hlatctl.run.scratch import JOB_FOLDER_ENV
 from tests.trainer.conftest import corpus, dataset, events_of, finish, make_config, make_run, train_here  # noqa: F401 (fixtures are found by their names here)
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def start() -> Callable[..., subprocess.Popen[str]]:
-    """Start a module by torchrun, with what this process's PYTHONPATH has besides the project."""
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
+    """Start a module by torchrun, with what this process's PYTHONPATH has besides the project.
+
+    The job has a private folder, as by ``hlatctl.node``: one process of each replica reads for the others.
+    """
 
     def run(*argv: str, processes: int, **env: str) -> subprocess.Popen[str]:
+        env = {JOB_FOLDER_ENV: os.fspath(tmp_path_factory.mktemp("job")), **env}
         path = os.pathsep.join((os.fspath(ROOT), os.environ.get("PYTHONPATH", "")))
         return subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *argv],

@@ -25,6 +25,8 @@ from tests.nxd.test_training import Events, begin_from, launch, make_layout, ref
 from trainer.convert.export import export, read_weights
 from trainer.model import Llama
 
+pytestmark = pytest.mark.processes
+
 #: Processes, keys of ``parallel``, and of other groups: what tests/nxd/test_training.py has none of.
 _MASK = {"data": {"mask_across_documents": True}}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -182,6 +184,7 @@ def test_the_flow_goes_from_preflight_to_the_report_and_compiles_nothing_ahead_o
         parallel={"tensor_parallel_size": 2},
         cluster={"processes_per_node": 2, "worker_cache_dir": os.fspath(tmp_path / "worker")},
         train={"max_steps": 6, "global_batch_size": 4, "micro_batch_size": 1},
+        preflight={"timeout_s": 600},  # two processes import the library on a busy machine
         tracking={"enabled": False},
     )
     config = replace(config, backend=compose(["backend=nxd", "backend.device=cpu"]).backend)

@@ -21,6 +21,8 @@ from hlatctl.run.paths import RunPaths, step_name
 from trainer.convert.export import read_weights
 from trainer.storage import read_tensors
 
+pytestmark = pytest.mark.processes
+
 _ONE_KEY_HEAD = {"model": {"num_heads": 8, "num_kv_heads": 1}}
 #: Processes, keys of ``parallel``, and of other groups.
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
