@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The environment is made anew only when what it is made from changes.
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup train test test-fast pytest lint benchmark clean
+.PHONY: help setup train test test-fast pytest lint benchmark image clean
 
 help:
 	@echo "make setup      create $(VENV) with everything (about two minutes, once)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test       ruff, mypy, import-linter and pytest"
 	@echo "make test-fast  only the tests that start no process (two minutes)"
 	@echo "make benchmark  the benchmarks of tests/benchmarks"
+	@echo "make image      container image IMAGE=cpu, cuda, neuron or driver, with podman, buildah or docker"
 	@echo "make clean      remove $(VENV) and caches; runs/ is never touched"
 
 setup: $(STAMP)
@@ -46,6 +47,21 @@ test-fast: $(STAMP)
 
 benchmark: $(STAMP)
 	$(BIN)/python -m tests.benchmarks
+
+# BASE=NAME@sha256:DIGEST pins what the image is made from; BUILD_FLAGS goes to the builder.
+IMAGE ?= cpu
+TAG ?= hlatctl-$(IMAGE)
+BUILDER ?= $(firstword $(foreach each,podman buildah docker,$(if $(shell command -v $(each)),$(each))))
+IMAGE_FLAGS_cpu := -f deploy/images/Dockerfile --target worker --build-arg INDEX=https://download.pytorch.org/whl/cpu
+IMAGE_FLAGS_cuda := -f deploy/images/Dockerfile --target worker
+IMAGE_FLAGS_driver := -f deploy/images/Dockerfile --target driver --build-arg 'EXTRAS=head train eval' --build-arg INDEX=https://download.pytorch.org/whl/cpu
+IMAGE_FLAGS_neuron := -f deploy/images/Dockerfile.neuron
+
+image:
+	@test -n "$(BUILDER)" || { echo "error: there is no builder of images"; echo "hint: apt-get install buildah"; exit 1; }
+	@test -n "$(IMAGE_FLAGS_$(IMAGE))" || { echo "error: IMAGE=$(IMAGE): must be cpu, cuda, neuron or driver"; echo "hint: make image IMAGE=cpu"; exit 1; }
+	@test "$(IMAGE)$(BASE)" != neuron || { echo "error: IMAGE=neuron needs BASE, one of AWS's Neuron containers"; echo "hint: make image IMAGE=neuron BASE=NAME@sha256:DIGEST (deploy/images/Dockerfile.neuron)"; exit 1; }
+	$(BUILDER) build $(IMAGE_FLAGS_$(IMAGE)) $(if $(BASE),--build-arg BASE=$(BASE)) $(BUILD_FLAGS) -t $(TAG) .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -138,6 +138,8 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
         if not isinstance(value, dict):
             raise _type_error(key, value, "a group of keys")
         return decode_dataclass(expected, value, f"{key}.")
+    if expected is Any:
+        return value
     if typing.get_origin(expected) is Annotated:
         return _decode_value(expected.__origin__, value, key)
     if typing.get_origin(expected) is Literal:

@@ -7,7 +7,7 @@ A value that follows from others is a property, never a key. ``conf.constraints`
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from conf.constraints import (
     Efficiency,
@@ -417,12 +417,52 @@ class ContainerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KubernetesConfig:
+    """What `cluster.launcher=kubernetes` asks of a cluster: a job is an Indexed Job of batch/v1, a pod a node."""
+
+    context: str | None = None
+    """Of the kubeconfig; none: kubectl's current one, or the service account of the driver's own pod."""
+    namespace: str | None = None
+    """None: the context's."""
+    image: str | None = None
+    """Of all pods, with hlatctl in the driver's version. Name it by digest, so that all attempts run the same."""
+    python: str = "python3"
+    """Python inside the image."""
+    claims: dict[str, str] = field(default_factory=dict)
+    """Volume claims to mount, as `NAME: /PATH`. One must hold `runs_dir`, at the same path as for the driver."""
+    cache_host_path: str | None = None
+    """Folder of a node's own disk that is mounted at `cluster.worker_cache_dir`; none: it is lost with each pod."""
+    resources: dict[str, str] = field(default_factory=dict)
+    """Limits of a pod on which training's processes run, such as `nvidia.com/gpu: "8"`."""
+    shared_memory: str = "16Gi"
+    """Size of /dev/shm, which counts as the pod's memory."""
+    node_selector: dict[str, str] = field(default_factory=dict)
+    """Labels that a node must have."""
+    tolerations: list[str] = field(default_factory=list)
+    """Keys of taints that pods tolerate, such as `nvidia.com/gpu`."""
+    queue: str | None = None
+    """Local queue of Kueue that admits the jobs."""
+    priority_class: str | None = None
+    service_account: str | None = None
+    pull_secret: str | None = None
+    """Secret with the credentials of the image's registry."""
+    grace_s: PositiveInt = 300
+    """Time from the request to stop to the end of a pod, for a last checkpoint."""
+    lost_after_s: PositiveInt = 60
+    """A node that has been unreachable for so long has failed."""
+    keep_ended_s: PositiveInt = 604_800
+    """Ended jobs are removed from the cluster after this time; the run's own files stay."""
+    patch: dict[str, Any] = field(default_factory=dict)
+    """Strategic merge patch of each Job, for everything else."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Where jobs run."""
 
     name: str = "local"
-    launcher: Literal["local", "slurm", "mock"] = "local"
-    """`local`, `slurm`, or `mock` (which --dry-run selects)."""
+    launcher: Literal["local", "slurm", "kubernetes", "mock"] = "local"
+    """`local`, `slurm`, `kubernetes`, or `mock` (which --dry-run selects)."""
     nodes: PositiveInt = 1
     processes_per_node: PositiveInt = 1
     threads_per_process: PositiveInt = 1
@@ -432,6 +472,7 @@ class ClusterConfig:
     """Network interface that processes on several nodes talk through, such as `eth0`; None: the libraries choose."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     worker_cache_dir: str = "~/.cache/hlatctl"
     """Folder on each worker's own disk for compiled graphs, and for its copy of the environment."""
     stage_environment: bool = False

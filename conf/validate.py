@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from conf import layouts, slurm_rules
+from conf import kubernetes_rules, layouts, slurm_rules
 from conf.amend import batch_numbers
 from conf.constraints import violations
 from conf.environment import SET_ELSEWHERE
@@ -226,6 +226,7 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _cluster,
     *slurm_rules.RULES,
     _urls,
+    *kubernetes_rules.RULES,
     _sources,
     _skipped,
     _environment,

@@ -22,6 +22,10 @@ def launcher_for(config: Config) -> Launcher:
         from flows.launch.slurm.launcher import SlurmLauncher
 
         return SlurmLauncher(config.cluster)
+    if config.cluster.launcher == "kubernetes":
+        from flows.launch.kubernetes.launcher import KubernetesLauncher
+
+        return KubernetesLauncher(config.cluster)
     return LocalLauncher()
 
 

@@ -107,7 +107,7 @@ def _folder(name: str, folder: Path) -> Check:
 
 def _worker_cache(config: Config) -> Check:
     folder = Path(config.cluster.worker_cache_dir)
-    if config.cluster.launcher == "slurm":
+    if config.cluster.launcher in ("slurm", "kubernetes"):
         return Check(name="worker cache", status="skip", shows=f"{folder} is on the nodes, where preflight checks it")
     return _folder("worker cache", folder)
 

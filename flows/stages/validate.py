@@ -9,6 +9,8 @@ import conf.validate
 from conf import environment, fingerprint
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
+from flows.launch.kubernetes import limits as kubernetes_limits
+from flows.launch.kubernetes.api import ApiAwayError
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import SchedulerAwayError
 from flows.runtime.ask import ask, ask_about
@@ -89,21 +91,27 @@ def check_mirror(config: Config, run_id: str) -> None:
         raise unusable(url, error.message) from None
 
 
-def check_shape(config: Config) -> None:
+def check_shape(config: Config) -> str:
     """Check with the cluster's scheduler that jobs of this shape can start some day.
+
+    Returns:
+        A warning: why jobs may wait for long; empty if there is none.
 
     Raises:
         ConfigError: they never can.
         LaunchError: the scheduler does not answer, or is not here.
     """
+    if config.cluster.launcher == "kubernetes":
+        return kubernetes_limits.check(config.cluster)
     if config.cluster.launcher != "slurm":
-        return
+        return ""
     try:
         limits.check(config.cluster)
         if config.eval.enabled:
             limits.check_evaluations(config)
     except SchedulerAwayError as error:
         raise SchedulerAwayError(error.message, hint="see `scontrol ping`, and try again later") from None
+    return ""
 
 
 def _check_shape(ctx: FlowContext) -> None:
@@ -111,9 +119,12 @@ def _check_shape(ctx: FlowContext) -> None:
     if is_mock(ctx.config) or ctx.training_lives():
         return
     try:
-        check_shape(ctx.config)
+        if warning := check_shape(ctx.config):
+            ctx.message(warning)
     except SchedulerAwayError as error:
         ctx.message(f"the limits of the partition are not known: {error.message}")
+    except ApiAwayError as error:
+        ctx.message(f"the cluster's nodes are not known: {error.message}")
 
 
 def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:

@@ -1,4 +1,4 @@
-"""`hlatctl doctor`: checks this machine, with --neuron this Trainium node, with --cluster the Slurm cluster."""
+"""`hlatctl doctor`: checks this machine, with --neuron this Trainium node, with --cluster the cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def doctor(
     overrides: Overrides = None,
     neuron: Annotated[bool, typer.Option("--neuron", help="Also check a Trainium node; takes up to an hour.")] = False,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Also check the Slurm cluster: commands, partition, limits.")
+        bool, typer.Option("--cluster", help="Also check the Slurm or Kubernetes cluster: commands, rights, limits.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -28,8 +28,8 @@ def doctor(
 
     Changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the Neuron
     tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd unless
-    OVERRIDES name another. --cluster asks Slurm's commands and submits nothing, with cluster=slurm unless OVERRIDES
-    name another. The exit code is 15 if a check fails.
+    OVERRIDES name another. --cluster asks Slurm's commands or kubectl and submits nothing, with cluster=slurm unless
+    OVERRIDES name another. The exit code is 15 if a check fails.
     """
     from conf.compose import compose
 
@@ -63,6 +63,11 @@ def _checks(config: Config, overrides: list[str], *, neuron: bool, cluster: bool
 
         yield from check_node(config, overrides)
     if cluster:
+        if config.cluster.launcher == "kubernetes":
+            from flows.kubernetes_checks import check_kubernetes
+
+            yield from check_kubernetes(config)
+            return
         from flows.cluster_checks import check_cluster
 
         yield from check_cluster(config)

@@ -15,6 +15,9 @@ _SIMULATED = (
     "the launch script below is for {launcher}."
 )
 
+_TITLE = "launch script of the first training attempt"
+_TITLES = {"kubernetes": "manifest of the first training attempt"}
+
 if TYPE_CHECKING:
     from conf.schema import Config
     from flows.describe import FlowDescription
@@ -77,7 +80,7 @@ def _texts(config: Config, flow: FlowDescription, tables: list[Section]) -> list
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         *([("script that keeps the nodes for training", flow.nodes_script)] if flow.nodes_script else []),
-        ("launch script of the first training attempt", flow.launch_script),
+        (_TITLES.get(config.cluster.launcher, _TITLE), flow.launch_script),
         *([("environment variables that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         *((section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in tables),
     ]

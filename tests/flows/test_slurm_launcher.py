@@ -10,6 +10,7 @@ import pytest
 
 from conf.schema import ClusterConfig, SlurmConfig
 from flows.launch.base import Handle, Status
+from flows.launch.place import token_file
 from flows.launch.slurm import accounting, commands, launcher, script
 from flows.launch.slurm.accounting import Accounting
 from flows.launch.slurm.launcher import SlurmLauncher
@@ -26,7 +27,7 @@ Ask = Callable[[Answers], Status]
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return the state of a job of two nodes, by the answers to the beginnings of commands."""
     handle = Handle(launcher="slurm", name="train", launch_dir=str(tmp_path))
-    script.token_file(tmp_path / "train").write_text(f"{TOKEN}\n")
+    token_file(tmp_path / "train").write_text(f"{TOKEN}\n")
 
     def state(answers: Answers) -> Status:
         def slurm(*words: str) -> str:

@@ -13,8 +13,9 @@ import pytest
 from conf.schema import ClusterConfig, SlurmConfig
 from flows.drill.small_disk import fill
 from flows.launch.base import Handle, Job
-from flows.launch.slurm import script
+from flows.launch.place import token_file
 from flows.launch.slurm.launcher import SlurmLauncher
+from flows.launch.slurm.script import job_name
 from flows.runtime.jobs import job_error
 from hlatctl.run import rank_output
 from hlatctl.run.errors import DISK_FULL, LaunchError, StorageError
@@ -128,7 +129,7 @@ def test_a_job_stops_by_itself_on_a_full_disk_and_stays_given_up(
     assert "No space left on device" in launcher.dump_stacks(handle)
     launcher.cancel(handle, grace_s=60)
     status = launcher.status(handle)
-    given_up = script.token_file(what.launch_dir / what.name).read_text()
+    given_up = token_file(what.launch_dir / what.name).read_text()
     ballast.unlink()
     assert (status.state, status.exit_code, status.verdict) == ("failed", 75, "")
     assert given_up.startswith("given up ")
@@ -138,7 +139,7 @@ def test_what_an_administrator_cancels_is_no_nodes_failure(launcher: SlurmLaunch
     what = job(tmp_path, SLEEPS)
     handle = submit(launcher, what)
     runs(launcher, handle, what)
-    lab.command("scancel", f"--name={script.job_name(handle.launch_dir, handle.name)}")
+    lab.command("scancel", f"--name={job_name(handle.launch_dir, handle.name)}")
     assert end_of(launcher, handle).verdict == "cancelled"
 
 

@@ -7,7 +7,6 @@ has a file ``JOB.round``, which names the folder and the round.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import uuid
 from collections.abc import Collection
@@ -17,6 +16,7 @@ from pathlib import Path
 from conf.schema import SlurmConfig
 from conf.slurm_rules import SIGNAL_EARLY_S
 from flows.launch.base import Job
+from flows.launch.place import give_up, read_token, token_file
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import RUNS, WAITS, Row, hosts_of, slurm
 from flows.launch.slurm.limits import seconds
@@ -59,7 +59,7 @@ class Folder:
         """Submit its job, whose name and token are on the disk before."""
         token, path = uuid.uuid4().hex, self.path / f"{scripts.ALLOCATION}.sh"
         files.write_text(path, script)
-        files.write_text(scripts.token_file(self.path / scripts.ALLOCATION), f"{token}\n")
+        files.write_text(token_file(self.path / scripts.ALLOCATION), f"{token}\n")
         slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(path))
 
     def next_round(self) -> Round:
@@ -134,28 +134,6 @@ def round_of(base: Path) -> Round | None:
         return Round(folder=base.parent.parent / str(value["allocation"]), number=int(value["round"]))
     except (OSError, *DAMAGED):
         return None
-
-
-def read_token(base: Path) -> str:
-    """Return the token of the newest job of this place; empty if none was ever to be submitted."""
-    try:
-        return scripts.token_file(base).read_text(encoding="utf-8").split()[-1]
-    except (OSError, IndexError):
-        return ""
-
-
-def give_up(base: Path) -> None:
-    """Change a job's token, so that its script does nothing.
-
-    It is changed in its place, because a full disk has no room for a new file; else it is removed.
-    """
-    path, token = scripts.token_file(base), read_token(base)
-    try:
-        with path.open("r+", encoding="utf-8") as file:
-            file.write(f"given up {token}\n")
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def round_file(base: Path) -> Path:

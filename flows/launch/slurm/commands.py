@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
+from flows.launch.base import Verdict
 from hlatctl.run.errors import LaunchError
 
 #: Between two questions to the scheduler, which serves a whole cluster; records on the disk answer sooner.
@@ -23,6 +24,16 @@ WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "
 RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 #: States of a job whose processes are stopped until somebody continues it.
 PAUSES = ("SUSPENDED", "STOPPED")
+#: Slurm's states of jobs that have ended (squeue(1), "JOB STATE CODES").
+VERDICTS: dict[str, Verdict] = {
+    "BOOT_FAIL": "node_failed",
+    "CANCELLED": "cancelled",
+    "DEADLINE": "time_limit",
+    "NODE_FAIL": "node_failed",
+    "OUT_OF_MEMORY": "out_of_memory",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "time_limit",
+}
 #: Of every job of ours: id, state, reason, comment, nodes, expected start, host of the batch script, time left, name.
 #: The name is last: it may hold a "|".
 _FORMAT = "%i|%T|%r|%k|%N|%S|%B|%L|%j"

@@ -20,13 +20,16 @@ from signal import Signals
 from conf.schema import ClusterConfig
 from conf.slurm_rules import SIGNAL_EARLY_S
 from flows.launch.base import Allocation, Handle, Job, Plan, Status
+from flows.launch.endings import NodeRecord, conclude, node_records
+from flows.launch.place import base_of, give_up, order, read_token, token_file
 from flows.launch.slurm import allocation
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.accounting import Accounting
-from flows.launch.slurm.allocation import Folder, read_token, round_of
+from flows.launch.slurm.allocation import Folder, round_of
 from flows.launch.slurm.commands import (
     PAUSES,
     RUNS,
+    VERDICTS,
     WAITS,
     Queue,
     Row,
@@ -37,7 +40,6 @@ from flows.launch.slurm.commands import (
     scancel,
     slurm,
 )
-from flows.launch.slurm.endings import NodeRecord, conclude, node_records
 from flows.launch.slurm.kept_nodes import KeptNodes
 from flows.launch.slurm.limits import seconds
 from hlatctl import node
@@ -131,7 +133,7 @@ class SlurmLauncher:
 
     def status(self, handle: Handle) -> Status:
         """From the record that the batch script writes last, else from the scheduler."""
-        base, round_ = _base(handle), round_of(_base(handle))
+        base, round_ = base_of(handle), round_of(base_of(handle))
         code, records = _ended(base), node_records(base)
         good = code == 0 and all(record.code == 0 for record in records)
         if good and not asked_from_outside(base):
@@ -160,7 +162,7 @@ class SlurmLauncher:
 
     def _conclude(self, handle: Handle, row: Row | None, round_: Round | None) -> Status:
         """Return how a job ended; it may have ended since the last look."""
-        base = _base(handle)
+        base = base_of(handle)
         if row is None and read_token(base):  # the scheduler has forgotten it
             row = self._accounting.job(*_slurm_job(handle), _submitted_unix_s(_script_of(base, round_)))
         code, hosts = _ended(base), round_.hosts() if round_ else hosts_of(row.nodes) if row else ()
@@ -168,14 +170,14 @@ class SlurmLauncher:
         good = code == 0 and all(record.code == 0 for record in records)
         down = () if good else self._down(hosts or [record.host for record in records])
         state = self._state(base, row, records) if row else ""
-        return conclude(state, code, records, down, row.reason if row else "", hosts)
+        return conclude(VERDICTS.get(state, ""), code, records, down, row.reason if row else "", hosts)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask the nodes' programs to stop the job; after the grace, have Slurm end it; return when it has ended.
 
         On a full disk Slurm asks all processes of the job.
         """
-        base = _base(handle)
+        base = base_of(handle)
         if not read_token(base):
             return
         if (round_ := round_of(base)) is None:
@@ -183,12 +185,12 @@ class SlurmLauncher:
         elif not round_.move("withdrawn") and round_.taken and _ended(base) is None:
             self._cancel_round(handle, grace_s)
         if _ended(base) is None:  # an sbatch of a dead driver may come late
-            allocation.give_up(base)
+            give_up(base)
 
     def _cancel_job(self, handle: Handle, grace_s: float) -> None:
         row = self._lives(handle)
         if grace_s and row and row.state not in WAITS:
-            if _order(handle, "stop"):
+            if order(base_of(handle), "stop"):
                 scancel("--signal=TERM", row.id)
             self._await_end(handle, grace_s)
         while row := self._lives(handle):
@@ -198,18 +200,18 @@ class SlurmLauncher:
     def _cancel_round(self, handle: Handle, grace_s: float) -> None:
         """End a round and keep its nodes; if its nodes do not end it, end the whole allocation."""
         for what, patience_s in (("stop", grace_s), ("end", _END_S)):
-            if patience_s and not _order(handle, what):
+            if patience_s and not order(base_of(handle), what):
                 self._await_end(handle, patience_s)
             elif patience_s and what == "stop" and (row := self._lives(handle)):
                 scancel("--signal=TERM", row.id)
                 self._await_end(handle, patience_s)
-        while _ended(_base(handle)) is None and (row := self._lives(handle)):
+        while _ended(base_of(handle)) is None and (row := self._lives(handle)):
             scancel(row.id)
             time.sleep(_POLL_S)
 
     def _await_end(self, handle: Handle, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline and _ended(_base(handle)) is None and self._lives(handle, now=False):
+        while time.monotonic() < deadline and _ended(base_of(handle)) is None and self._lives(handle, now=False):
             time.sleep(_POLL_S)
 
     def allocation(self, job: Job) -> Allocation | None:
@@ -222,8 +224,8 @@ class SlurmLauncher:
 
     def dump_stacks(self, handle: Handle) -> str:
         """By the nodes' programs, which ask the ranks below them."""
-        records = node_records(_base(handle))
-        if problem := _order(handle, "stacks"):
+        records = node_records(base_of(handle))
+        if problem := order(base_of(handle), "stacks"):
             return f"no stacks: {problem}"
         return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
 
@@ -238,7 +240,7 @@ class SlurmLauncher:
         Raises:
             LaunchError: the job does not run, or the command fails.
         """
-        row, records = self._lives(handle), node_records(_base(handle))
+        row, records = self._lives(handle), node_records(base_of(handle))
         if row is None or len(records) <= rank:
             raise LaunchError(f"job {handle.name}: does not run on node {rank}")
         one = ("--nodes=1", "--ntasks=1", f"--nodelist={records[rank].host}")
@@ -285,7 +287,7 @@ class SlurmLauncher:
 
 def _prepare(plan: Plan, handle: Handle, token: str) -> None:
     """Write the script and the token; what an earlier job of this name has left is removed."""
-    job, base = plan.job, _base(handle)
+    job, base = plan.job, base_of(handle)
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
     ends = (node.record(base, "pid"), node.record(base, "exit_code"), ended_file(base))
@@ -295,21 +297,7 @@ def _prepare(plan: Plan, handle: Handle, token: str) -> None:
     files.write_text(plan.script_path, plan.script)
     job.log_dir.mkdir(parents=True, exist_ok=True)
     job.log.touch()
-    files.write_text(scripts.token_file(base), f"{token}\n")
-
-
-def _order(handle: Handle, what: str) -> str:
-    """Write an order to the nodes of a job; return why it can't be written."""
-    path = node.orders(_base(handle))
-    try:
-        files.write_json(path, {"v": 1, "what": what, "id": uuid.uuid4().hex})
-    except OSError as error:
-        return f"{path}: can't be written ({error.strerror})"
-    return ""
-
-
-def _base(handle: Handle) -> Path:
-    return Path(handle.launch_dir) / handle.name
+    files.write_text(token_file(base), f"{token}\n")
 
 
 def _name(handle: Handle) -> str:
@@ -318,10 +306,10 @@ def _name(handle: Handle) -> str:
 
 def _slurm_job(handle: Handle) -> tuple[str, str]:
     """Return the name and the token of the Slurm job in which a job runs."""
-    if round_ := round_of(_base(handle)):
+    if round_ := round_of(base_of(handle)):
         folder = Folder(path=round_.folder)
         return folder.job_name, folder.token
-    return _name(handle), read_token(_base(handle))
+    return _name(handle), read_token(base_of(handle))
 
 
 def _script_of(base: Path, round_: Round | None) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conf.schema import ClusterConfig
 from flows.launch.base import Job, export_lines, quote
+from flows.launch.place import token_file
 from flows.launch.slurm.container import container
 from hlatctl import node
 from hlatctl.allocation import NODE_LIST_ENV, TOKEN_ENV, ended_file
@@ -32,11 +33,6 @@ def job_name(launch_dir: str, name: str) -> str:
     Unusual characters are written as in URLs, because Slurm drops backslashes and prints names in lists.
     """
     return f"hlatctl:{urllib.parse.quote(f'{launch_dir}/{name}', safe='/')}"
-
-
-def token_file(base: Path) -> Path:
-    """Holds what the script compares with its own token, so that a job that was given up does nothing."""
-    return base.with_name(f"{base.name}.token")
 
 
 def environment_file(base: Path) -> Path:

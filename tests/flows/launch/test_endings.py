@@ -1,9 +1,9 @@
-"""How a Slurm job ended, from what its nodes wrote and what the scheduler says."""
+"""How a job under a scheduler ended, from what its nodes wrote and what the scheduler says."""
 
 from __future__ import annotations
 
 from flows.launch.base import Status
-from flows.launch.slurm.endings import NodeRecord, conclude
+from flows.launch.endings import NodeRecord, conclude
 from flows.recovery.failure_causes import end_without_error
 
 HOSTS = ("n1", "n2", "n3")
@@ -18,20 +18,20 @@ def evidence(status: Status) -> str:
 
 
 def test_a_node_without_a_record_is_blamed_and_not_those_that_were_ended_because_of_it() -> None:
-    status = conclude("FAILED", 127, [asked("n1"), asked("n3")], hosts=HOSTS)
+    status = conclude("", 127, [asked("n1"), asked("n3")], hosts=HOSTS)
     assert (status.verdict, status.blamed_hosts) == ("node_failed", ("n2",))
     assert evidence(status).startswith("the hardware or system failed on n2 (no record of its start, see the job's log")
 
 
 def test_no_node_is_blamed_if_none_has_a_record() -> None:
-    status = conclude("FAILED", None, [], hosts=HOSTS)
+    status = conclude("", None, [], hosts=HOSTS)
     assert (status.state, status.verdict, status.blamed_hosts) == ("lost", "", ())
     assert evidence(status) == "no node left a record; runs_dir must be on storage that all nodes share"
-    status = conclude("FAILED", 1, [], hosts=HOSTS)
+    status = conclude("", 1, [], hosts=HOSTS)
     assert (status.state, status.exit_code, status.blamed_hosts) == ("failed", 1, ())
 
 
 def test_a_job_that_was_cancelled_before_some_nodes_started_blames_none_of_them() -> None:
-    status = conclude("CANCELLED", 143, [asked("n1")], hosts=HOSTS)
+    status = conclude("cancelled", 143, [asked("n1")], hosts=HOSTS)
     assert status.verdict == "cancelled"
     assert "n2" not in status.blamed_hosts

@@ -1,4 +1,4 @@
-"""How a Slurm job ended: what each node wrote, then what the scheduler says, and which hosts are to blame."""
+"""How a job under a scheduler ended: by each node's records, then by the scheduler, and which hosts are to blame."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ from hlatctl import node
 from hlatctl.run import files
 from hlatctl.run.reading import DAMAGED
 
-#: Slurm's states of jobs that have ended (squeue(1), "JOB STATE CODES").
-_VERDICTS: dict[str, Verdict] = {
-    "BOOT_FAIL": "node_failed",
-    "CANCELLED": "cancelled",
-    "DEADLINE": "time_limit",
-    "NODE_FAIL": "node_failed",
-    "OUT_OF_MEMORY": "out_of_memory",
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "time_limit",
-}
 _SHARE = "runs_dir must be on storage that all nodes share"
 
 
@@ -54,8 +44,14 @@ def node_records(base: Path, nodes: int = 0) -> list[NodeRecord]:
     return records
 
 
+def has_ended(base: Path, rank: int) -> bool:
+    """Whether the program of one node has written its end, after which nothing of the job runs there."""
+    record = _record(base, rank)
+    return record is not None and record.code is not None
+
+
 def conclude(
-    state: str,
+    verdict: Verdict,
     code: int | None,
     records: Sequence[NodeRecord],
     down: Sequence[str] = (),
@@ -67,14 +63,13 @@ def conclude(
     A node that left no record of its start, although others did, doesn't see the run directory or can't run programs.
 
     Args:
-        state: in Slurm's words; empty if it has forgotten the job.
-        code: that the batch script wrote; None if it did not come to that.
+        verdict: of the scheduler; empty if it has none.
+        code: of the whole job; None if it left none.
         records: of its nodes.
         down: its hosts that the scheduler says are down.
         reason: of the scheduler.
         hosts: of the job, in the scheduler's words; empty: those of the records.
     """
-    verdict = _VERDICTS.get(state, "")
     # The script's own end is on the disk, so the records of starts are visible there too.
     absent = _absent(hosts, records) if code and not verdict and not down else ()
     if absent:

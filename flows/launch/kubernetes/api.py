@@ -1,0 +1,111 @@
+"""The cluster's API through kubectl, which brings the authentication of clouds: what it answers, or that it doesn't."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import Any
+
+from conf.schema import KubernetesConfig
+from hlatctl.run.errors import LaunchError
+
+#: Longest wait for one answer.
+_PATIENCE_S = 20
+#: Beginnings of what kubectl prints if the server, or something before it, does not answer now.
+_AWAY = re.compile(
+    r"The connection to the server|Unable to connect|dial tcp|i/o timeout|EOF|context deadline exceeded|"
+    r"Error from server \((ServiceUnavailable|InternalError|Timeout|ServerTimeout|TooManyRequests|Unauthorized)\)|"
+    r"RBAC: .*not found|"  # a server that has just started does not know its roles yet
+    r"etcdserver|getting credentials|You must be logged in|the server is currently unable|http2:|TLS handshake"
+)
+_REASON = re.compile(r"Error from server \((\w+)\)")
+_RIGHTS = "ask the cluster's administrator for this right; `kubectl auth can-i --list` shows those of your account"
+#: A kind's objects, as kubectl prints them in JSON.
+Object = dict[str, Any]
+
+
+class ApiAwayError(LaunchError):
+    """The API server does not answer: nothing may be concluded about its jobs."""
+
+
+class RefusedError(LaunchError):
+    """The API server refuses; ``reason`` is its word for it, such as ``AlreadyExists``."""
+
+    def __init__(self, message: str, *, reason: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class Api:
+    """Asks the API server of a configuration.
+
+    Args:
+        settings: name the context and the namespace; without them kubectl's own count.
+    """
+
+    def __init__(self, settings: KubernetesConfig) -> None:
+        words = ["kubectl", f"--request-timeout={_PATIENCE_S}s"]
+        words += [f"--context={settings.context}"] if settings.context else []
+        words += [f"--namespace={settings.namespace}"] if settings.namespace else []
+        self._words = tuple(words)
+
+    def list(self, kinds: str, *, label: str = "", field: str = "") -> list[Object]:
+        """Return the objects of some kinds, such as ``jobs,pods``, that have a label or a field.
+
+        Raises:
+            ApiAwayError: the server does not answer.
+            LaunchError: it refuses.
+        """
+        words = [*([f"--selector={label}"] if label else []), *([f"--field-selector={field}"] if field else [])]
+        return list(json.loads(self.run("get", kinds, *words, "--output=json"))["items"])
+
+    def create(self, text: str) -> None:
+        """Create the objects of a manifest.
+
+        Raises:
+            RefusedError: one of them exists, or is refused.
+        """
+        self.run("create", "--filename=-", text=text)
+
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
+        """Ask for an object to be deleted, with everything that it owns; it may live on until that has ended."""
+        force = () if grace_s is None else (f"--grace-period={grace_s}", *(("--force",) if grace_s == 0 else ()))
+        cascade = () if kind == "pod" else ("--cascade=foreground",)
+        self.run("delete", kind, name, "--ignore-not-found", "--wait=false", *cascade, *force)
+
+    def run(self, *words: str, text: str | None = None) -> str:
+        """Run kubectl with a text as its input; return what it prints.
+
+        Raises:
+            ApiAwayError: the server does not answer.
+            RefusedError: it refuses.
+            LaunchError: there is no kubectl here.
+        """
+        try:
+            done = subprocess.run(
+                [*self._words, *words],
+                input=text or "",
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=3 * _PATIENCE_S,
+            )
+        except FileNotFoundError:
+            raise LaunchError(
+                "kubectl: no such command on this machine",
+                hint="install kubectl, and try `kubectl get nodes` (`hlatctl doctor` checks both)",
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise ApiAwayError(f"kubectl {words[0]}: no answer in {3 * _PATIENCE_S} s") from None
+        if done.returncode == 0:
+            return done.stdout
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        if _AWAY.search(said):
+            raise ApiAwayError(f"kubectl {words[0]}: {said}")
+        reason = _REASON.search(said)
+        raise RefusedError(
+            f"kubectl {words[0]}: {said}",
+            reason=reason[1] if reason else "",
+            hint=_RIGHTS if reason and reason[1] == "Forbidden" else "`hlatctl doctor` checks the cluster",
+        )

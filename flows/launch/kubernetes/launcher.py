@@ -1,0 +1,327 @@
+"""Jobs on a Kubernetes cluster, without a controller of its own: created, read and deleted through kubectl.
+
+A job's token is on the disk before the job is created. It labels all of the job's objects. So a driver that dies while
+it creates a job leaves either none, or one that the next driver finds. A job's name follows from its place, so the
+cluster itself refuses a second one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from conf.schema import ClusterConfig
+from flows.launch.base import Allocation, Handle, Job, Plan, Status
+from flows.launch.endings import NodeRecord, conclude, has_ended, node_records
+from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
+from flows.launch.kubernetes.manifest import TOKEN_LABEL, manifest, object_name, submitted, text_of
+from flows.launch.kubernetes.pods import Pod, is_ready, is_usable, newest_event, pod_of
+from flows.launch.kubernetes.seen import Seen, all_good, code_of, is_ours, nodes_of, ordered, was_asked
+from flows.launch.place import base_of, give_up, order, read_token, token_file
+from hlatctl import node
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, cannot_write
+
+_POLL_S = 0.5
+#: Between two questions about the same job; records on the disk answer sooner.
+_ASK_EVERY_S = 2.0
+_HOSTS_FOR_S = 60.0
+#: Time for the programs of nodes to end their processes, before the cluster is asked to end the pods.
+_END_S = 30.0
+#: A node that does not answer the cluster, but sees the run directory, has obeyed the order to end after this time.
+_FENCED_AFTER_S = 10.0
+_SUSPENDED, _WAS_SUSPENDED = "suspended", "its Job was suspended"
+#: What a patch must not change: the launcher relies on it.
+_KEPT = (("metadata", "name"), ("spec", "completions"), ("spec", "parallelism"))
+Object = dict[str, Any]
+
+
+class KubernetesLauncher:
+    """Starts jobs on a Kubernetes cluster.
+
+    Args:
+        cluster: as the configuration says.
+    """
+
+    name = "kubernetes"
+    weighs_jobs = False
+    keeps_nodes = False
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self._cluster, self._api = cluster, Api(cluster.kubernetes)
+        self._seen: dict[str, tuple[float, Seen]] = {}
+        self._ordered_s: dict[str, float] = {}
+        self._hosts: tuple[str, ...] = ()
+        self._hosts_asked_s = -_HOSTS_FOR_S
+
+    def hosts(self, nodes: int) -> tuple[str, ...]:
+        """The cluster's nodes with the labels asked for that can run pods, whether or not one runs there now."""
+        if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
+            try:
+                known = self._api.list("nodes")
+            except ApiAwayError:
+                return self._hosts
+            selector = self._cluster.kubernetes.node_selector
+            usable = (one["metadata"]["name"] for one in known if is_usable(one, selector))
+            self._hosts, self._hosts_asked_s = tuple(sorted(usable)), time.monotonic()
+        return self._hosts
+
+    def render(self, job: Job) -> Plan:
+        """The job as a manifest.
+
+        Raises:
+            ConfigError: the configuration's patch doesn't fit.
+        """
+        objects, patch = manifest(job, self._cluster), self._cluster.kubernetes.patch
+        if patch:
+            objects[-1] = self._patched(objects[-1], patch)
+        return Plan(job=job, script=text_of(objects), script_path=job.launch_dir / f"{job.name}.yaml")
+
+    def _patched(self, work: Object, patch: Object) -> Object:
+        words = (
+            "patch",
+            "--local",
+            "--filename=-",
+            "--type=strategic",
+            f"--patch={json.dumps(patch)}",
+            "--output=json",
+        )
+        try:
+            patched: Object = json.loads(self._api.run(*words, text=json.dumps(work)))
+            submitted(text_of([work, patched]), "")  # kubectl merges what no Job can be
+            kept = all(patched[part][key] == work[part][key] for part, key in _KEPT)
+            problem = "" if kept else "it must not change the Job's name or the number of its pods"
+        except RefusedError as error:
+            problem = error.message
+        except (KeyError, TypeError, IndexError, AttributeError):
+            problem = "the result is no Job with a container"
+        if problem:
+            raise ConfigError(
+                f"cluster.kubernetes.patch={patch}: {problem}",
+                hint="write it as a part of a Job, such as {spec: {template: {spec: {hostNetwork: true}}}}",
+            )
+        return patched
+
+    def handle(self, plan: Plan) -> Handle:
+        """The job's place: its launch folder and name."""
+        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
+
+    def submit(self, plan: Plan) -> Handle:
+        """Create the job; returns once the cluster has taken it. An older job of this place is removed first.
+
+        Raises:
+            StorageError: its files can't be written; nothing has been created.
+            LaunchError: the cluster refuses it, or does not answer.
+        """
+        handle, token = self.handle(plan), uuid.uuid4().hex
+        self._remove(handle)
+        try:
+            _prepare(plan, base_of(handle), token)
+        except OSError as error:
+            place = f"job {plan.job.name}: {error.filename or plan.job.launch_dir}"
+            raise cannot_write(place, error, hint="free space, or repair the storage, then `hlatctl resume`") from None
+        self._api.create(submitted(plan.script, token))
+        self._seen.clear()
+        return handle
+
+    def status(self, handle: Handle) -> Status:
+        """From the records of its nodes if all have ended, else from its pods.
+
+        What is left of a job whose node was lost is ended here: its other pods would wait for that node.
+        """
+        base = base_of(handle)
+        token, records = read_token(base), node_records(base)
+        nodes = nodes_of(base)
+        # After a request from outside, the cluster knows why.
+        if all_good(records, nodes) and (is_ours(base) or not any(record.asked_to_stop for record in records)):
+            return conclude("", 0, records)
+        if not token:
+            return conclude("", None, records)
+        try:
+            seen = self._look(token, now=bool(records) and all(record.code is not None for record in records))
+            if seen.suspended and records and (seen := self._look(token, now=True)).suspended:
+                return self._suspended(handle, seen, records)
+            return self._live(handle, seen, nodes) or self._conclude(handle, seen, nodes)
+        except ApiAwayError as error:
+            return Status(state="unknown", reason=error.message)
+
+    def _live(self, handle: Handle, seen: Seen, nodes: int) -> Status | None:
+        """Return the state of a job that has not ended; None: it has."""
+        if seen.work is None and not seen.pods:
+            return None
+        if seen.lost:
+            self._end_rest(handle, seen)
+        waiting = [pod for pod in seen.pods if pod.phase == "Pending" and not pod.deleting]
+        remaining = [pod for pod in seen.pods if not pod.ended and not self._is_gone(handle, seen, pod)]
+        hosts = tuple(pod.host for pod in sorted(seen.pods, key=lambda pod: pod.rank) if pod.host)
+        if seen.failed or seen.lost:
+            return Status(state="running", hosts=hosts) if remaining else None
+        if len(seen.pods) < nodes and seen.alive:
+            return Status(state="queued", reason=self._why_suspended(seen))
+        if waiting:
+            return Status(state="queued", reason=waiting[0].reason or self._why_it_starts_not(waiting[0]))
+        return Status(state="running", hosts=hosts) if remaining else None
+
+    def _suspended(self, handle: Handle, seen: Seen, records: list[NodeRecord]) -> Status:
+        """A queue has taken the nodes of a job that ran: the job is removed, so that it never starts a second time."""
+        if not all(pod.ended for pod in seen.pods):
+            return Status(state="running", hosts=tuple(pod.host for pod in seen.pods if pod.host))
+        give_up(base_of(handle))
+        order(base_of(handle), _SUSPENDED)  # nobody obeys this: it tells later questions why the Job is gone
+        self._api.delete("job", seen.name)
+        return conclude("preempted", None, records, reason=_WAS_SUSPENDED)
+
+    def _end_rest(self, handle: Handle, seen: Seen) -> None:
+        """End a job that lost a node, on the node too if it still sees the run directory."""
+        self._fence(handle)
+        if seen.alive:
+            self._api.delete("job", seen.name)
+
+    def _fence(self, handle: Handle) -> None:
+        """Order the nodes to end the job, once: those that the cluster can't reach may still write to the storage."""
+        base = base_of(handle)
+        if read_token(base) not in self._ordered_s:
+            order(base, "end")
+            self._ordered_s[read_token(base)] = time.monotonic()
+
+    def _is_gone(self, handle: Handle, seen: Seen, pod: Pod) -> bool:
+        """Whether nothing of a pod runs on its lost node: it has said so, or had time to obey if it were alive."""
+        if pod not in seen.lost:
+            return False
+        base = base_of(handle)
+        ordered_s = self._ordered_s.get(read_token(base))
+        fenced = ordered_s is not None and time.monotonic() - ordered_s >= _FENCED_AFTER_S
+        return fenced or has_ended(base, pod.rank)
+
+    def _why_suspended(self, seen: Seen) -> str:
+        queue = self._cluster.kubernetes.queue
+        return f"waits in Kueue's queue {queue}" if seen.suspended and queue else ""
+
+    def _why_it_starts_not(self, pod: Pod) -> str:
+        return newest_event(self._api.list("events", field=f"involvedObject.name={pod.name}"))
+
+    def _conclude(self, handle: Handle, seen: Seen, nodes: int) -> Status:
+        base, pods = base_of(handle), sorted(seen.pods, key=lambda pod: pod.rank)
+        records = node_records(base, nodes)
+        # Pods that were ended are gone, and a pod without a record doesn't see the run directory.
+        hosts = tuple(dict.fromkeys([*(one.host for one in records), *(pod.host for pod in pods if pod.started)]))
+        ended_by_node = (pod.host for pod in seen.disrupted if pod.verdict == "node_failed")
+        down = tuple(dict.fromkeys([*(pod.host for pod in seen.lost), *ended_by_node]))
+        disrupted = next(iter(seen.disrupted), None)
+        verdict = "node_failed" if down else disrupted.verdict if disrupted else ""
+        reason = disrupted.reason if disrupted else ""
+        if not verdict and ordered(base) == _SUSPENDED:
+            verdict, reason = "preempted", _WAS_SUSPENDED
+        elif not verdict and not is_ours(base) and was_asked(records):
+            # Somebody else has deleted the Job, or a pod: that has gone with what it said about the reason.
+            verdict, reason = ("preempted", "a pod was asked to end") if seen.alive else ("cancelled", "")
+        return conclude(verdict, code_of(pods, records, nodes), records, down, reason, hosts)
+
+    def cancel(self, handle: Handle, *, grace_s: float) -> None:
+        """Ask the nodes' programs to stop the job; after the grace, delete it; return when its pods have ended."""
+        base = base_of(handle)
+        token = read_token(base)
+        if not token:
+            return
+        seen = self._patiently(token)
+        if grace_s and any(pod.phase == "Running" for pod in seen.pods) and not order(base, "stop"):
+            self._await_end(handle, grace_s)
+        if self._alive(token):
+            order(base, "end")
+            self._await_end(handle, _END_S if grace_s == 0 else 0)
+        self._remove(handle)
+        if len(node_records(base)) < nodes_of(base):  # a create of a dead driver may come late
+            give_up(base)
+
+    def _remove(self, handle: Handle) -> None:
+        """Delete a job and its pods; those of lost nodes are removed once nothing of them can run."""
+        token, name = read_token(base_of(handle)), object_name(handle.launch_dir, handle.name)
+        while token and (seen := self._patiently(token)).exists:
+            self._api.delete("job", name)
+            self._api.delete("service", name)
+            if seen.lost:
+                self._fence(handle)
+            for pod in seen.lost:
+                if self._is_gone(handle, seen, pod):
+                    self._api.delete("pod", pod.name, grace_s=0)
+            time.sleep(_POLL_S)
+
+    def _await_end(self, handle: Handle, patience_s: float) -> None:
+        deadline, token = time.monotonic() + patience_s, read_token(base_of(handle))
+        while time.monotonic() < deadline and self._alive(token):
+            time.sleep(_POLL_S)
+
+    def _alive(self, token: str) -> bool:
+        seen = self._patiently(token)
+        return any(not pod.ended and pod not in seen.lost for pod in seen.pods)
+
+    def allocation(self, job: Job) -> Allocation | None:
+        """None: pods come and go with their job."""
+        return None
+
+    def release(self, run_dir: Path) -> None:
+        """Nothing is kept."""
+
+    def dump_stacks(self, handle: Handle) -> str:
+        """By the nodes' programs, which ask the ranks below them."""
+        records = node_records(base_of(handle))
+        if not records:
+            return "no stacks: no node has started the job"
+        if problem := order(base_of(handle), "stacks"):
+            return f"no stacks: {problem}"
+        return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
+
+    def oom_kills(self) -> int | None:
+        """Each node tells its own, in its record of the end."""
+        return None
+
+    def _look(self, token: str, *, now: bool = False) -> Seen:
+        """Return what the cluster has of a job."""
+        asked_s, seen = self._seen.get(token, (-_ASK_EVERY_S, None))
+        if seen is None or now or time.monotonic() - asked_s >= _ASK_EVERY_S:
+            objects = self._api.list("jobs,pods", label=f"{TOKEN_LABEL}={token}")
+            pods = [pod_of(one) for one in objects if one["kind"] == "Pod"]
+            works = [one for one in objects if one["kind"] == "Job"]
+            gone = seen.disrupted if seen else []
+            seen = Seen(works[0] if works else None, pods, self._lost(pods), gone)
+            self._seen[token] = (time.monotonic(), seen)
+        return seen
+
+    def _lost(self, pods: list[Pod]) -> list[Pod]:
+        """Return the pods that were asked to end and whose nodes don't answer, or are gone."""
+        suspects = [pod for pod in pods if pod.deleting and pod.host and not pod.ended]
+        if not suspects:
+            return []
+        ready = {one["metadata"]["name"] for one in self._api.list("nodes") if is_ready(one)}
+        return [pod for pod in suspects if pod.host not in ready]
+
+    def _patiently(self, token: str) -> Seen:
+        """Look now; wait for a cluster that does not answer."""
+        while True:
+            try:
+                return self._look(token, now=True)
+            except ApiAwayError:
+                time.sleep(_POLL_S)
+
+
+def _prepare(plan: Plan, base: Path, token: str) -> None:
+    """Write the manifest and the token; what an earlier job of this place has left is removed."""
+    job = plan.job
+    job.launch_dir.mkdir(parents=True, exist_ok=True)
+    records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
+    for stale in (
+        node.record(base, "pid"),
+        node.record(base, "exit_code"),
+        node.orders(base),
+        *records,
+        job.error_file,
+    ):
+        stale.unlink(missing_ok=True)
+    files.write_text(plan.script_path, plan.script)
+    job.log_dir.mkdir(parents=True, exist_ok=True)
+    job.log.touch()
+    files.write_text(token_file(base), f"{token}\n")

@@ -1,0 +1,158 @@
+"""What a cluster can't give is refused before a run is created, and what it may give later is a warning."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import Config
+from flows.kubernetes_checks import check_kubernetes
+from flows.launch.kubernetes import limits
+from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
+from flows.stages.validate import check_shape
+from hlatctl.cli.main import main
+from hlatctl.run.errors import ConfigError
+
+TYPE = "node.kubernetes.io/instance-type"
+IMAGE = "registry.example/hlatctl@sha256:ab"
+BASE = (
+    "experiment=hlat_7b",
+    "cluster=eks_trn1",
+    "cluster.nodes=2",
+    f"cluster.kubernetes.image={IMAGE}",
+    "runs_dir=/fsx/runs",
+)
+
+
+def configured(*overrides: str) -> Config:
+    return compose([*BASE, *overrides])
+
+
+def node(name: str, *, ready: bool = True, neuron: str = "16", kind: str = "trn1.32xlarge") -> dict[str, Any]:
+    allocatable = {"vpc.amazonaws.com/efa": "8", "hugepages-2Mi": "5Gi", "memory": "520000000Ki", "cpu": "127900m"}
+    return {
+        "metadata": {"name": name, "labels": {TYPE: kind}},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+            "allocatable": {**allocatable, **({"aws.amazon.com/neuron": neuron} if neuron else {})},
+        },
+    }
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The cluster's nodes, for a test to fill."""
+    known: list[dict[str, Any]] = []
+    monkeypatch.setattr(Api, "list", lambda self, kinds, **_: known)
+    return known
+
+
+def test_enough_nodes_of_the_right_size_pass_without_a_word(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node("a"), node("b")]
+    assert check_shape(configured()) == ""
+
+
+@pytest.mark.parametrize(
+    "second",
+    [node("b", ready=False), node("b", kind="m5.large"), node("b", neuron="8")],
+    ids=["not ready", "of another type", "too small"],
+)
+def test_too_few_nodes_are_a_warning_because_an_autoscaler_may_add_some(
+    nodes: list[dict[str, Any]], second: dict[str, Any]
+) -> None:
+    nodes += [node("a"), second]
+    assert check_shape(configured()).startswith("cluster.nodes=2: 1 of ")
+
+
+def test_a_pod_that_no_node_of_its_instance_type_can_hold_is_refused(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node("a"), node("b")]
+    with pytest.raises(
+        ConfigError, match=r"cluster\.kubernetes\.resources\.memory=900Gi: .* a has 520000000Ki"
+    ) as seen:
+        check_shape(configured("cluster.kubernetes.resources.memory=900Gi"))
+    assert seen.value.hint.startswith("use at most 520000000Ki")
+    nodes[:] = [node("a", neuron="")]
+    with pytest.raises(ConfigError) as seen:
+        check_shape(configured())
+    assert seen.value.hint.startswith("install the device plug-in that offers aws.amazon.com/neuron")
+
+
+def test_nodes_of_any_type_may_grow_so_a_pod_that_is_too_large_now_is_a_warning(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node("a", neuron="")]
+    cluster = configured().cluster
+    anywhere = replace(cluster, kubernetes=replace(cluster.kubernetes, node_selector={}))
+    assert limits.check(anywhere).startswith("cluster.nodes=2: 0 of 1 ")
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"), [("8", 8), ("127900m", 127.9), ("5Gi", 5 * 2**30), ("2M", 2_000_000), ("1.5k", 1500)]
+)
+def test_quantities_are_compared_as_numbers(quantity: str, number: float) -> None:
+    assert float(limits.amount(quantity)) == number
+
+
+class Server:
+    """Answers kubectl's questions; ``denied`` are verbs that the identity lacks."""
+
+    def __init__(self) -> None:
+        self.denied: tuple[str, ...] = ()
+        self.away, self.phase = False, "Bound"
+
+    def run(self, *words: str) -> str:
+        """Do as ``Api.run``."""
+        if self.away:
+            raise ApiAwayError("kubectl version: The connection to the server was refused")
+        if words[:2] == ("auth", "can-i"):
+            if words[2] in self.denied:
+                raise RefusedError("kubectl auth: no", reason="")
+            return "yes\n"
+        if words[0] == "version":
+            return json.dumps({"clientVersion": {"gitVersion": "v1.32.4"}, "serverVersion": {"gitVersion": "v1.36.0"}})
+        if words[1] == "persistentvolumeclaim":
+            return json.dumps({"status": {"phase": self.phase}})
+        raise RefusedError(f"kubectl get: Error from server (NotFound): {words[2]}", reason="NotFound")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]]) -> Server:
+    answers = Server()
+    nodes += [node("a"), node("b")]
+    monkeypatch.setattr(Api, "run", lambda self, *words, text=None: answers.run(*words))
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    return answers
+
+
+def shown(*overrides: str) -> dict[str, tuple[str, str]]:
+    return {check.name: (check.status, check.shows) for check in check_kubernetes(configured(*overrides))}
+
+
+def test_doctor_shows_one_line_for_each_thing_that_a_run_needs(server: Server) -> None:
+    checks = shown()
+    assert {status for status, _ in checks.values()} == {"pass"}
+    assert checks["API server"][1] == "Kubernetes v1.36.0, kubectl v1.32.4"
+    assert list(checks) == ["image", "kubectl", "API server", "rights", "nodes", "volume claim"]
+
+
+def test_doctor_names_what_is_missing(server: Server) -> None:
+    server.denied, server.phase = ("delete",), "Pending"
+    checks = shown("cluster.kubernetes.queue=night", "cluster.kubernetes.image=hlatctl:latest")
+    assert checks["rights"][0] == "fail"
+    assert "missing: delete jobs.batch, delete pods, delete services;" in checks["rights"][1]
+    assert checks["volume claim"] == ("fail", "fsx is Pending, not Bound")
+    assert checks["Kueue's queue"][0] == "fail"
+    assert checks["image"][0] == "skip"
+
+
+def test_doctor_asks_nothing_further_of_a_server_that_is_away(server: Server) -> None:
+    server.away = True
+    assert list(shown()) == ["image", "kubectl", "API server"]
+
+
+def test_plan_shows_the_manifest_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *BASE]) == 0
+    manifest = capsys.readouterr().out.partition("# manifest of the first training attempt\n")[2]
+    assert manifest.startswith("apiVersion: v1\nkind: Service\n")
