@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hlatctl.cli.completion import run_names, run_or_sweep_names
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run import runs
 from hlatctl.run.errors import ConfigError
@@ -23,9 +24,16 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.", autocompletion=run_names)
+]
 RunOrSweepName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run or sweep id, a unique beginning of one, or `latest`.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run or sweep id, a unique beginning of one, or `latest`.",
+        autocompletion=run_or_sweep_names,
+    ),
 ]
 RunsDir = Annotated[
     Path | None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlatctl.cli.common import RunsDir, find_run, print_json, say
+from hlatctl.cli.completion import run_names
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths
 
@@ -29,7 +30,12 @@ class Format(StrEnum):
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, unique beginnings of them, or `latest`.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help="Run ids, unique beginnings of them, or `latest`.", autocompletion=run_names
+        ),
+    ],
     baselines: Annotated[
         str | None, typer.Option(metavar="NAME", help="Published scores to add: hlat.", show_default=False)
     ] = None,

@@ -6,15 +6,16 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, RunsDir, columns, find_run, print_json, say
+from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, say
+from hlatctl.cli.completion import run_names
 
 #: Value of a key that a configuration doesn't have.
 _MISSING = object()
 
 
 def diff(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="Run to compare it with.")],
+    first: RunName,
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Run to compare it with.", autocompletion=run_names)],
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:

@@ -45,7 +45,6 @@ app = typer.Typer(
     name="hlatctl",
     help="Pre-train, evaluate and document language models, with one command per run.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
