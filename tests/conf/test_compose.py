@@ -30,6 +30,14 @@ MADE_FOR = {
     "parallel=hlat_70b": "hlat_70b",
     "cluster=trn1_32xlarge": "hlat_7b",
     "cluster=slurm_trn1": "hlat_7b",
+    "cluster=eks_trn1": "hlat_7b",
+}
+#: What an option leaves to its user.
+_VOLUME = ("cluster.kubernetes.image=image", "runs_dir=/fsx/runs")
+LEFT_TO_USERS = {
+    "cluster=kubernetes": (*_VOLUME, "+cluster.kubernetes.claims.fsx=/fsx"),
+    "cluster=eks_trn1": _VOLUME,
+    "cluster=eks_p5": _VOLUME,
 }
 
 
@@ -39,7 +47,8 @@ MADE_FOR = {
 def test_every_option_of_every_group_composes(group: str, option: str) -> None:
     experiment = MADE_FOR.get(f"{group}={option}", "quickstart")
     overrides = [f"experiment={experiment}"] if group != "experiment" else []
-    assert isinstance(compose([*overrides, f"{group}={option}"]), Config)
+    chosen = f"{group}={option}"
+    assert isinstance(compose([*overrides, chosen, *LEFT_TO_USERS.get(chosen, ())]), Config)
 
 
 def test_hlat_is_composed_as_its_authors_ran_it() -> None:
