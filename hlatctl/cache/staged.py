@@ -12,6 +12,7 @@ import shutil
 import tarfile
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -96,14 +97,22 @@ def _extract(archive: Path, folder: Path) -> str:
         hashed = _Hashed(file)
         try:
             with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|gz", bufsize=_BLOCK_BYTES) as tar:
-                # As written: the archive is our own, and is used only if its hash is right.
-                tar.extraction_filter = staticmethod(lambda member, _: member)
-                tar.extractall(folder)
+                tar.extraction_filter = staticmethod(lambda member, _: member)  # as written
+                tar.extractall(folder, _inside(tar))
         except (tarfile.TarError, EOFError, zlib.error):
             return ""
         while hashed.read(_BLOCK_BYTES):
             pass
     return hashed.digest.hexdigest()
+
+
+def _inside(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members. The hash is known only after the last, so a name outside of the folder is refused before."""
+    for member in tar:
+        name = Path(member.name)
+        if name.is_absolute() or ".." in name.parts:
+            raise tarfile.ReadError(f"{member.name}: is outside of the archive's folder")
+        yield member
 
 
 def _move_python(partial: Path, target: Path, record: dict[str, Any]) -> None:

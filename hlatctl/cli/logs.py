@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from conf.load import load
 from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say
 from hlatctl.cli.journal_lines import JournalLines
 from hlatctl.run import rank_output
@@ -118,6 +117,8 @@ class _Printer:
         """Return the node whose log is printed; without a rank, the first one: thousands of logs help nobody."""
         if not self.rank or not any(_node_of(path) for path in folder.glob("*.log")):
             return 0
+        from conf.load import load
+
         self._per_node = self._per_node or load(self.run.config).cluster.processes_per_node
         return self.rank // self._per_node
 

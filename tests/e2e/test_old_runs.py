@@ -29,7 +29,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     """The two runs, moved to a folder of this test: their paths are changed and their checksums renewed."""
     cli = Cli(tmp_path_factory.mktemp("old"))
     with tarfile.open(_ARCHIVE) as archive:
-        archive.extractall(cli.runs_dir, filter="data")
+        if hasattr(tarfile, "data_filter"):  # since 3.11.4
+            archive.extraction_filter = staticmethod(tarfile.data_filter)
+        archive.extractall(cli.runs_dir)
     for run_id in ("finished", "interrupted"):
         config = cli.paths(run_id).config
         lines = config.read_text(encoding="utf-8").replace(_WRITTEN_IN, str(cli.folder)).splitlines(keepends=True)

@@ -122,6 +122,16 @@ def test_a_changed_archive_and_folders_of_others_are_refused(tmp_path: Path, lay
     assert not list((tmp_path / "local").glob("[0-9a-f]*"))
 
 
+@pytest.mark.parametrize("name", ["../outside", "env/../../outside"])
+def test_an_archive_writes_nothing_outside_of_its_folder(tmp_path: Path, layout: Layout, name: str) -> None:
+    record = pack(tmp_path / "archives", layout)
+    with tarfile.open(record["archive"], "w:gz") as tar:
+        tar.add(layout.prefix / "pyvenv.cfg", name)
+    with pytest.raises(StorageError, match="is not as it was written"):
+        stage(record, tmp_path / "local")
+    assert not list(tmp_path.rglob("outside"))
+
+
 def test_packages_outside_of_the_environment_are_refused_before_anything_is_made(
     tmp_path: Path, layout: Layout
 ) -> None:
