@@ -9,8 +9,9 @@ from conf.schema import RecoveryConfig
 from flows.recovery.failure_causes import NODE_CAUSES, Cause, Ending, without_hosts
 from hlatctl.run.state import AttemptState, RunState
 
-#: Causes that never count as repeated: they come from outside of the job, or the attempt excluded a batch.
-_NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "time_limit", "node_failed", "rollback"})
+#: Causes that never count as repeated: they come from outside of the job, leave no trace that could be compared, or the
+#: attempt excluded a batch.
+_NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "time_limit", "node_failed", "lost", "rollback"})
 
 
 @dataclass(frozen=True, kw_only=True)

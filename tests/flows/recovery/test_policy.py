@@ -123,6 +123,14 @@ def test_another_failure_or_another_step_is_not_a_repetition() -> None:
     assert decide(state, KILLED, POLICY).action == "restart"
 
 
+def test_a_job_that_is_lost_again_at_the_same_step_is_limited_by_the_budget_of_restarts_only() -> None:
+    state = RunState(checkpoints=[10, 20])
+    state.attempts = [attempt(1, last_step=24, checkpoint=20)]
+    lost = Ending(cause="lost", evidence="the job's process is gone and left no exit code")
+    actions = [again(state, lost).action for _ in range(POLICY.max_restarts_without_progress + 2)]
+    assert actions == ["restart"] * (POLICY.max_restarts_without_progress + 1) + ["stop"]
+
+
 def test_the_only_checkpoint_is_not_walked_back_from() -> None:
     state = RunState(checkpoints=[20], attempts=[attempt(1, last_step=24, checkpoint=20)])
     again(state, KILLED)
