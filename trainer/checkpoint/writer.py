@@ -5,7 +5,6 @@ The writing threads of all ranks communicate over a process group of their own.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from hlatctl.run.manifest import write_manifest
 from hlatctl.run.rank_states import RANK_STATES, WORLD_SIZE, RankStates
 from trainer.backends.base import Backend
 from trainer.checkpoint.mirror import Mirror
+from trainer.checkpoint.shared_copy import copy_to_shared
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.together import Failure, Together
 from trainer.checkpoint.trust import CheckpointRecords
@@ -209,7 +209,7 @@ class Writer:
         All ranks take part to the end, so that none waits in a collective of training for rank 0 to delete files.
         """
         try:
-            folder = Path(self._together.on_rank0(lambda: os.fspath(self._tiers.copy_to_shared(save.step))))
+            folder = copy_to_shared(save.step, self._tiers, self._backend, self._together)
             if save.reason != "stop":  # stopping must be fast; the next attempt verifies it
                 reason = self._verifier.why_invalid(folder, from_storage=True)
                 self._together.on_rank0(lambda: self._examined(save.step, folder, reason))
