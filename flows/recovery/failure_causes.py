@@ -100,8 +100,9 @@ class Ending:
         cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
             restarts without the batch of a step that was not finite; ``error`` left an error that a person must fix;
-            ``storage_away`` could not read the corpus in object storage; ``port_in_use`` could not connect its processes; ``node_failed`` lost a node, according to the scheduler;
-            ``killed`` ended by a signal; ``crashed`` by an exception; ``lost`` left no exit code.
+            ``storage_away`` could not read the corpus in object storage; ``port_in_use`` could not connect its
+            processes; ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;
+            ``crashed`` by an exception; ``lost`` left no exit code.
         evidence: one line.
         signal: number of the signal that ended it; 0: none.
         hosts: those to blame, if it may be a node's fault and the launcher tells them.

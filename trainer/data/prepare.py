@@ -31,6 +31,7 @@ from trainer.data.stand_in import in_words, is_remote, stand_ins, tidy
 from trainer.data.tokenized import TokenCorpus
 from trainer.data.workers import Progress, spread
 
+_Checked = tuple[list[TokenCorpus], list[Corpus]]
 _LOCK, _PROGRESS = ".lock", "progress"
 
 
@@ -48,24 +49,29 @@ def prepare(config: Config, target: Path) -> None:
     try:
         with _partial_folder(target) as partial:
             if partial is not None:
-                # What is done with a folder on a disk is done with the stand-in of one in object storage.
-                here = config if checked else stand_ins(config, partial, fresh=False)
-                tokens, corpora = checked or _check(here, whole=True)
-                if tokens:
-                    write_token_dataset(here, tokens, partial, target)
-                else:
-                    _write(here, corpora, partial, target)
+                _fill(config, checked, partial, target)
                 _publish(partial, target)
     except OSError as error:
         raise cannot_write(target, error, hint="free space, or set another runs_dir") from None
+
+
+def _fill(config: Config, checked: _Checked | None, partial: Path, target: Path) -> None:
+    """Write the prepared folder; what is done with folders on a disk is done with stand-ins of those elsewhere."""
+    try:
+        here = config if checked else stand_ins(config, partial, fresh=False)
+        tokens, corpora = checked or _check(here)
+        if tokens:
+            write_token_dataset(here, tokens, partial, target)
+        else:
+            _write(here, corpora, partial, target)
     except HlatctlError as error:
         error.message, error.hint = in_words(error.message), in_words(error.hint)
         raise
 
 
-def _check(config: Config, *, whole: bool = False) -> tuple[list[TokenCorpus], list[Corpus]]:
+def _check(config: Config) -> _Checked:
     """Return the checked corpora: those of token ids, or else those of text."""
-    fetch_indexes(config, whole=whole)
+    fetch_indexes(config, whole=True)
     tokens = check_tokens(config)
     return tokens, [] if tokens else check(config)
 
