@@ -29,7 +29,7 @@ _PIECE = 4096
 
 
 def test_pieces_come_back_before_the_file_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_back, "_PIECE_BYTES", _PIECE)
+    monkeypatch.setattr(read_back, "PIECE_BYTES", _PIECE)
     came, pread = threading.Event(), os.pread
 
     def noted(descriptor: int, size: int, begin: int) -> bytes:
