@@ -25,7 +25,7 @@ from hlatctl.run.paths import partial_data
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.data.test_megatron import write
 from tests.trainer.s3_server import Server
-from trainer.data import remote
+from trainer.data import read_ahead, remote
 from trainer.data.arrow_headers import fill_headers
 from trainer.data.blocks import BLOCKS
 from trainer.data.check import check
@@ -57,9 +57,9 @@ def memory() -> Iterator[Any]:
     system.pseudo_dirs[:] = [""]
 
 
-def _arrow(path: Path, count: int, *, stream: bool = False, **options: Any) -> None:
+def _arrow(path: Path, count: int, *, stream: bool = False, words: int = 1, **options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    texts = [f"document {i} of {path.stem}, with some words" if i % 7 else None for i in range(count)]
+    texts = [f"document {i} of {path.stem}, with some {'words ' * words}" if i % 7 else None for i in range(count)]
     table = pa.table({"id": list(range(count)), "text": pa.array(texts, pa.string())})
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
     with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
@@ -309,13 +309,15 @@ def test_mixtures_can_have_both_kinds_of_places(
 def test_training_reads_s3_and_gives_the_losses_of_the_disk(
     make_config: MakeConfig,
     make_run: MakeRun,
-    local: Path,
     s3_server: Server,
     tmp_path: Path,
     train_here: TrainHere,
     events_of: EventsOf,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    system = fsspec.filesystem("s3")
+    monkeypatch.setattr(read_ahead, "_MOST_AHEAD", 16)  # moto's server is slow
+    local, system = tmp_path / "corpus", fsspec.filesystem("s3")
+    _arrow(local / "a.arrow", 40, words=100)
     _upload(system, local)
     losses = []
     for name, path in (("there", "s3://bucket/corpus"), ("here", os.fspath(local))):
