@@ -25,15 +25,19 @@ from tests.slurm.lab import Lab, wait_for
 
 pytestmark = pytest.mark.processes
 
-#: The last rank of four fails. The others wait for it as in a collective.
+#: The last rank of four fails once all have printed. The others wait for it as in a collective.
 RANK = """
 import os, time
+from pathlib import Path
 from trainer.process import follow_launcher
 follow_launcher()
 print("at work", flush=True)
-if os.environ["RANK"] == "3":
-    raise ValueError("the reason")
-time.sleep(600)
+at_work = Path(__file__).with_name("at-work")
+at_work.mkdir(exist_ok=True)
+(at_work / os.environ["RANK"]).touch()
+while os.environ["RANK"] != "3" or len(list(at_work.iterdir())) < 4:
+    time.sleep(0.1)
+raise ValueError("the reason")
 """
 SHARE = "runs_dir must be on storage that all nodes share"
 
