@@ -157,6 +157,7 @@ class Writer:
         kept: list[ShardFile] = []
 
         def write() -> dict[str, Any]:
+            self._tiers.check()
             shard = self._backend.save(tensors, folder)
             kept.extend([shard] if shard else [])
             return {"entry": shard and shard.entry, "changed": (shard.chunks if shard else []) != self._chunks}
