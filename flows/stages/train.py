@@ -23,7 +23,7 @@ from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import is_due, preflight
 from hlatctl.run import fence
 from hlatctl.run.batches import batches_drawn, events_about
-from hlatctl.run.errors import DamagedFileError, HlatctlError, StorageError, StoppedError, TrainingError, load_error
+from hlatctl.run.errors import DamagedFileError, HlatctlError, StoppedError, StorageError, TrainingError, load_error
 from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
@@ -70,7 +70,7 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     # No process of it may write beside the next attempt.
     ctx.launcher.cancel(handle, grace_s=0)
     with suppress(StorageError):  # a full disk; the next attempt's start does it
-        fence.close(ctx.run, number)
+        _over(ctx, number)
     return _conclude(ctx, job, status)
 
 
@@ -152,11 +152,17 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None, rejecte
         rejected_hosts=rejected,
     )
     ctx.require_journal()
-    ctx.when_there_is_room(lambda: fence.close(ctx.run, number - 1))
+    ctx.when_there_is_room(lambda: _over(ctx, number - 1))
     ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
     queued = ctx.launcher.status(handle).state == "queued"
     ctx.message(f"attempt {number}: {'submitted' if queued else 'started'}")
     return handle
+
+
+def _over(ctx: FlowContext, number: int) -> None:
+    """Close the fence behind an attempt: nothing that is left of it writes any more. A dry run has no processes."""
+    if ctx.world is None:
+        fence.close(ctx.run, number)
 
 
 def _attach(ctx: FlowContext, number: int) -> Handle:
