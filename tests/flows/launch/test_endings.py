@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flows.launch.base import Status
+import pytest
+
+from flows.launch.base import Status, Verdict
 from flows.launch.endings import NodeRecord, conclude
 from flows.recovery.failure_causes import end_without_error
 
@@ -31,7 +33,8 @@ def test_no_node_is_blamed_if_none_has_a_record() -> None:
     assert (status.state, status.exit_code, status.blamed_hosts) == ("failed", 1, ())
 
 
-def test_a_job_that_was_cancelled_before_some_nodes_started_blames_none_of_them() -> None:
-    status = conclude("cancelled", 143, [asked("n1")], hosts=HOSTS)
-    assert status.verdict == "cancelled"
-    assert "n2" not in status.blamed_hosts
+@pytest.mark.parametrize("verdict", ["cancelled", "preempted", "time_limit"])
+@pytest.mark.parametrize("code", [143, None])
+def test_a_job_that_was_ended_from_outside_blames_no_node(verdict: Verdict, code: int | None) -> None:
+    status = conclude(verdict, code, [asked("n1")], hosts=HOSTS)
+    assert (status.state, status.exit_code, status.verdict, status.blamed_hosts) == ("failed", 143, verdict, ())
