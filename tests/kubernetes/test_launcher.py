@@ -55,20 +55,6 @@ def pods(lab: Lab) -> list[str]:
     return lab.kubectl("get", "pods", "--output=name").split()
 
 
-def test_a_node_that_lost_its_power_is_blamed_and_the_others_are_ended(lab: Lab, tmp_path: Path) -> None:
-    launcher, job = a_launcher(), python_job(tmp_path, SLEEPS, nodes=2)
-    handle, hosts = running(launcher, job)
-    lab.nodes.cut(hosts[1])
-    status = end_of(launcher, handle)
-    assert (status.verdict, status.blamed_hosts, status.hosts) == ("node_failed", hosts[1:], hosts)
-    assert not lab.nodes.is_busy(hosts[0])
-    wait_for(lambda: hosts[1] not in a_launcher().hosts(2))
-    launcher.cancel(handle, grace_s=0)
-    assert not pods(lab), "the lost node's pod is removed"
-    lab.nodes.boot(hosts[1])
-    wait_for(lambda: lab.is_idle(hosts[1]))
-
-
 def test_a_half_dead_node_writes_nothing_after_the_job_has_ended(lab: Lab, tmp_path: Path) -> None:
     launcher, job = a_launcher(), python_job(tmp_path, WRITES, nodes=2)
     handle, hosts = running(launcher, job, "alive")
@@ -225,7 +211,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: driver}]
 """
 
 
-def test_a_driver_without_rights_is_told_so_and_few_rights_are_enough(
+def test_a_driver_without_rights_is_told_so_and_few_rights_are_enough_to_end_what_a_lost_node_leaves(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, lab.server.client(DRIVER))))
@@ -238,10 +224,15 @@ def test_a_driver_without_rights_is_told_so_and_few_rights_are_enough(
     job = python_job(tmp_path / "again", SLEEPS, nodes=2)
     wait_for(lambda: _may(launcher))
     handle, hosts = running(launcher, job)
-    lab.nodes.cut(hosts[0])
-    assert end_of(launcher, handle).blamed_hosts == hosts[:1]
+    lab.nodes.cut(hosts[1])
+    status = end_of(launcher, handle)
+    assert (status.verdict, status.blamed_hosts, status.hosts) == ("node_failed", hosts[1:], hosts)
+    assert not lab.nodes.is_busy(hosts[0]), "the others are ended"
+    wait_for(lambda: hosts[1] not in a_launcher().hosts(2))
     launcher.cancel(handle, grace_s=0)
-    assert not pods(lab)
+    assert not pods(lab), "the lost node's pod is removed"
+    lab.nodes.boot(hosts[1])
+    wait_for(lambda: lab.is_idle(hosts[1]))
 
 
 def _may(launcher: KubernetesLauncher) -> bool:
