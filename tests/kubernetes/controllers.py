@@ -38,6 +38,11 @@ class Controllers:
         """Begin."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether they were started, and not stopped."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """End the thread."""
         self._stopping.set()

@@ -170,6 +170,28 @@ def test_nothing_is_concluded_while_the_server_is_away(lab: Lab, tmp_path: Path)
     assert launcher.status(handle) == Status(state="running", hosts=hosts)
 
 
+def test_pods_that_take_long_to_list_are_listed_only_if_something_happens(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, job = a_launcher(), python_job(tmp_path, SLEEPS, nodes=2)
+    handle, hosts = running(launcher, job)
+    asked: list[str] = []
+    ask = launcher._api.list
+    monkeypatch.setattr(launcher._api, "list", lambda kinds, **on: [asked.append(kinds), ask(kinds, **on)][1])
+    monkeypatch.setattr("flows.launch.kubernetes.launcher._ASK_EVERY_S", 0.0)
+    monkeypatch.setattr("flows.launch.kubernetes.launcher._listed_every_s", lambda _: float("inf"))
+
+    def asks() -> list[str]:
+        asked.clear()
+        assert launcher.status(handle) == Status(state="running", hosts=hosts)
+        return asked
+
+    wait_for(lambda: asks() == ["jobs"])
+    lab.kubectl("delete", pods(lab)[0], "--wait=false")
+    assert end_of(launcher, handle).verdict == "preempted"
+    assert "jobs,pods" in asked
+
+
 def test_a_second_driver_gets_no_second_job(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen that there is no job; one comes later."""
     job = python_job(tmp_path, SLEEPS, nodes=2)
