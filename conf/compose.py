@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conf.listing import is_url
 from conf.load import decode, flatten, parse_yaml
 from conf.schema import CodeConfig, Config, EvalConfig
 from conf.secrets import check_interpolations, check_overrides, check_values
-from conf.validate import is_url, validate
+from conf.validate import validate
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import nearest, suggest
 

@@ -77,7 +77,7 @@ class DataConfig:
     source: Literal["python_stdlib"] = "python_stdlib"
     """Corpus to build if no `path` is given: the standard library of the running interpreter."""
     path: str | None = None
-    """File or folder of Arrow, Parquet, JSON Lines (.zst, .gz too), plain text, or token ids (docs/data-loader.md)."""
+    """File, folder or URL of Arrow, Parquet, JSON Lines (.gz, .zst), plain text or token ids (docs/data-loader.md)."""
     text_column: str = "text"
     """Column (or JSON field) that holds a document's text."""
     sources: list[SourceConfig] = field(default_factory=list)
