@@ -21,11 +21,14 @@ from tests.kubernetes.control_plane import free_ports
 from tests.kubernetes.controllers import Controllers, disrupt
 from tests.kubernetes.kubelets import Client
 from tests.kubernetes.roles import ADMIN, allow
-from tests.kubernetes.store import KINDS, ApiError, Kind, Object, Store, selected
+from tests.kubernetes.store import KINDS, ApiError, Kind, Object, Place, Store, selected
 
-#: A node that has not answered for so long is unreachable; a real cluster's default is 40 s.
-_GRACE_S = 4.0
+#: A node is unreachable if another one has renewed its lease so often since it has. The lab's nodes do it each second.
+_SILENCE = 4
 _VERBS = ["create", "delete", "get", "list", "patch"]
+_SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+#: A server answers a deletion of these with the object, also if nothing is left of it.
+_SHOWN = ("pods", "services")
 _VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
 
 
@@ -40,8 +43,8 @@ class Standin:
     def __init__(self, folder: Path, users: tuple[str, ...]) -> None:
         self._certificate = folder / "standin.pem"
         self._tokens = {name: secrets.token_hex(16) for name in (ADMIN, *users)}
-        self._store = Store()
-        self._controllers = Controllers(self._store, _GRACE_S)
+        self.store = Store()
+        self._controllers = Controllers(self.store, _SILENCE)
         (self._port,) = free_ports(1)
         self._server: ThreadingHTTPServer | None = None
 
@@ -49,20 +52,21 @@ class Standin:
         """A client with a user's rights."""
         return Client(url=f"https://127.0.0.1:{self._port}", token=self._tokens[user])
 
-    def start(self) -> None:
-        """Start; returns when it answers."""
+    def start(self, *, controllers: bool = True) -> None:
+        """Start; returns when it answers. Without controllers, nothing happens by itself."""
         words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
         files = ("-keyout", self._certificate, "-out", f"{self._certificate}.crt")
         subprocess.run((*words.split(), *files), check=True, capture_output=True)
         for name in ("default", "kube-node-lease"):
-            self._store.create("namespaces", "", {"metadata": {"name": name}})
+            self.store.create("namespaces", "", {"metadata": {"name": name}})
         self.start_server()
-        self._controllers.start()
+        if controllers:
+            self._controllers.start()
 
     def start_server(self) -> None:
         """Answer again, at the same port."""
         users = {token: name for name, token in self._tokens.items()}
-        handler = type("Handler", (_Handler,), {"store": self._store, "users": users})
+        handler = type("Handler", (_Handler,), {"store": self.store, "users": users})
         self._controllers.forgive()
         self._server = _Server(("127.0.0.1", self._port), handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -80,7 +84,8 @@ class Standin:
 
     def stop(self) -> None:
         """Stop everything."""
-        self._controllers.stop()
+        if self._controllers.is_alive:
+            self._controllers.stop()
         self.stop_server()
 
 
@@ -136,18 +141,20 @@ class _Handler(BaseHTTPRequestHandler):
             raise ApiError(401, "Unauthorized", "Unauthorized")
         if (found := discovery(url.path)) is not None:
             return found
-        place = _Place(url.path)
+        place = Place(url.path)
         with self.store.lock:
             if not place.name and verb == "get":
                 verb = "list"
-            allow(self.store, user, verb, place.resource, place.part, place.namespace)
+            allow(self.store, user, verb, place)
             return self._act(verb, place, query, body)
 
-    def _act(self, verb: str, place: _Place, query: dict[str, str], body: Object) -> Object:
+    def _act(self, verb: str, place: Place, query: dict[str, str], body: Object) -> Object:
         resource, kind = place.resource, KINDS[place.resource]
         if verb == "list":
             wanted = (query.get("labelSelector", ""), query.get("fieldSelector", ""))
-            items = [one for one in self.store.of(resource, place.namespace) if selected(one, *wanted)]
+            found = [one for one in self.store.of(resource, place.namespace) if selected(one, *wanted)]
+            # Only the list names the kind of its items.
+            items = [{key: one[key] for key in one if key not in ("apiVersion", "kind")} for one in found]
             meta = {"resourceVersion": self.store.version}
             return {"kind": f"{kind.name}List", "apiVersion": kind.group, "metadata": meta, "items": items}
         if verb == "create" and not place.part:
@@ -156,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         if verb == "create":
             disrupt(self.store, one, "EvictionByEvictionAPI", "Eviction API: evicting")
             self.store.delete(resource, one)
+            return {**_SUCCESS, "code": 201}
         if verb == "patch":
             if self.headers.get("Content-Type") != "application/merge-patch+json":
                 raise ApiError(415, "UnsupportedMediaType", "the stand-in merges only application/merge-patch+json")
@@ -165,22 +173,11 @@ class _Handler(BaseHTTPRequestHandler):
             grace = options.get("gracePeriodSeconds")
             policy = options.get("propagationPolicy") or "Background"
             self.store.delete(resource, one, policy=policy, grace_s=None if grace is None else int(grace))
+            if resource not in _SHOWN and self.store.find(resource, place.namespace, place.name) is None:
+                group = kind.group.rpartition("/")[0]
+                details = {"name": place.name, "kind": resource, "uid": one["metadata"]["uid"]}
+                return {**_SUCCESS, "details": {**details, **({"group": group} if group else {})}}
         return one
-
-
-class _Place:
-    """What a path names: ``/apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/PART``."""
-
-    def __init__(self, path: str) -> None:
-        words = path.strip("/").split("/")
-        size = 2 if words[0] == "api" else 3
-        group, words = "/".join(words[1:size]), words[size:]
-        self.namespace = ""
-        if words[:1] == ["namespaces"] and len(words) > 2:
-            self.namespace, words = words[1], words[2:]
-        self.resource, self.name, self.part = (*words, "", "", "")[:3]
-        if KINDS.get(self.resource, Kind("", "", "")).group != group:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
 
 def discovery(path: str) -> Object | None:

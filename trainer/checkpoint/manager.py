@@ -68,11 +68,14 @@ class CheckpointManager:
 
     Args:
         journal: rank 0's; None on other ranks.
+        attempt: after whose end nothing is written.
     """
 
-    def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
+    def __init__(
+        self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None, *, attempt: int = 0
+    ) -> None:
         self._config, self._run, self._backend = config, run, backend
-        self._tiers = Tiers(config, run)
+        self._tiers = Tiers(config, run, attempt)
         self._records = CheckpointRecords(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}
         self._together = Together(backend, self._tiers.folders[0], self._records.limit_s)
@@ -254,6 +257,11 @@ def _states(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Return a checkpoint's shared state and its ranks' states, as JSON."""
     with reading(folder):
         return files.read_json(folder / STATE), asdict(read_rank_states(folder))
+
+
+def seed_rng(seed: int) -> None:
+    """Begin with the same random state in all processes; PyTorch begins with another in each."""
+    torch.default_generator.manual_seed(seed)
 
 
 def rng_state() -> dict[str, str]:

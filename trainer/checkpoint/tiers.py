@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from conf.schema import Config
 from hlatctl.run.atomic import REPLACED, fsync, replace_folder
+from hlatctl.run.fence import Fence
 from hlatctl.run.manifest import MANIFEST, steps_in
-from hlatctl.run.paths import RunPaths, step_name
+from hlatctl.run.paths import RunPaths, attempt_name, step_name
 
 _TEMPORARY = ".tmp-"
 
@@ -24,10 +25,12 @@ class Tiers:
 
     Args:
         run: its directory, on shared storage.
+        attempt: that writes, until it is over; 0: none.
     """
 
-    def __init__(self, config: Config, run: RunPaths) -> None:
+    def __init__(self, config: Config, run: RunPaths, attempt: int = 0) -> None:
         self.shared = run.checkpoints
+        self._fence = Fence(run, attempt)
         self.fast: Path | None = None
         if config.checkpoint.fast_dir is not None:
             # Runs in other runs folders may have the same id.
@@ -48,14 +51,24 @@ class Tiers:
 
     def temporary(self, step: int) -> Path:
         """Return the folder that a checkpoint is written to before it is committed."""
-        return self.folders[0] / f"{_TEMPORARY}{step_name(step)}"
+        return self.folders[0] / self._temporary_name(step)
 
     def partial(self, step: int) -> Path:
         """Return the folder in the run directory that a checkpoint is copied to before it has its final name."""
-        return self.shared / f"{_TEMPORARY}{step_name(step)}"
+        return self.shared / self._temporary_name(step)
+
+    def _temporary_name(self, step: int) -> str:
+        """Each attempt has its own: a process of an earlier one may still write there."""
+        attempt = self._fence.attempt
+        return f"{_TEMPORARY}{step_name(step)}{f'-{attempt_name(attempt)}' if attempt else ''}"
+
+    def check(self) -> None:
+        """Raise an error if the attempt is over (see :class:`hlatctl.run.fence.Fence`)."""
+        self._fence.check(now=True)
 
     def begin(self, step: int) -> None:
         """Create an empty temporary folder."""
+        self.check()
         shutil.rmtree(self.temporary(step), ignore_errors=True)
         self.temporary(step).mkdir(parents=True)
 
@@ -65,28 +78,40 @@ class Tiers:
 
     def commit(self, step: int) -> Path:
         """Rename the temporary folder durably; return its new path."""
+        self.check()
         return replace_folder(self.temporary(step), self.folders[0] / step_name(step))
 
-    def copy_to_shared(self, step: int) -> Path:
-        """Copy a checkpoint durably from the fast folder to the run directory; return its path there.
+    def begin_copy(self, step: int) -> None:
+        """Create an empty folder in the run directory for the copy of a checkpoint from the fast folder."""
+        self.abandon_copy(step)
+        self.partial(step).mkdir(parents=True)
+
+    def copy(self, step: int, names: Iterable[str]) -> None:
+        """Copy files of a checkpoint durably from the fast folder.
 
         Raises:
-            OSError: the run directory can't be written. The incomplete copy is deleted.
+            OSError: the run directory can't be written, or a file is not in the fast folder.
         """
-        target = self.shared / step_name(step)
-        if self.fast is None:
-            return target
-        partial = self.partial(step)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            shutil.copytree(self.fast / step_name(step), partial, copy_function=_copy_durably)
-            return replace_folder(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        assert self.fast is not None
+        for name in names:
+            target = self.partial(step) / name
+            shutil.copyfile(self.fast / step_name(step) / name, target)
+            fsync(target)
+
+    def finish_copy(self, step: int) -> Path:
+        """Copy the manifest, last, and give the copy its final name durably; return its path."""
+        self.copy(step, [MANIFEST])
+        fsync(self.partial(step))
+        self.check()
+        return replace_folder(self.partial(step), self.shared / step_name(step))
+
+    def abandon_copy(self, step: int) -> None:
+        """Delete what is copied so far."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def delete(self, step: int) -> None:
         """Delete a checkpoint in all folders."""
+        self.check()
         for folder in self.folders:
             _delete(folder / step_name(step))
 
@@ -99,6 +124,7 @@ class Tiers:
 
     def clean(self) -> None:
         """Delete the remains of interrupted writes."""
+        self.check()
         for folder in self.folders:
             for left_over in folder.iterdir() if folder.is_dir() else ():
                 if left_over.name.startswith((_TEMPORARY, REPLACED)):
@@ -108,9 +134,3 @@ class Tiers:
 def _delete(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).unlink(missing_ok=True)  # first, so that a partly deleted folder never counts
     shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def _copy_durably(source: str, target: str) -> str:
-    shutil.copyfile(source, target)
-    fsync(Path(target))
-    return target
