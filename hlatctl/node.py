@@ -34,7 +34,7 @@ from typing import Any
 
 from hlatctl.cache.staged import stage
 from hlatctl.node_log import NodeLog
-from hlatctl.run import files, processes, rank_output, scratch
+from hlatctl.run import fence, files, processes, rank_output, scratch
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.host import node_name
 from hlatctl.run.reading import DAMAGED
@@ -140,6 +140,7 @@ class Node:
         self._order = ""
         self._parent = os.getppid()
         self._is_torchrun = _TORCHRUN in command
+        self._fence = fence.of_job(base)
 
     def run(self) -> int:
         """Run the command and return its exit code: 128 + n if signal n ended it, 127 if it can't be started."""
@@ -223,7 +224,10 @@ class Node:
             return None
 
     def _obey(self) -> None:
-        """Follow the newest order, if it is new."""
+        """Follow the newest order, if it is new; end the command if its attempt is over."""
+        if self._fence and self._fence.is_closed():
+            print(f"{node_name()}: attempt {self._fence.attempt} is over, ending its processes", file=sys.stderr)
+            self._end(signal.SIGQUIT, None)
         try:
             order = json.loads(orders(self._base).read_bytes())
             what, number = str(order["what"]), str(order["id"])

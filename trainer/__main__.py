@@ -64,7 +64,9 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
             _warn(backend, message)
             if journal:
                 journal.append("warning", message=message)
-        return loop.Training(config, run, backend, journal, max_checkpoint_step=max_checkpoint_step).run()
+        return loop.Training(
+            config, run, backend, journal, attempt=attempt, max_checkpoint_step=max_checkpoint_step
+        ).run()
     finally:
         if journal:
             journal.close()

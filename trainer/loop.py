@@ -16,6 +16,7 @@ from conf.sizes import parameters
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason
 from hlatctl.run import startup
 from hlatctl.run.errors import NONFINITE, TrainingError
+from hlatctl.run.fence import Fence
 from hlatctl.run.host import node_name
 from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
@@ -49,6 +50,7 @@ class Training:
 
     Args:
         journal: rank 0's; None on other ranks.
+        attempt: after whose end nothing is written.
         max_checkpoint_step: ignore newer checkpoints.
 
     Raises:
@@ -62,6 +64,7 @@ class Training:
         backend: Backend,
         journal: JournalWriter | None,
         *,
+        attempt: int = 0,
         max_checkpoint_step: int | None = None,
     ) -> None:
         self.config, self.backend, self.journal = config, backend, journal
@@ -71,7 +74,7 @@ class Training:
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
         self.model = backend.build_model(document_end_id=end_id)
         self.optimizer = backend.optimizer(self.model)
-        self.checkpoints = CheckpointManager(config, run, backend, journal)
+        self.checkpoints = CheckpointManager(config, run, backend, journal, attempt=attempt)
         self.step = self.first_step = 0
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
@@ -271,4 +274,6 @@ class Training:
 
 def train_journal(run: RunPaths, backend: Backend, attempt: int) -> JournalWriter | None:
     """Open rank 0's journal; return None on other ranks."""
-    return JournalWriter(run, train_writer(0), attempt) if backend.rank == 0 else None
+    if backend.rank != 0:
+        return None
+    return JournalWriter(run, train_writer(0), attempt, check=Fence(run, attempt).check)

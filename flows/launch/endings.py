@@ -11,6 +11,8 @@ from hlatctl import node
 from hlatctl.run import files
 from hlatctl.run.reading import DAMAGED
 
+#: Ends that are no node's fault.
+_FROM_OUTSIDE: tuple[Verdict, ...] = ("cancelled", "preempted", "time_limit")
 _SHARE = "runs_dir must be on storage that all nodes share"
 
 
@@ -83,12 +85,13 @@ def conclude(
     hosts = hosts or tuple(record.host for record in records)
     if not verdict:
         reason = "" if records or code is not None or not hosts else f"no node left a record; {_SHARE}"
+    named = () if verdict in _FROM_OUTSIDE else blamed
     common = {"reason": reason, "verdict": verdict, "hosts": hosts}
     if code == 0 and all(record.code == 0 for record in records):
         return Status(state="succeeded", exit_code=0, **common)  # type: ignore[arg-type]
     if own or code:
-        return Status(state="failed", exit_code=own[0] if own else code, blamed_hosts=blamed, **common)  # type: ignore[arg-type]
-    return Status(state="lost", blamed_hosts=blamed, **common)  # type: ignore[arg-type]
+        return Status(state="failed", exit_code=own[0] if own else code, blamed_hosts=named, **common)  # type: ignore[arg-type]
+    return Status(state="lost", blamed_hosts=named, **common)  # type: ignore[arg-type]
 
 
 def _absent(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
@@ -20,8 +21,9 @@ from flows.runtime.job_watch import JobWatch
 from flows.runtime.jobs import ending_tail
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import is_due, preflight
+from hlatctl.run import fence
 from hlatctl.run.batches import batches_drawn, events_about
-from hlatctl.run.errors import DamagedFileError, HlatctlError, StoppedError, TrainingError, load_error
+from hlatctl.run.errors import DamagedFileError, HlatctlError, StoppedError, StorageError, TrainingError, load_error
 from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
@@ -67,6 +69,8 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     status = _watch(ctx, handle, on_milestone)
     # No process of it may write beside the next attempt.
     ctx.launcher.cancel(handle, grace_s=0)
+    with suppress(StorageError):  # a full disk; the next attempt's start does it
+        _over(ctx, number)
     return _conclude(ctx, job, status)
 
 
@@ -148,10 +152,17 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None, rejecte
         rejected_hosts=rejected,
     )
     ctx.require_journal()
+    ctx.when_there_is_room(lambda: _over(ctx, number - 1))
     ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
     queued = ctx.launcher.status(handle).state == "queued"
     ctx.message(f"attempt {number}: {'submitted' if queued else 'started'}")
     return handle
+
+
+def _over(ctx: FlowContext, number: int) -> None:
+    """Close the fence behind an attempt: nothing that is left of it writes any more. A dry run has no processes."""
+    if ctx.world is None:
+        fence.close(ctx.run, number)
 
 
 def _attach(ctx: FlowContext, number: int) -> Handle:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_ATTEMPT = "attempt-"
 _NODES, _MLFLOW, _ARTIFACTS = "nodes.jsonl", "mlflow.db", "mlartifacts"
 
 
@@ -25,7 +26,13 @@ def step_name(step: int) -> str:
 
 def attempt_name(attempt: int) -> str:
     """Return the name of an attempt's folder: ``attempt-0001``."""
-    return f"attempt-{attempt:04d}"
+    return f"{_ATTEMPT}{attempt:04d}"
+
+
+def attempt_of(name: str) -> int:
+    """Return the attempt of a folder's name; 0 if it is no attempt's."""
+    number = name.removeprefix(_ATTEMPT)
+    return int(number) if name.startswith(_ATTEMPT) and number.isdecimal() else 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,11 @@ class RunPaths:
     def launch(self, attempt: int) -> Path:
         """Folder of the scripts submitted for one attempt; attempt 0: all jobs except training."""
         return self.root / "launch" / attempt_name(attempt)
+
+    @property
+    def fence(self) -> Path:
+        """``launch/fence``: the newest attempt whose processes must not write any more (``hlatctl.run.fence``)."""
+        return self.root / "launch" / "fence"
 
     @property
     def dataset(self) -> Path:

@@ -23,6 +23,7 @@ BENCHMARKS = (
     "scale_data",
     "scale_ranks",
     "scale_driver",
+    "scale_kubernetes",
 )
 #: Names that stand for all benchmarks that begin with them.
 GROUPS = {"scale": "scale_"}

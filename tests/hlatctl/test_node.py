@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from flows.launch.endings import node_records
-from hlatctl.run import processes
-from tests.waiting import wait_for
+from hlatctl.run import fence, processes
+from hlatctl.run.paths import RunPaths
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -152,6 +153,22 @@ def test_a_job_ends_when_the_schedulers_program_on_its_node_is_gone(tmp_path: Pa
             processes.send(process, signal.SIGKILL)
     assert not left
     assert _read(tmp_path / "job.exit_code")["code"] == 128 + signal.SIGKILL
+
+
+def test_the_processes_of_an_attempt_that_is_over_are_ended(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    base = run.launch(2) / "train"
+    base.parent.mkdir(parents=True)
+    words = [sys.executable, "-m", "hlatctl.node", os.fspath(base), "--"]
+    command = "import time; print('started', flush=True); time.sleep(600)"
+    node = subprocess.Popen([*words, sys.executable, "-c", command], stdout=-1, stderr=-1, text=True)
+    assert node.stdout
+    node.stdout.readline()
+    fence.close(run, 1)
+    fence.close(run, 2)
+    _, said = node.communicate(timeout=WAIT_S)
+    assert "attempt 2 is over, ending its processes" in said
+    assert node.returncode == 128 + signal.SIGKILL
 
 
 def test_a_single_process_is_asked_itself_and_its_signal_is_the_exit_code(tmp_path: Path, start: Start) -> None:

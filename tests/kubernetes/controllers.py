@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, defaultdict
 from datetime import datetime
 
 from tests.kubernetes import placement
@@ -22,18 +23,25 @@ class Controllers:
 
     Args:
         store: holds the objects.
-        lost_after_s: a node that has not renewed its lease for so long is unreachable.
+        silence: a node is unreachable if another one has renewed its lease so often since it has. A clock would count
+            the pauses of a loaded machine too, in which no node can renew its lease.
     """
 
-    def __init__(self, store: Store, lost_after_s: float) -> None:
-        self._store, self._lost_after_s, self._jobs = store, lost_after_s, Jobs(store)
-        self._renewals: dict[str, tuple[str, float]] = {}
+    def __init__(self, store: Store, silence: int) -> None:
+        self._store, self._silence, self._jobs = store, silence, Jobs(store)
+        self._renewed: dict[str, str] = {}
+        self._others: dict[str, Counter[str]] = defaultdict(Counter)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether they were started, and not stopped."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """End the thread."""
@@ -42,7 +50,7 @@ class Controllers:
 
     def forgive(self) -> None:
         """Count every node's silence anew: nobody could renew a lease while the server was away."""
-        self._renewals.clear()
+        self._others.clear()
 
     def _run(self) -> None:
         while not self._stopping.wait(_TICK_S):
@@ -78,10 +86,13 @@ class Controllers:
         name = node["metadata"]["name"]
         lease = self._store.find("leases", "kube-node-lease", name)
         renewed = (lease or {}).get("spec", {}).get("renewTime", "")
-        if self._renewals.get(name, ("",))[0] != renewed:
-            self._renewals[name] = (renewed, time.monotonic())
-        since_s = self._renewals.setdefault(name, (renewed, time.monotonic()))[1]
-        if time.monotonic() - since_s > self._lost_after_s and not has(node, "Ready", "Unknown"):
+        if self._renewed.get(name) != renewed:
+            self._renewed[name] = renewed
+            for other, renewals in self._others.items():
+                renewals[name] += other != name
+            self._others[name].clear()
+        silence = max(self._others[name].values(), default=0)
+        if silence >= self._silence and not has(node, "Ready", "Unknown"):
             message = "Kubelet stopped posting node status."
             condition(node, "Ready", "Unknown", "NodeStatusUnknown", message)
             self._store.put("nodes", node)

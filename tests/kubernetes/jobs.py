@@ -77,7 +77,7 @@ class Jobs:
         job["status"].setdefault("startTime", now())
         for index in range(job["spec"]["completions"]):
             if str(index) not in taken:
-                self._store.create("pods", job["metadata"]["namespace"], _pod(job, index))
+                self._store.create("pods", job["metadata"]["namespace"], pod_of(job, index))
 
 
 def _fail(job: Object, *, done: bool) -> None:
@@ -91,7 +91,8 @@ def _complete(job: Object) -> None:
     job["status"]["completionTime"] = now()
 
 
-def _pod(job: Object, index: int) -> Object:
+def pod_of(job: Object, index: int) -> Object:
+    """Return a new pod of a job."""
     meta, template = job["metadata"], copy.deepcopy(job["spec"]["template"])
     names = {"job-name": meta["name"], "controller-uid": meta["uid"]}
     labels = {**names, **{f"batch.kubernetes.io/{key}": value for key, value in names.items()}, _INDEX: str(index)}

@@ -55,20 +55,6 @@ def pods(lab: Lab) -> list[str]:
     return lab.kubectl("get", "pods", "--output=name").split()
 
 
-def test_a_node_that_lost_its_power_is_blamed_and_the_others_are_ended(lab: Lab, tmp_path: Path) -> None:
-    launcher, job = a_launcher(), python_job(tmp_path, SLEEPS, nodes=2)
-    handle, hosts = running(launcher, job)
-    lab.nodes.cut(hosts[1])
-    status = end_of(launcher, handle)
-    assert (status.verdict, status.blamed_hosts, status.hosts) == ("node_failed", hosts[1:], hosts)
-    assert not lab.nodes.is_busy(hosts[0])
-    wait_for(lambda: hosts[1] not in a_launcher().hosts(2))
-    launcher.cancel(handle, grace_s=0)
-    assert not pods(lab), "the lost node's pod is removed"
-    lab.nodes.boot(hosts[1])
-    wait_for(lambda: lab.is_idle(hosts[1]))
-
-
 def test_a_half_dead_node_writes_nothing_after_the_job_has_ended(lab: Lab, tmp_path: Path) -> None:
     launcher, job = a_launcher(), python_job(tmp_path, WRITES, nodes=2)
     handle, hosts = running(launcher, job, "alive")
@@ -184,6 +170,28 @@ def test_nothing_is_concluded_while_the_server_is_away(lab: Lab, tmp_path: Path)
     assert launcher.status(handle) == Status(state="running", hosts=hosts)
 
 
+def test_pods_that_take_long_to_list_are_listed_only_if_something_happens(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, job = a_launcher(), python_job(tmp_path, SLEEPS, nodes=2)
+    handle, hosts = running(launcher, job)
+    asked: list[str] = []
+    ask = launcher._api.list
+    monkeypatch.setattr(launcher._api, "list", lambda kinds, **on: [asked.append(kinds), ask(kinds, **on)][1])
+    monkeypatch.setattr("flows.launch.kubernetes.launcher._ASK_EVERY_S", 0.0)
+    monkeypatch.setattr("flows.launch.kubernetes.launcher._listed_every_s", lambda _: float("inf"))
+
+    def asks() -> list[str]:
+        asked.clear()
+        assert launcher.status(handle) == Status(state="running", hosts=hosts)
+        return asked
+
+    wait_for(lambda: asks() == ["jobs"])
+    lab.kubectl("delete", pods(lab)[0], "--wait=false")
+    assert end_of(launcher, handle).verdict == "preempted"
+    assert "jobs,pods" in asked
+
+
 def test_a_second_driver_gets_no_second_job(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen that there is no job; one comes later."""
     job = python_job(tmp_path, SLEEPS, nodes=2)
@@ -225,7 +233,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: driver}]
 """
 
 
-def test_a_driver_without_rights_is_told_so_and_few_rights_are_enough(
+def test_a_driver_without_rights_is_told_so_and_few_rights_are_enough_to_end_what_a_lost_node_leaves(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, lab.server.client(DRIVER))))
@@ -238,10 +246,15 @@ def test_a_driver_without_rights_is_told_so_and_few_rights_are_enough(
     job = python_job(tmp_path / "again", SLEEPS, nodes=2)
     wait_for(lambda: _may(launcher))
     handle, hosts = running(launcher, job)
-    lab.nodes.cut(hosts[0])
-    assert end_of(launcher, handle).blamed_hosts == hosts[:1]
+    lab.nodes.cut(hosts[1])
+    status = end_of(launcher, handle)
+    assert (status.verdict, status.blamed_hosts, status.hosts) == ("node_failed", hosts[1:], hosts)
+    assert not lab.nodes.is_busy(hosts[0]), "the others are ended"
+    wait_for(lambda: hosts[1] not in a_launcher().hosts(2))
     launcher.cancel(handle, grace_s=0)
-    assert not pods(lab)
+    assert not pods(lab), "the lost node's pod is removed"
+    lab.nodes.boot(hosts[1])
+    wait_for(lambda: lab.is_idle(hosts[1]))
 
 
 def _may(launcher: KubernetesLauncher) -> bool:

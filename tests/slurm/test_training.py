@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import Event, read_events
-from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
+from tests.e2e.driver import Driver
 from tests.slurm.lab import Lab
 from tests.waiting import wait_for
 
@@ -30,50 +28,6 @@ def cli(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cli:
     return cli
 
 
-class Driver:
-    """A driver of a run, which the test may end; and the run."""
-
-    def __init__(self, cli: Cli, run_id: str) -> None:
-        self._cli, self.run = cli, RunPaths(cli.runs_dir / run_id)
-        self.process: subprocess.Popen[str] | None = None
-
-    def train(self, *overrides: str) -> None:
-        self.process = self._cli.start_train(self.run.run_id, *ENDLESS, *overrides)
-
-    def resume(self) -> None:
-        self.process = self._cli.start("resume", self.run.run_id)
-
-    def kill(self) -> None:
-        if not self._over() and self.process:
-            self.process.kill()
-            self.process.communicate()
-
-    def end(self) -> str:
-        """Wait for the driver's end; return what it printed."""
-        assert self.process
-        return self.process.communicate()[0]
-
-    def events(self, kind: str) -> list[Event]:
-        return [event for event in read_events(self.run) if event["kind"] == kind]
-
-    def steps(self, attempt: int) -> None:
-        """Wait until an attempt has written a checkpoint."""
-        self.until(lambda: any(event["attempt"] == attempt for event in self.events("checkpoint_committed")))
-
-    def ended(self, attempt: int) -> Event:
-        """Wait until an attempt has ended."""
-        self.until(lambda: len(self.events("attempt_ended")) >= attempt)
-        return self.events("attempt_ended")[attempt - 1]
-
-    def until(self, true: object) -> None:
-        """Wait until a condition holds, as long as the driver runs."""
-        wait_for(lambda: true() or self._over())  # type: ignore[operator]
-        assert true(), self.end()  # type: ignore[operator]
-
-    def _over(self) -> bool:
-        return self.process is None or self.process.poll() is not None
-
-
 @pytest.fixture
 def driver(cli: Cli, lab: Lab, request: pytest.FixtureRequest) -> Iterator[Driver]:
     wait_for(lambda: all(lab.state_of(node) == "idle" for node in lab.nodes))
@@ -86,7 +40,7 @@ def driver(cli: Cli, lab: Lab, request: pytest.FixtureRequest) -> Iterator[Drive
 
 def test_a_run_survives_what_a_cluster_does_to_it(driver: Driver, lab: Lab, cli: Cli) -> None:
     """One run through all failures, because each start of a run costs more than a failure."""
-    driver.train("cluster.slurm.partition=scavenge")
+    driver.train(*ENDLESS, "cluster.slurm.partition=scavenge")
     driver.steps(1)
     lab.command("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
     taken = driver.ended(1)

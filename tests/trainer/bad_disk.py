@@ -18,7 +18,7 @@ from trainer.backends.torch_native import TorchNative
 from trainer.process import follow_launcher
 from trainer.shard_file import ShardFile
 
-_SECOND = ".tmp-step-00000100"
+_SECOND = ".tmp-step-00000100-attempt-0001"
 _save = TorchNative.save
 
 

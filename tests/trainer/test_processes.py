@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from hlatctl.run.errors import StorageError
+from hlatctl.run import fence
+from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
@@ -87,7 +88,7 @@ def test_a_run_killed_during_a_write_resumes_with_the_same_bits(
     argv = ("--run-dir", os.fspath(run.root), "--attempt")
     process = start(_BAD_DISK, *argv, "1", processes=2, BAD_DISK="hang")
     _wait_for_steps(run, 120, process)  # training continues while the write hangs, since step 100
-    half = run.checkpoints / ".tmp-step-00000100"
+    half = run.checkpoints / ".tmp-step-00000100-attempt-0001"
     assert list(half.glob("*.safetensors"))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -98,6 +99,25 @@ def test_a_run_killed_during_a_write_resumes_with_the_same_bits(
     assert not events_of(run, "checkpoint_rejected")
     assert not half.exists()
     _assert_continues(run, uninterrupted, events_of)
+
+
+def test_a_process_that_was_frozen_while_its_attempt_was_replaced_commits_nothing(
+    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, events_of: EventsOf
+) -> None:
+    train = {"tokens": 20_000 * 4 * 32, "global_batch_size": 4, "micro_batch_size": 1}
+    run = make_run(tmp_path / "frozen", train=train, checkpoint={"every_steps": 50})
+    process = start("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1")
+    _wait_for_steps(run, 60, process)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    before = checkpoint_steps(run)
+    fence.close(run, 1)
+    process.send_signal(signal.SIGCONT)
+
+    said = finish(process, RunBusyError.exit_code)
+    assert "attempt 1 is over, so this process writes nothing more and ends" in said
+    assert checkpoint_steps(run) == before
+    assert not events_of(run, "train_stopped")
 
 
 def test_write_error_of_one_process_reaches_all_at_the_next_save(

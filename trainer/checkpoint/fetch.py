@@ -154,6 +154,7 @@ class Fetcher:
     def _commit(self, copy: layout.Copy, partial: Path, wall_s: float) -> None:
         fsync(partial / MANIFEST)
         fsync(partial)
+        self._tiers.check()
         folder = replace_folder(partial, self._tiers.shared / step_name(copy.step))
         manifest = read_manifest(folder)
         url = f"{self._url.rstrip('/')}/{self._run_id}/{copy.name}"

@@ -68,11 +68,14 @@ class CheckpointManager:
 
     Args:
         journal: rank 0's; None on other ranks.
+        attempt: after whose end nothing is written.
     """
 
-    def __init__(self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None) -> None:
+    def __init__(
+        self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None, *, attempt: int = 0
+    ) -> None:
         self._config, self._run, self._backend = config, run, backend
-        self._tiers = Tiers(config, run)
+        self._tiers = Tiers(config, run, attempt)
         self._records = CheckpointRecords(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}
         self._together = Together(backend, self._tiers.folders[0], self._records.limit_s)

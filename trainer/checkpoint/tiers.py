@@ -13,8 +13,9 @@ from pathlib import Path
 
 from conf.schema import Config
 from hlatctl.run.atomic import REPLACED, fsync, replace_folder
+from hlatctl.run.fence import Fence
 from hlatctl.run.manifest import MANIFEST, steps_in
-from hlatctl.run.paths import RunPaths, step_name
+from hlatctl.run.paths import RunPaths, attempt_name, step_name
 
 _TEMPORARY = ".tmp-"
 
@@ -24,10 +25,12 @@ class Tiers:
 
     Args:
         run: its directory, on shared storage.
+        attempt: that writes, until it is over; 0: none.
     """
 
-    def __init__(self, config: Config, run: RunPaths) -> None:
+    def __init__(self, config: Config, run: RunPaths, attempt: int = 0) -> None:
         self.shared = run.checkpoints
+        self._fence = Fence(run, attempt)
         self.fast: Path | None = None
         if config.checkpoint.fast_dir is not None:
             # Runs in other runs folders may have the same id.
@@ -48,14 +51,24 @@ class Tiers:
 
     def temporary(self, step: int) -> Path:
         """Return the folder that a checkpoint is written to before it is committed."""
-        return self.folders[0] / f"{_TEMPORARY}{step_name(step)}"
+        return self.folders[0] / self._temporary_name(step)
 
     def partial(self, step: int) -> Path:
         """Return the folder in the run directory that a checkpoint is copied to before it has its final name."""
-        return self.shared / f"{_TEMPORARY}{step_name(step)}"
+        return self.shared / self._temporary_name(step)
+
+    def _temporary_name(self, step: int) -> str:
+        """Each attempt has its own: a process of an earlier one may still write there."""
+        attempt = self._fence.attempt
+        return f"{_TEMPORARY}{step_name(step)}{f'-{attempt_name(attempt)}' if attempt else ''}"
+
+    def check(self) -> None:
+        """Raise an error if the attempt is over (see :class:`hlatctl.run.fence.Fence`)."""
+        self._fence.check(now=True)
 
     def begin(self, step: int) -> None:
         """Create an empty temporary folder."""
+        self.check()
         shutil.rmtree(self.temporary(step), ignore_errors=True)
         self.temporary(step).mkdir(parents=True)
 
@@ -65,6 +78,7 @@ class Tiers:
 
     def commit(self, step: int) -> Path:
         """Rename the temporary folder durably; return its new path."""
+        self.check()
         return replace_folder(self.temporary(step), self.folders[0] / step_name(step))
 
     def begin_copy(self, step: int) -> None:
@@ -88,6 +102,7 @@ class Tiers:
         """Copy the manifest, last, and give the copy its final name durably; return its path."""
         self.copy(step, [MANIFEST])
         fsync(self.partial(step))
+        self.check()
         return replace_folder(self.partial(step), self.shared / step_name(step))
 
     def abandon_copy(self, step: int) -> None:
@@ -96,6 +111,7 @@ class Tiers:
 
     def delete(self, step: int) -> None:
         """Delete a checkpoint in all folders."""
+        self.check()
         for folder in self.folders:
             _delete(folder / step_name(step))
 
@@ -108,6 +124,7 @@ class Tiers:
 
     def clean(self) -> None:
         """Delete the remains of interrupted writes."""
+        self.check()
         for folder in self.folders:
             for left_over in folder.iterdir() if folder.is_dir() else ():
                 if left_over.name.startswith((_TEMPORARY, REPLACED)):

@@ -167,6 +167,7 @@ class Writer:
 
         def write() -> dict[str, Any]:
             try:
+                self._tiers.check()
                 shard = self._backend.save(tensors, folder)
             finally:
                 if read_back:

@@ -20,7 +20,7 @@ from flows.launch.endings import NodeRecord, conclude, has_ended, node_records
 from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
 from flows.launch.kubernetes.manifest import TOKEN_LABEL, manifest, object_name, submitted, text_of
 from flows.launch.kubernetes.pods import Pod, is_ready, is_usable, newest_event, pod_of
-from flows.launch.kubernetes.seen import Seen, all_good, code_of, is_ours, nodes_of, ordered, was_asked
+from flows.launch.kubernetes.seen import Seen, all_good, code_of, is_ours, nodes_of, ordered, version_of, was_asked
 from flows.launch.place import base_of, give_up, order, read_token, token_file
 from hlatctl import node
 from hlatctl.run import files
@@ -29,6 +29,8 @@ from hlatctl.run.errors import ConfigError, cannot_write
 _POLL_S = 0.5
 #: Between two questions about the same job; records on the disk answer sooner.
 _ASK_EVERY_S = 2.0
+#: While the Job's version stays, its pods are listed for at most this part of the time, but at least this often.
+_LIST_FRACTION, _LIST_EVERY_S = 0.1, 30.0
 _HOSTS_FOR_S = 60.0
 #: Time for the programs of nodes to end their processes, before the cluster is asked to end the pods.
 _END_S = 30.0
@@ -53,7 +55,8 @@ class KubernetesLauncher:
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster, self._api = cluster, Api(cluster.kubernetes)
-        self._seen: dict[str, tuple[float, Seen]] = {}
+        self._seen: dict[str, Seen] = {}
+        self._asked_s: dict[str, float] = {}
         self._ordered_s: dict[str, float] = {}
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
@@ -280,15 +283,31 @@ class KubernetesLauncher:
         return None
 
     def _look(self, token: str, *, now: bool = False) -> Seen:
-        """Return what the cluster has of a job."""
-        asked_s, seen = self._seen.get(token, (-_ASK_EVERY_S, None))
-        if seen is None or now or time.monotonic() - asked_s >= _ASK_EVERY_S:
-            objects = self._api.list("jobs,pods", label=f"{TOKEN_LABEL}={token}")
-            pods = [pod_of(one) for one in objects if one["kind"] == "Pod"]
-            works = [one for one in objects if one["kind"] == "Job"]
-            gone = seen.disrupted if seen else []
-            seen = Seen(works[0] if works else None, pods, self._lost(pods), gone)
-            self._seen[token] = (time.monotonic(), seen)
+        """Return what the cluster has of a job: what it had a moment ago unless ``now``."""
+        if now or not (seen := self._seen.get(token)):
+            return self._list(token)
+        if time.monotonic() - self._asked_s[token] < _ASK_EVERY_S:
+            return seen
+        if time.monotonic() - seen.time_s >= _listed_every_s(seen) or self._version(token) != seen.version:
+            return self._list(token)
+        self._asked_s[token] = time.monotonic()
+        return seen
+
+    def _version(self, token: str) -> str:
+        """Return the version of a Job. It changes when one of its pods starts, ends or is asked to end."""
+        works = self._api.list("jobs", label=f"{TOKEN_LABEL}={token}")
+        return version_of(works[0]) if works else ""
+
+    def _list(self, token: str) -> Seen:
+        """Ask for the job and all of its pods: 20 MB and 2 s of processor time for 2,048 pods."""
+        began_s = time.monotonic()
+        objects = self._api.list("jobs,pods", label=f"{TOKEN_LABEL}={token}")
+        pods = [pod_of(one) for one in objects if one["kind"] == "Pod"]
+        works = [one for one in objects if one["kind"] == "Job"]
+        before = self._seen.get(token)
+        seen = Seen(works[0] if works else None, pods, self._lost(pods), before.disrupted if before else [])
+        seen.took_s = time.monotonic() - began_s
+        self._seen[token], self._asked_s[token] = seen, seen.time_s
         return seen
 
     def _lost(self, pods: list[Pod]) -> list[Pod]:
@@ -306,6 +325,11 @@ class KubernetesLauncher:
                 return self._look(token, now=True)
             except ApiAwayError:
                 time.sleep(_POLL_S)
+
+
+def _listed_every_s(seen: Seen) -> float:
+    """Return how long a list of pods counts: for few pods, until the next question."""
+    return min(_LIST_EVERY_S, seen.took_s / _LIST_FRACTION)
 
 
 def _prepare(plan: Plan, base: Path, token: str) -> None:

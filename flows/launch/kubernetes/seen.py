@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Seen:
 
     def __init__(self, work: Object | None, pods: list[Pod], lost: list[Pod], gone: list[Pod]) -> None:
         self.work, self.pods, self.lost = work, pods, lost
+        self.time_s, self.took_s = time.monotonic(), 0.0
         now = {pod.name: pod for pod in (*gone, *pods) if pod.verdict}
         self.disrupted = sorted(now.values(), key=lambda pod: pod.rank)
 
@@ -35,6 +37,11 @@ class Seen:
     def name(self) -> str:
         """The Job's name."""
         return str(self.work["metadata"]["name"]) if self.work else ""
+
+    @property
+    def version(self) -> str:
+        """The Job's version."""
+        return version_of(self.work) if self.work else ""
 
     @property
     def exists(self) -> bool:
@@ -57,6 +64,11 @@ class Seen:
         conditions = (self.work or {}).get("status", {}).get("conditions") or []
         over = any(one["type"] in ("Failed", "FailureTarget") and one["status"] == "True" for one in conditions)
         return over or self.work is None or not self.alive or any(pod.phase == "Failed" for pod in self.pods)
+
+
+def version_of(one: Object) -> str:
+    """Return the version of an object, which changes with each change of it."""
+    return str(one["metadata"]["resourceVersion"])
 
 
 def all_good(records: list[NodeRecord], nodes: int) -> bool:
