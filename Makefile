@@ -54,7 +54,7 @@ TAG ?= hlatctl-$(IMAGE)
 BUILDER ?= $(firstword $(foreach each,podman buildah docker,$(if $(shell command -v $(each)),$(each))))
 IMAGE_FLAGS_cpu := -f deploy/images/Dockerfile --target worker --build-arg INDEX=https://download.pytorch.org/whl/cpu
 IMAGE_FLAGS_cuda := -f deploy/images/Dockerfile --target worker
-IMAGE_FLAGS_driver := -f deploy/images/Dockerfile --target driver --build-arg 'EXTRAS=head train eval' --build-arg INDEX=https://download.pytorch.org/whl/cpu
+IMAGE_FLAGS_driver := -f deploy/images/Dockerfile --target driver --build-arg INDEX=https://download.pytorch.org/whl/cpu
 IMAGE_FLAGS_neuron := -f deploy/images/Dockerfile.neuron
 
 image:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.load import decode, flatten
+from conf.listing import is_url
+from conf.load import decode, flatten, parse_yaml
 from conf.schema import CodeConfig, Config, EvalConfig
 from conf.secrets import check_interpolations, check_overrides, check_values
-from conf.validate import is_url, validate
+from conf.validate import validate
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import nearest, suggest
 
@@ -87,6 +88,12 @@ def groups() -> dict[str, list[str]]:
     """Return the configuration groups and their options."""
     folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and p.name != "sweep" and any(p.glob("*.yaml")))
     return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in folders}
+
+
+def default_options() -> dict[str, str]:
+    """Return the option of each group that is used if none is given."""
+    root = parse_yaml((CONF_DIR / "config.yaml").read_text(encoding="utf-8"))
+    return {group: option for entry in root["defaults"] if isinstance(entry, dict) for group, option in entry.items()}
 
 
 def default_runs_dir() -> Path:
@@ -192,7 +199,7 @@ def _unknown_key(name: str, overrides: Sequence[str]) -> ConfigError:
     leaves = {key.rsplit(".", maxsplit=1)[-1]: key for key in reversed(known)}
     # The last part of the key may be right and the group wrong.
     leaf = nearest(asked.rsplit(".", maxsplit=1)[-1], list(leaves), similarity=0.7)
-    otherwise = f"did you mean {leaves[leaf]}?" if leaf else "`hlatctl plan` prints every key"
+    otherwise = f"did you mean {leaves[leaf]}?" if leaf else "`hlatctl config keys` lists them"
     return ConfigError(f"{asked}: unknown key", hint=suggest(asked, known, otherwise=otherwise))
 
 

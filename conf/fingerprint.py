@@ -14,6 +14,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from conf.listing import is_url, kept
 from conf.load import flatten
 from conf.schema import Config
 from hlatctl import __version__
@@ -49,7 +50,10 @@ def digest(value: Any) -> str:
 
 
 def data_fingerprint(config: Config) -> str:
-    """Return the fingerprint of corpus and tokenizer: their keys, and name, size and time of every source file."""
+    """Return the fingerprint of corpus and tokenizer: their keys, and name, size and time of every source file.
+
+    Of a corpus in object storage, the files are those of the kept listing; nothing is read from the network.
+    """
     values = flatten(config)
     parts: dict[str, Any] = {key: values[key] for key in _DATA_KEYS}
     # A source's weight does not change its contents.
@@ -60,7 +64,7 @@ def data_fingerprint(config: Config) -> str:
     if not config.data.inputs:
         parts["python"] = [sys.version, sysconfig.get_path("stdlib")]
     paths = [*(source.path for source in config.data.inputs), config.tokenizer.path]
-    parts["files"] = [_stat_tree(path) for path in paths if path]
+    parts["files"] = [_listed(config, path) if is_url(path) else _stat_tree(path) for path in paths if path]
     return digest(parts)
 
 
@@ -99,6 +103,11 @@ def hardware_fingerprint(config: Config) -> str:
 def config_fingerprint(config: Config) -> str:
     """Return the fingerprint of the whole configuration."""
     return digest(flatten(config))
+
+
+def _listed(config: Config, url: str) -> list[Any]:
+    listing = kept(config.runs_dir, url)
+    return [[entry.path, entry.size, entry.version] for entry in listing.entries] if listing else []
 
 
 def _stat_tree(path: str) -> list[tuple[str, int, int]]:

@@ -10,6 +10,7 @@ import re
 import reprlib
 import types
 import typing
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -35,14 +36,18 @@ _shown.maxstring = _shown.maxother = 200
 _TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-def load(path: Path) -> Config:
+def load(path: Path, *, read: Callable[[Path], str] = read_text) -> Config:
     """Read a resolved ``config.yaml``.
+
+    Args:
+        path: of the file.
+        read: returns its text.
 
     Raises:
         ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the schema.
     """
     try:
-        text, sealed = files.unseal_lines(read_text(path))
+        text, sealed = files.unseal_lines(read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

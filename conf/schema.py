@@ -32,14 +32,19 @@ class ModelConfig:
     vocab_size: PositiveInt = 8192
     """Rows of the embedding; at least the size of the tokenizer's vocabulary."""
     hidden_size: PositiveInt = 128
+    """Width of the residual stream."""
     intermediate_size: PositiveInt = 352
     """Width of the feed-forward layer."""
     num_layers: PositiveInt = 4
+    """Decoder layers."""
     num_heads: PositiveInt = 4
+    """Query heads of a layer."""
     num_kv_heads: PositiveInt = 4
     """Key/value heads; fewer than num_heads is grouped-query attention."""
     rope_theta: PositiveFloat = 10000.0
+    """Base of the rotary embeddings' frequencies."""
     rms_norm_eps: PositiveFloat = 1e-5
+    """Added to the mean square before its root."""
     tie_embeddings: bool = False
     """Use the embedding as the output projection."""
     initializer_range: NonNegativeFloat = 0.021
@@ -72,7 +77,7 @@ class DataConfig:
     source: Literal["python_stdlib"] = "python_stdlib"
     """Corpus to build if no `path` is given: the standard library of the running interpreter."""
     path: str | None = None
-    """File or folder of Arrow, Parquet, JSON Lines (.zst, .gz too), plain text, or token ids (docs/data-loader.md)."""
+    """File, folder or URL of Arrow, Parquet, JSON Lines (.gz, .zst), plain text or token ids (docs/data-loader.md)."""
     text_column: str = "text"
     """Column (or JSON field) that holds a document's text."""
     sources: list[SourceConfig] = field(default_factory=list)
@@ -114,14 +119,19 @@ class OptimizerConfig:
     min_lr_fraction: Annotated[float, Range(ge=0, le=1)] = 0.1
     """Final learning rate as a share of the peak."""
     beta1: Fraction = 0.9
+    """Decay of the first moment."""
     beta2: Fraction = 0.95
+    """Decay of the second moment."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: NonNegativeFloat = 0.1
+    """Decoupled weight decay, multiplied by the learning rate."""
     decay: Literal["all", "all_but_norms"] = "all"
     """Which weights decay: `all` (including norms, like HLAT) or `all_but_norms`."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global L2 norm."""
     warmup_steps: NonNegativeInt = 2000
+    """Optimizer steps until the peak is reached."""
     warmup_tokens: NonNegativeInt | None = None
     """Length of the warm-up in tokens, instead of `warmup_steps`."""
     schedule: Literal["cosine", "linear", "wsd"] = "cosine"
@@ -188,6 +198,7 @@ class CheckpointConfig:
     mode: Literal["async", "sync"] = "async"
     """`async`: copy to host memory and write files while training continues; `sync`: write files, then continue."""
     every_steps: PositiveInt = 100
+    """Optimizer steps between checkpoints."""
     keep: PositiveInt = 3
     """Newest checkpoints to keep, besides the newest verified one and those of milestones not evaluated yet."""
     keep_every_tokens: PositiveInt | None = None
@@ -253,6 +264,7 @@ class EvalConfig:
     """How and when to evaluate checkpoints."""
 
     enabled: bool = True
+    """Evaluate the checkpoints of milestones, of which the last step is one."""
     suite: str = "smoke"
     """Name of the suite: `smoke` is built in and needs no download."""
     groups: dict[str, EvalGroupConfig] = field(default_factory=dict)
@@ -294,6 +306,7 @@ class RecoveryConfig:
     backoff_s: NonNegativeFloat = 2.0
     """Delay of the first restart without progress; doubles with each further one."""
     max_backoff_s: NonNegativeFloat = 300.0
+    """Longest delay of a restart."""
     hang_factor: Annotated[float, Range(gt=1)] = 20.0
     """An attempt counts as hung, and is ended, after this many recent median step times without a step."""
     hang_floor_s: PositiveFloat = 600.0
@@ -373,7 +386,9 @@ class BaselineConfig:
     """Other hardware to compare a plan's cost with; none: no comparison."""
 
     name: str | None = None
+    """Hardware to compare the cost with."""
     price_usd_per_node_hour: PositiveFloat | None = None
+    """Price of one of its nodes."""
     flops_per_s_per_node: PositiveFloat | None = None
     """Dense peak of all devices of a node, in BF16."""
     mfu_fraction: Efficiency | None = None
@@ -385,8 +400,11 @@ class SlurmConfig:
     """What `cluster.launcher=slurm` asks of sbatch (Slurm's manual, sbatch(1))."""
 
     partition: str | None = None
+    """Partition of the jobs; none: the cluster's default."""
     account: str | None = None
+    """Account that the jobs are charged to; none: the user's default."""
     qos: str | None = None
+    """Quality of service of the jobs; none: the account's default."""
     time_limit_s: PositiveInt | None = None
     """Wall time of one job; a run that needs longer continues in the next job. None: the partition's default, or else
     its limit."""
@@ -443,7 +461,9 @@ class KubernetesConfig:
     queue: str | None = None
     """Local queue of Kueue that admits the jobs."""
     priority_class: str | None = None
+    """Priority class of the pods; none: the cluster's default."""
     service_account: str | None = None
+    """Service account of the pods; none: the namespace's default. They need no rights."""
     pull_secret: str | None = None
     """Secret with the credentials of the image's registry."""
     grace_s: PositiveInt = 300
@@ -461,11 +481,15 @@ class ClusterConfig:
     """Where jobs run."""
 
     name: str = "local"
+    """Label of the cluster; `hlatctl plan` shows the published runs that were planned with it."""
     launcher: Literal["local", "slurm", "kubernetes", "mock"] = "local"
     """`local`, `slurm`, `kubernetes`, or `mock` (which --dry-run selects)."""
     nodes: PositiveInt = 1
+    """Nodes that train."""
     processes_per_node: PositiveInt = 1
+    """Training processes on each node, usually one per device."""
     threads_per_process: PositiveInt = 1
+    """CPU threads of each process's computation."""
     spare_nodes: NonNegativeInt = 0
     """Further nodes of a Slurm allocation, if they are free: they replace failed ones without a wait in the queue."""
     interface: str | None = None
@@ -478,6 +502,7 @@ class ClusterConfig:
     stage_environment: bool = False
     """Slurm: unpack the Python environment on each worker's own disk, instead of importing it from shared storage."""
     price_usd_per_node_hour: NonNegativeFloat | None = None
+    """Price of a node, for costs; none: costs are not shown."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
 
@@ -510,6 +535,7 @@ class PreflightConfig:
     min_nccom_nodes_gib_per_s: NonNegativeFloat | None = None
     """The same over all nodes of a Slurm job; none: not run."""
     timeout_s: PositiveFloat = 120.0
+    """Longest time of the whole preflight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -571,19 +597,25 @@ class RehearsalConfig:
     host_copy_bytes_per_s: PositiveFloat = 10e9
     """Bandwidth from a node's devices to its memory; a checkpoint stalls training for this copy."""
     prepare_data_s: NonNegativeFloat = 3600.0
+    """Time to prepare the corpus."""
     compile_s: NonNegativeFloat = 1800.0
+    """Time to compile the graphs."""
     warm_cache_s: NonNegativeFloat = 120.0
+    """Time to copy the compiled graphs to all nodes."""
     preflight_s: NonNegativeFloat = 60.0
+    """Time of one preflight."""
     evaluation_s: NonNegativeFloat = 7200.0
     """Time to evaluate one milestone."""
     upgrade_s: NonNegativeFloat = 1800.0
     """How long no node is available."""
     collective_timeout_s: NonNegativeFloat = 300.0
+    """Time until a collective gives up waiting."""
     straggler_s: NonNegativeFloat = 7200.0
     """How long a slow host stays slow."""
     straggler_factor: PositiveFloat = 1.6
     """A slow host makes every step take this many times as long."""
     mlflow_outage_s: NonNegativeFloat = 3600.0
+    """How long MLflow does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -591,11 +623,13 @@ class Config:
     """One run, complete."""
 
     experiment_name: str = "quickstart"
+    """First part of the names of the runs; an experiment's file sets its own."""
     runs_dir: str = "runs"
     """Folder of the run directories (absolute once composed)."""
     runs_mode: str = "0700"
     """Mode of the folders that a run creates, as for chmod; with 0750 the group can read them, with 0770 also write."""
     seed: Annotated[int, Range(ge=0, le=2**64 - 1)] = 1234
+    """Of the initial weights and of the order of documents."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

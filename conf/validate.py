@@ -14,6 +14,7 @@ from conf import kubernetes_rules, layouts, slurm_rules
 from conf.amend import batch_numbers
 from conf.constraints import violations
 from conf.environment import SET_ELSEWHERE
+from conf.listing import is_url
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
 
@@ -23,14 +24,8 @@ _BUILT_IN_SUITES = ("smoke",)
 _MIN_EVAL_SEQ_LEN = 128
 #: Each keeps a checkpoint and needs an evaluation; more are a typing error.
 _MAX_MILESTONES = 1000
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: A run id adds 21 characters to it, and has at most 100.
 _MAX_NAME_CHARS = 79
-
-
-def is_url(path: str) -> bool:
-    """Return whether a path has a scheme, such as ``s3://bucket/folder``."""
-    return _SCHEME.match(path) is not None
 
 
 def validate(config: Config, *, to_start: bool = True) -> None:
@@ -183,8 +178,6 @@ def _sources(config: Config) -> Iterator[ConfigError]:
 
 def _urls(config: Config) -> Iterator[ConfigError]:
     inputs: dict[str, str | None] = {
-        "data.path": config.data.path,
-        **{f"data.sources[{index}].path": source.path for index, source in enumerate(config.data.sources)},
         "tokenizer.path": config.tokenizer.path,
         "eval.data_dir": config.eval.data_dir,
         "train.init_from": config.train.init_from,

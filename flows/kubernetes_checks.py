@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 
 from conf.schema import Config, KubernetesConfig
@@ -12,6 +14,11 @@ from flows.launch.kubernetes.api import Api, RefusedError
 from flows.launch.kubernetes.rights import IN_CLUSTER, IN_NAMESPACE, Right
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import HlatctlError, LaunchError
+
+#: The first minor version of 1.x whose servers have ``podReplacementPolicy`` by default (KEP 3939).
+_OLDEST_SERVER = 29
+#: All requests of the launcher were made with 1.20, 1.27 to 1.33 and 1.37, to a server of 1.36.
+_OLDEST_KUBECTL = 20
 
 
 def check_kubernetes(config: Config) -> Iterator[Check]:
@@ -52,7 +59,22 @@ def _server(api: Api) -> Check:
     except LaunchError as error:
         return Check(name=name, status="fail", shows=error.message, command=command)
     client, server = (versions.get(f"{side}Version", {}).get("gitVersion", "?") for side in ("client", "server"))
-    return Check(name=name, status="pass", shows=f"Kubernetes {server}, kubectl {client}", command=command)
+    shows = f"Kubernetes {server}, kubectl {client}"
+    if _minor(server) < _OLDEST_SERVER:
+        shows += (
+            f": Kubernetes must be 1.{_OLDEST_SERVER} or newer: older Jobs start a node's next pod before the last ends"
+        )
+        return Check(name=name, status="fail", shows=shows, command=command)
+    if _minor(client) < _OLDEST_KUBECTL:
+        shows += f": kubectl older than 1.{_OLDEST_KUBECTL} has not been tried; install a newer one"
+        return Check(name=name, status="skip", shows=shows, command=command)
+    return Check(name=name, status="pass", shows=shows, command=command)
+
+
+def _minor(version: str) -> int:
+    """Return N of ``v1.N.M``; of a version that is written otherwise, more than any."""
+    found = re.match(r"v1\.(\d+)", version)
+    return int(found[1]) if found else sys.maxsize
 
 
 def _rights(api: Api) -> Check:

@@ -18,6 +18,7 @@ own output, on the others to a file beside the job's log.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -73,6 +74,15 @@ def record(base: Path, kind: str, rank: int = 0) -> Path:
     return base.with_name(f"{base.name}{node}.{kind}")
 
 
+def reserved(base: Path, kind: str, rank: int = 0) -> Path:
+    """Return the path of a record before it is renamed. Its space is reserved: the disk can be full at the end.
+
+    That of ``exit_code`` holds ``asked_to_stop`` once the node was asked, for readers of a node that was killed then.
+    """
+    path = record(base, kind, rank)
+    return path.with_name(f"{path.name}.tmp")
+
+
 def orders(base: Path) -> Path:
     """Return the file of orders to the nodes of a job, for senders without signals: JSON, ``what`` and a new ``id``."""
     return base.with_name(f"{base.name}.orders")
@@ -126,7 +136,7 @@ class Node:
         self._base, self._command, self._rank = base, command, rank
         self._token = uuid.uuid4().hex
         self._child: processes.Identity | None = None
-        self._asked_to_stop = self._asked_to_end = False
+        self._asked_to_stop = self._asked_to_end = self._over = False
         self._order = ""
         self._parent = os.getppid()
         self._is_torchrun = _TORCHRUN in command
@@ -140,7 +150,7 @@ class Node:
         before = processes.oom_kills()
         try:
             for kind in ("pid", "exit_code"):
-                self._reserved(kind).write_bytes(b" " * _RECORD_BYTES)
+                reserved(self._base, kind, self._rank).write_bytes(b" " * _RECORD_BYTES)
             _use_own_log(self._rank)
         except OSError as error:
             return _no_records(error)
@@ -156,6 +166,7 @@ class Node:
             code = self._run_command(own)
         after = processes.oom_kills()
         killed = None if after is None else after - (before or 0)
+        self._over = True
         self._write("exit_code", {"code": code, "asked_to_stop": self._asked_to_stop, "oom_kills": killed})
         return code
 
@@ -236,6 +247,9 @@ class Node:
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._asked_to_stop = True
         self._ask()
+        if not self._over:  # the record of the end is not being written
+            with contextlib.suppress(OSError):
+                self._fill("exit_code", {"asked_to_stop": True})
 
     def _end(self, _signal: int, _frame: FrameType | None) -> None:
         self._asked_to_end = True
@@ -261,16 +275,15 @@ class Node:
                 return
             time.sleep(_POLL_S)
 
-    def _reserved(self, kind: str) -> Path:
-        """Return the path of a record before it is renamed. Its space is reserved: the disk can be full at the end."""
-        path = record(self._base, kind, self._rank)
-        return path.with_name(f"{path.name}.tmp")
-
     def _write(self, kind: str, value: dict[str, Any]) -> None:
-        common = {"v": 1, "host": node_name(), "time_unix_s": time.time()}
-        with self._reserved(kind).open("r+b") as file:
+        self._fill(kind, value).replace(record(self._base, kind, self._rank))
+
+    def _fill(self, kind: str, value: dict[str, Any]) -> Path:
+        """Write a record into its reserved space."""
+        common, path = {"v": 1, "host": node_name(), "time_unix_s": time.time()}, reserved(self._base, kind, self._rank)
+        with path.open("r+b") as file:
             file.write(json.dumps({**common, **value}).encode().ljust(_RECORD_BYTES - 1) + b"\n")
-        self._reserved(kind).replace(record(self._base, kind, self._rank))
+        return path
 
 
 def _use_own_log(rank: int) -> None:

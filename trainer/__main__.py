@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from conf.environment import cache_variable
 from conf.load import load
 from conf.schema import Config
+from hlatctl.run import node_copy
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
 from trainer.process import follow_launcher, show_stacks_when_asked
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-checkpoint-step", type=int, help="ignore newer checkpoints")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    config = load(run.config)
+    config = load(run.config, read=node_copy.read_text)
 
     _keep_to_own_cache(config)
     from trainer.backends import make_backend

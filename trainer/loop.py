@@ -21,7 +21,7 @@ from hlatctl.run.host import node_name
 from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics
-from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
+from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, seed_rng, set_rng_state
 from trainer.inputs import open_batches, read_dataset
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
 from trainer.process import StopRequest
@@ -89,6 +89,7 @@ class Training:
     def _restore(self, max_checkpoint_step: int | None) -> Restored | None:
         """Continue from the newest checkpoint, or else read the weights of ``train.init_from``."""
         tensors = self.optimizer.tensors()
+        seed_rng(self.config.seed)
         restored = self.checkpoints.restore(tensors, max_checkpoint_step)
         if restored:
             self.step = self.first_step = restored.step

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributed import P2POp
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from trainer.model import Llama
@@ -39,7 +40,7 @@ class Pipeline:
             requires_grad=True,
         )
         tokens = torch.empty(config.micro_batch_size, config.train.seq_len, dtype=torch.int64, device="meta")
-        stage = PipelineStage(
+        stage = _Stage(
             model,
             layout.pp_rank,
             config.parallel.pipeline_parallel_size,
@@ -61,3 +62,13 @@ class Pipeline:
         else:
             self._schedule.step()
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
+
+
+class _Stage(PipelineStage):
+    """A stage that gloo can connect with PyTorch 2.9 too, which sends 8 bytes for the 4 that the next stage expects."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
+        ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()
+        for op in ops:
+            op.tensor = op.tensor.to(torch.float32)
+        return ops

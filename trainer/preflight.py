@@ -21,7 +21,7 @@ from conf.load import load
 from conf.schema import Config, ParallelConfig
 from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
 from hlatctl.node import NODES_ENV
-from hlatctl.run import files
+from hlatctl.run import files, node_copy
 from hlatctl.run.errors import DependencyError, PreflightError, StorageError, run_main
 from hlatctl.run.host import node_name
 from hlatctl.run.manifest import checkpoint_steps, steps_in
@@ -263,7 +263,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trainer.preflight", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     run = RunPaths(parser.parse_args(argv).run_dir.absolute())
-    config = _on_all_nodes(load(run.config))
+    config = _on_all_nodes(load(run.config, read=node_copy.read_text))
 
     if config.backend.device == "neuron":
         check_node(config, run)

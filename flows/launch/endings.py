@@ -25,7 +25,7 @@ class NodeRecord:
         code: exit code of the job's command there; None as long as there is none.
         ended_unix_s: by that host's clock.
         oom_kills: processes that its kernel killed for want of memory meanwhile.
-        asked_to_stop: by us or by the scheduler.
+        asked_to_stop: by us or by the scheduler; known also of a node that was killed after that.
         wall_s: time from the start to the end.
     """
 
@@ -103,8 +103,11 @@ def _absent(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, .
 def _first_to_fail(records: Sequence[NodeRecord]) -> tuple[str, ...]:
     """Nodes that started and left no end; else the one with the first bad end.
 
-    After a power cut the healthy nodes see closed connections and write their bad ends first.
+    After a power cut the healthy nodes see closed connections and write their bad ends first. After the failure of one
+    node, schedulers ask the others to stop, and kill those that still hang in a collective (Slurm: after KillWait).
     """
+    if any(record.code and not record.asked_to_stop for record in records):
+        records = [record for record in records if not record.asked_to_stop]
     silent = tuple(record.host for record in records if record.code is None)
     bad = [record for record in records if record.code]
     first = min(bad, key=lambda record: record.ended_unix_s, default=None)
@@ -129,4 +132,12 @@ def _record(base: Path, rank: int) -> NodeRecord | None:
             wall_s=ended_unix_s - started_unix_s,
         )
     except (OSError, *DAMAGED):
-        return NodeRecord(host=host)
+        return NodeRecord(host=host, asked_to_stop=_was_asked(base, rank))
+
+
+def _was_asked(base: Path, rank: int) -> bool:
+    """Return whether a node without a record of its end was asked to stop."""
+    try:
+        return bool(files.read_json(node.reserved(base, "exit_code", rank))["asked_to_stop"])
+    except (OSError, *DAMAGED):
+        return False

@@ -85,6 +85,8 @@ class Case:
 
         A start on one node says nothing about its hardware: there is no other to compare it with.
         """
+        if self.cause == "storage_away":
+            return False
         return not self.nodes and (self.begun or not self.several or self.cause not in NODE_CAUSES)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flows.launch.base import Status, Verdict
-from hlatctl.run.errors import DISK_FULL, NONFINITE, DataError, HlatctlError
+from hlatctl.run.errors import DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
 from hlatctl.run.host import host_names
 from hlatctl.run.state import AttemptState
 
@@ -26,6 +26,7 @@ Cause = Literal[
     "rollback",
     "nonfinite",
     "data_error",
+    "storage_away",
     "disk_full",
     "error",
     "hang",
@@ -50,7 +51,7 @@ _VERDICTS: dict[Verdict, str] = {
     "cancelled": "the job was cancelled",
 }
 
-_CAUSE_OF_CODE: dict[str, Cause] = {DISK_FULL: "disk_full", NONFINITE: "nonfinite"}
+_CAUSE_OF_CODE: dict[str, Cause] = {DISK_FULL: "disk_full", NONFINITE: "nonfinite", STORAGE_AWAY: "storage_away"}
 #: What PyTorch, NCCL, gloo and the system print, by cause; the first row with a matching exception counts.
 _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     (
@@ -99,8 +100,9 @@ class Ending:
         cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
             restarts without the batch of a step that was not finite; ``error`` left an error that a person must fix;
-            ``port_in_use`` could not connect its processes; ``node_failed`` lost a node, according to the scheduler;
-            ``killed`` ended by a signal; ``crashed`` by an exception; ``lost`` left no exit code.
+            ``storage_away`` could not read the corpus in object storage; ``port_in_use`` could not connect its
+            processes; ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;
+            ``crashed`` by an exception; ``lost`` left no exit code.
         evidence: one line.
         signal: number of the signal that ended it; 0: none.
         hosts: those to blame, if it may be a node's fault and the launcher tells them.
@@ -211,7 +213,7 @@ def verdict_in_words(status: Status) -> str:
 
 def _cause_of_error(error: HlatctlError, attempt: AttemptState) -> Cause:
     # Data that can't be read at the start is a person's to fix; later, it was readable before.
-    if isinstance(error, DataError) and (attempt.last_step or attempt.resumed_from_step):
+    if isinstance(error, DataError) and error.code != STORAGE_AWAY and (attempt.last_step or attempt.resumed_from_step):
         return "data_error"
     return _CAUSE_OF_CODE.get(error.code, "error")
 

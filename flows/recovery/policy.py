@@ -83,6 +83,12 @@ POLICY: tuple[Row, ...] = (
     ),
     Row(
         "stop",
+        lambda c: c.repeats >= 3 and c.cause == "storage_away",
+        "the corpus in object storage could not be read {c.repeats} times",
+        "check the storage and the credentials; then `hlatctl resume` continues",
+    ),
+    Row(
+        "stop",
         lambda c: c.repeats >= 3 and not c.replaces_node,
         "{c.place} has failed {c.repeats} times in the same way",
         "fix the cause, or exclude the batch with `hlatctl data skip RUN --steps {c.step}`",

@@ -26,6 +26,8 @@ _API_AUTH = "PREFECT_API_AUTH_STRING"
 #: A busy machine takes minutes to import Prefect.
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 5.0
+#: The API that the user names decides for the whole run, and a busy one answers late. One that is gone refuses at once.
+_NAMED_TIMEOUT_S = 15.0
 
 #: Defaults; variables that the user has set are kept.
 _DEFAULTS = {
@@ -86,7 +88,7 @@ def begin(runs_dir: Path, say: Callable[[str], None] | None = None, *, start: bo
         return True
     named = os.environ.get(_API_URL, "")
     ui = ui_record.read(runs_dir)
-    if named and not answers(named):
+    if named and not answers(named, _NAMED_TIMEOUT_S):
         instead = "starting one beside this flow" if start else "continuing without Prefect"
         (say or _to_stderr)(f"{_API_URL}={hide(named)} does not answer; {instead}")
         named = ""

@@ -28,6 +28,7 @@ from hlatctl.run.locks import locked_file
 from hlatctl.run.reading import DAMAGED
 
 PACKAGES = ("conf", "eval", "flows", "hlatctl", "trainer")
+_COMPILED = "__pycache__"
 #: Folders of Python's library that no job imports.
 _UNUSED = ("site-packages", "test", "idlelib", "ensurepip")
 _SYSTEM = Path("/usr")
@@ -89,6 +90,17 @@ class Layout:
             for path in self._base():
                 yield f"base/{path.relative_to(self.base)}", path
 
+    def signs(self) -> Iterator[Path]:
+        """Return paths of which one changes when a package is installed or removed, or this project is edited."""
+        library = self.prefix / self.library
+        bases = (self.base / "bin", self.base / "lib", *self.base.glob("lib/python*")) if self.has_own_base else ()
+        for folder in (self.prefix, self.prefix / "bin", self.prefix / "lib", self.prefix / "conda-meta", *bases):
+            yield from _entries(folder)
+        yield from _entries(library)
+        yield from sorted(library.glob("*.dist-info/RECORD"))
+        for package in PACKAGES:
+            yield from _below(self.project / package)
+
     def _base(self) -> Iterator[Path]:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         yield self.base / "bin" / version
@@ -98,18 +110,44 @@ class Layout:
                 yield from _below(path) if path.is_dir() else (path,)
 
 
-def pack(folder: Path, layout: Layout | None = None) -> dict[str, Any]:
+class Packer:
+    """Packs the environment for each job of a driver, and searches all of its files only if they may have changed.
+
+    Installing, upgrading and removing a package changes an entry of a folder that this lists, and this project's own
+    files are looked at one by one: 2,000 look-ups instead of 90,000. An installed package that is edited by hand is not
+    noticed until the next driver.
+
+    Args:
+        layout: of the environment; None: this process's.
+    """
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        self._layout = layout or Layout()
+        self._signs, self._record = "", dict[str, Any]()
+
+    def pack(self, folder: Path) -> dict[str, Any]:
+        """Return the record of the environment's archive in a folder; see :func:`pack`."""
+        signs = _fingerprint([(os.fspath(path), path) for path in self._layout.signs()])  # before the search
+        archive = Path(self._record.get("archive", ""))
+        if signs != self._signs or archive.parent != folder or not archive.is_file():
+            self._record = pack(folder, self._layout)
+            self._signs = signs
+        else:
+            os.utime(archive)
+        return self._record
+
+
+def pack(folder: Path, layout: Layout) -> dict[str, Any]:
     """Return the record of the environment's archive, which is made if there is none of this content.
 
     Args:
         folder: private, on storage that all nodes share.
-        layout: of the environment; None: this process's.
+        layout: of the environment.
 
     Raises:
         ConfigError: :meth:`Layout.check` refuses it.
         StorageError: the folder is not safe, or can't be written.
     """
-    layout = layout or Layout()
     layout.check()
     make_private(folder)
     members = list(layout.members())
@@ -148,9 +186,14 @@ def _write(archive: Path, members: list[tuple[str, Path]], layout: Layout) -> di
 
 
 def _fingerprint(members: list[tuple[str, Path]]) -> str:
-    """Return what changes with any file: names, sizes and times, because reading 2 GiB at each attempt takes long."""
+    """Return what changes with any file: names, sizes and times, because reading 2 GiB at each attempt takes long.
+
+    Python adds compiled files when it first imports a module, such as one that only a restart needs. They don't count.
+    """
     digest = hashlib.sha256()
     for name, path in members:
+        if _COMPILED in path.parts:
+            continue
         status = path.lstat()
         digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()[:32]
@@ -162,6 +205,10 @@ def _below(folder: Path) -> Iterator[Path]:
         folders.sort()
         for name in sorted([*names, *(name for name in folders if os.path.islink(os.path.join(root, name)))]):
             yield Path(root, name)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _is_our_link(path: Path) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,16 @@ from hlatctl.run.errors import DependencyError, StorageError
 _T = TypeVar("_T")
 #: URLs of folders of this machine, where missing parents have to be created.
 _LOCAL = ("file://", "local://")
+#: How fsspec names the package that it needs.
+_PACKAGE = re.compile(r"[Ii]nstall (\w+)")
 
 
-def connect(url: str) -> tuple[Any, str]:
+def connect(url: str, **options: Any) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it. Nothing is read yet.
+
+    Args:
+        url: of a folder or file.
+        options: of the file system's class.
 
     Raises:
         StorageError: the URL is invalid.
@@ -30,7 +37,8 @@ def connect(url: str) -> tuple[Any, str]:
         import fsspec
     except ModuleNotFoundError:
         raise _missing(url, "fsspec") from None
-    options = {"auto_mkdir": True} if url.startswith(_LOCAL) else {}
+    if url.startswith(_LOCAL):
+        options = {**options, "auto_mkdir": True}
     try:
         system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
@@ -158,5 +166,7 @@ def _is_folder(entry: dict[str, Any]) -> bool:
 
 
 def _missing(url: str, what: str) -> DependencyError:
-    hint = "pip install 'hlatctl[s3]' for s3://, 'hlatctl[gcs]' for gs://"
+    named = _PACKAGE.search(what)
+    other = f", '{named[1]}' for {url.partition('://')[0]}://" if named and named[1] not in ("s3fs", "gcsfs") else ""
+    hint = f"pip install 'hlatctl[s3]' for s3://, 'hlatctl[gcs]' for gs://{other}"
     return DependencyError(f"{url}: needs a package that is not installed ({what})", hint=hint)

@@ -16,6 +16,7 @@ from hlatctl.cli import (
     cache,
     checkpoint,
     compare,
+    config,
     data,
     diff,
     doctor,
@@ -74,6 +75,7 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(cache.app, name="cache")
 app.add_typer(data.app, name="data")
 app.add_typer(evaluate.app, name="eval")
+app.add_typer(config.app, name="config")
 
 
 def _print_version(wanted: bool) -> None:

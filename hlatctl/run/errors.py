@@ -40,7 +40,7 @@ from typing import Any
 from hlatctl.run import startup
 
 #: Codes of errors that the restart policy treats in a way of their own.
-DISK_FULL, NONFINITE = "disk_full", "nonfinite"
+DISK_FULL, NONFINITE, STORAGE_AWAY = "disk_full", "nonfinite", "storage_away"
 #: The system's numbers for a disk or a quota without room.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

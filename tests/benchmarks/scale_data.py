@@ -1,5 +1,7 @@
 """What a corpus costs before and during training as it grows: index, first batch, random documents; and conversion.
 
+What one reader gets from object storage is measured at the end.
+
 The corpus has ``HLATCTL_BENCH_FILES`` Arrow files of 5 MB (default ``1000,10000``: 50 GB). They are links to 20 real
 ones, so they take 100 MB of disk and are in the page cache. Each figure comes from a process of its own. An exponent of
 1 means that a cost grows with the corpus.
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,8 @@ _BEFORE = os.environ.get("HLATCTL_BENCH_BEFORE", "")
 _REAL_FILES, _ROWS, _BATCH_ROWS, _WORDS = 20, 1250, 125, 550
 _DRAWN, _GOAL_FILES = 50_000, 10_000
 _JSONL_BYTES = 1 << 30
+_READ, _BUCKET = 5_000, "/bucket"
+_S3 = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "anything", "AWS_DEFAULT_REGION": "us-east-1"}
 #: Unit of each figure, its factor, and its goal at 10,000 files.
 _FIGURES = {"index": ("s", 1.0, 30.0), "first_batch": ("s", 1.0, 5.0), "document": ("us", 1e6 / _DRAWN, 100.0)}
 
@@ -45,6 +50,7 @@ def run() -> None:
         if _BEFORE:
             _measure(_BEFORE, folder, [int(n) for n in _FILES_BEFORE.split(",")])
         _measure_conversion(folder)
+        _measure_remote(folder)
 
 
 def _measure(code: str, folder: Path, numbers: list[int]) -> None:
@@ -81,6 +87,25 @@ def _measure_conversion(folder: Path) -> None:
             f"  {number} processes: {_JSONL_BYTES / 1e6 / cost['wall_s']:.0f} MB/s, "
             f"processor {cost['processor_s']:.1f} s"
         )
+
+
+def _measure_remote(folder: Path) -> None:
+    """Print the documents/s of one reader from the disk, and from a server on loopback with two latencies."""
+    corpus = _link_files(folder, _REAL_FILES)
+    print(f"documents/s of one reader, {_READ:,} random documents of {_REAL_FILES} files:")
+    figures = [("disk", _cost("reader", "", corpus, folder / "of-disk"))]
+    for latency_s in (0.0, 0.1):
+        argv = [sys.executable, "-m", "tests.benchmarks.object_server", os.fspath(folder), str(latency_s)]
+        with subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            os.environ.update(_S3, AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.stdout.readline().strip()}")
+            target = folder / f"of-server-{latency_s:g}"
+            cost = _cost("reader", "", Path(f"s3:/{_BUCKET}/{corpus.name}"), target)
+            figures.append((f"server, {latency_s * 1000:g} ms", cost))
+            server.terminate()
+    for name, cost in figures:
+        processor_us = cost["processor_s"] * 1e6 / _READ
+        print(f"  {name:16s} {_READ / cost['wall_s']:,.0f}; processor {processor_us:,.0f} us each")
 
 
 def _text(seed: int) -> str:
@@ -152,6 +177,18 @@ def _document(config: Config, target: Path) -> Callable[[], object]:
     return lambda: [len(source.documents[position]) for position in drawn]
 
 
+def _reader(config: Config, target: Path) -> Callable[[], object]:
+    from trainer.data.documents import sources_of
+    from trainer.data.prepare import prepare
+    from trainer.data.read_ahead import in_order
+
+    url = os.fspath(config.data.path or "").replace("s3:/", "s3://")
+    prepare(replace(config, runs_dir=os.fspath(target), data=replace(config.data, path=url)), target / "data")
+    (source,) = sources_of(_dataset(target / "data"))
+    drawn = random.Random(1).choices(range(len(source.documents)), k=_READ)
+    return lambda: sum(len(document) for document in in_order(source.documents, drawn))
+
+
 def _dataset(target: Path) -> dict[str, Any]:
     from hlatctl.run import files
 
@@ -168,7 +205,7 @@ def main(name: str, corpus: str, target: str, tokenizer: str, cores: str) -> Non
         tokenizer=TokenizerConfig(path=tokenizer),
         train=TrainConfig(global_batch_size=8, seq_len=4096),
     )
-    make = {"index": _index, "first_batch": _first_batch, "document": _document}
+    make = {"index": _index, "first_batch": _first_batch, "document": _document, "reader": _reader}
     work = make[name](config, Path(target))
     began_s, used_s = time.monotonic(), _processor_s()
     work()

@@ -27,7 +27,7 @@ from conf.load import dump
 
 _DATA = Path(__file__).parents[3] / "shared" / "data"
 _TOKENIZERS = {"Llama-2": "llama2-tokenizer.model", "GPT-NeoX": "gpt-neox-20b"}
-_REPEATS = 2
+_REPEATS = 8
 _GOAL = 0.9
 
 

@@ -96,15 +96,10 @@ def test_the_defaults_are_valid() -> None:
             "checkpoint.fast_dir=/nvme: with cluster.nodes=2 no node would have all files",
         ),
         (
-            {"data__path": "s3://bucket/books"},
-            "data.path=s3://bucket/books: must be a path, not a URL\n"
-            "hint: copy or mount it where every node can read it, and set data.path to that path",
+            {"tokenizer__path": "hf://org/model"},
+            "tokenizer.path=hf://org/model: must be a path, not a URL\n"
+            "hint: copy or mount it where every node can read it, and set tokenizer.path to that path",
         ),
-        (
-            {"data__sources": [{"path": "/data/web"}, {"path": "GS://bucket/code"}]},
-            "data.sources[1].path=GS://bucket/code: must be a path, not a URL",
-        ),
-        ({"tokenizer__path": "hf://org/model"}, "tokenizer.path=hf://org/model: must be a path, not a URL"),
         ({"eval__data_dir": "file:///eval"}, "eval.data_dir=file:///eval: must be a path, not a URL"),
         ({"train__init_from": "s3://bucket/step"}, "train.init_from=s3://bucket/step: must be a path, not a URL"),
         (

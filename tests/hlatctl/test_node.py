@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flows.launch.endings import node_records
 from hlatctl.run import fence, processes
 from hlatctl.run.paths import RunPaths
 from tests.waiting import WAIT_S, wait_for
@@ -177,6 +178,19 @@ def test_a_single_process_is_asked_itself_and_its_signal_is_the_exit_code(tmp_pa
     node.send_signal(signal.SIGTERM)
     assert node.wait(_WAIT_S) == 128 + signal.SIGTERM
     assert _read(tmp_path / "job.exit_code")["code"] == 128 + signal.SIGTERM
+
+
+def test_a_node_that_is_killed_while_it_stops_has_noted_that_it_was_asked(tmp_path: Path, start: Start) -> None:
+    node = start("import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)")
+    assert node.stdout
+    node.stdout.readline()
+    assert node_records(tmp_path / "job")[0].asked_to_stop is False
+    node.send_signal(signal.SIGTERM)
+    wait_for(lambda: node_records(tmp_path / "job")[0].asked_to_stop)
+    node.kill()
+    node.wait(_WAIT_S)
+    (record,) = node_records(tmp_path / "job")
+    assert (record.code, record.asked_to_stop) == (None, True)
 
 
 def test_the_first_record_identifies_the_process_and_the_last_is_written_when_all_have_ended(

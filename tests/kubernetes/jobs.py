@@ -28,11 +28,11 @@ class Jobs:
     def turn(self, job: Object) -> None:
         """Take a job one step further."""
         before = copy.deepcopy(job)
-        over = any(has(job, kind) for kind in ("Complete", "Failed")) or "deletionTimestamp" in job["metadata"]
+        over, deleting = any(has(job, kind) for kind in ("Complete", "Failed")), "deletionTimestamp" in job["metadata"]
         if not over:
-            self._advance(job)
+            self._advance(job, deleting=deleting)
         for pod in self._pods(job):
-            if over or pod["status"].get("phase") in _ENDED:
+            if over or deleting or pod["status"].get("phase") in _ENDED:
                 release(self._store, "pods", pod, TRACKING)
         if job != before:
             self._store.put("jobs", job)
@@ -41,7 +41,7 @@ class Jobs:
         uid, pods = job["metadata"]["uid"], self._store.of("pods", job["metadata"]["namespace"])
         return [pod for pod in pods if uid in owners(pod)]
 
-    def _advance(self, job: Object) -> None:
+    def _advance(self, job: Object, *, deleting: bool) -> None:
         spec, status, pods = job["spec"], job.setdefault("status", {}), self._pods(job)
         counted = self._counted.setdefault(job["metadata"]["uid"], {})
         for pod in pods:
@@ -51,7 +51,9 @@ class Jobs:
         failed = sum(phase == "Failed" for _, phase in counted.values())
         live = [pod for pod in pods if pod["metadata"]["uid"] not in counted]
         active = [pod for pod in live if "deletionTimestamp" not in pod["metadata"]]
-        if failed > spec["backoffLimit"]:
+        if deleting:
+            pass  # its pods are only counted
+        elif failed > spec["backoffLimit"]:
             self._delete(active)
             _fail(job, done=not live)
         elif spec.get("suspend"):
@@ -97,7 +99,8 @@ def pod_of(job: Object, index: int) -> Object:
     own: Object = template.get("metadata", {})
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     for container in template["spec"]["containers"]:
-        container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
+        own_index = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{_INDEX}']"}}
+        container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "valueFrom": own_index})
     return {
         "metadata": {
             "name": f"{meta['name']}-{index}-{uuid.uuid4().hex[:5]}",

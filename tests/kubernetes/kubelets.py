@@ -25,7 +25,7 @@ from typing import Any
 Object = dict[str, Any]
 _POLL_S = 0.1
 _RENEW_S = 1.0
-_FIELD = re.compile(r"metadata\.annotations\['(.*)'\]")
+_FIELD = re.compile(r"metadata\.(annotations|labels)\['(.*)'\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +125,11 @@ class Kubelets:
     def is_busy(self, name: str) -> bool:
         """Whether a program of a pod runs on a node."""
         return any(running.process.poll() is None for running in self.nodes[name].pods.values())
+
+    @property
+    def printed(self) -> str:
+        """What all pods have printed."""
+        return "".join(one.log.read_text() for node in self.nodes.values() for one in list(node.pods.values()))
 
     def boot(self, name: str) -> None:
         """Start a node again: pods that ran there have failed."""
@@ -247,8 +252,8 @@ def _value(variable: Object, pod: Object) -> str:
     path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
     if path == "spec.nodeName":
         return str(pod["spec"]["nodeName"])
-    annotation = _FIELD.fullmatch(path)
-    return str(pod["metadata"]["annotations"][annotation[1]] if annotation else variable.get("value", ""))
+    named = _FIELD.fullmatch(path)
+    return str(pod["metadata"][named[1]][named[2]] if named else variable.get("value", ""))
 
 
 def _expanded(text: str, env: Mapping[str, str]) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.kubernetes.store import KINDS, ApiError, Object, Store, named
+from tests.kubernetes.store import KINDS, ApiError, Object, Place, Store, named
 
 ADMIN = "admin"
 
 
-def allow(store: Store, user: str, verb: str, resource: str, part: str, namespace: str) -> None:
+def allow(store: Store, user: str, verb: str, place: Place) -> None:
     """Return if a user may do this.
 
     Raises:
         ApiError: a 403 in the server's words.
     """
+    resource, part, namespace = place.resource, place.part, place.namespace
     group = KINDS[resource].group.rpartition("/")[0]
     path = f"{resource}/{part}" if part else resource
     for rule in _rules(store, user, namespace):
@@ -24,7 +25,8 @@ def allow(store: Store, user: str, verb: str, resource: str, part: str, namespac
         return
     where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
     what = f'User "{user}" cannot {verb} resource "{path}" in API group "{group}"{where}'
-    raise ApiError(403, "Forbidden", f"{named(resource)} is forbidden: {what}")
+    which = f' "{place.name}"' if place.name else ""
+    raise ApiError(403, "Forbidden", f"{named(resource)}{which} is forbidden: {what}")
 
 
 def _rules(store: Store, user: str, namespace: str) -> Iterator[Object]:

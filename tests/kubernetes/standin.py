@@ -21,11 +21,14 @@ from tests.kubernetes.control_plane import free_ports
 from tests.kubernetes.controllers import Controllers, disrupt
 from tests.kubernetes.kubelets import Client
 from tests.kubernetes.roles import ADMIN, allow
-from tests.kubernetes.store import KINDS, ApiError, Kind, Object, Store, selected
+from tests.kubernetes.store import KINDS, ApiError, Kind, Object, Place, Store, selected
 
 #: A node is unreachable if another one has renewed its lease so often since it has. The lab's nodes do it each second.
 _SILENCE = 4
 _VERBS = ["create", "delete", "get", "list", "patch"]
+_SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+#: A server answers a deletion of these with the object, also if nothing is left of it.
+_SHOWN = ("pods", "services")
 _VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
 
 
@@ -138,18 +141,20 @@ class _Handler(BaseHTTPRequestHandler):
             raise ApiError(401, "Unauthorized", "Unauthorized")
         if (found := discovery(url.path)) is not None:
             return found
-        place = _Place(url.path)
+        place = Place(url.path)
         with self.store.lock:
             if not place.name and verb == "get":
                 verb = "list"
-            allow(self.store, user, verb, place.resource, place.part, place.namespace)
+            allow(self.store, user, verb, place)
             return self._act(verb, place, query, body)
 
-    def _act(self, verb: str, place: _Place, query: dict[str, str], body: Object) -> Object:
+    def _act(self, verb: str, place: Place, query: dict[str, str], body: Object) -> Object:
         resource, kind = place.resource, KINDS[place.resource]
         if verb == "list":
             wanted = (query.get("labelSelector", ""), query.get("fieldSelector", ""))
-            items = [one for one in self.store.of(resource, place.namespace) if selected(one, *wanted)]
+            found = [one for one in self.store.of(resource, place.namespace) if selected(one, *wanted)]
+            # Only the list names the kind of its items.
+            items = [{key: one[key] for key in one if key not in ("apiVersion", "kind")} for one in found]
             meta = {"resourceVersion": self.store.version}
             return {"kind": f"{kind.name}List", "apiVersion": kind.group, "metadata": meta, "items": items}
         if verb == "create" and not place.part:
@@ -158,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         if verb == "create":
             disrupt(self.store, one, "EvictionByEvictionAPI", "Eviction API: evicting")
             self.store.delete(resource, one)
+            return {**_SUCCESS, "code": 201}
         if verb == "patch":
             if self.headers.get("Content-Type") != "application/merge-patch+json":
                 raise ApiError(415, "UnsupportedMediaType", "the stand-in merges only application/merge-patch+json")
@@ -167,22 +173,11 @@ class _Handler(BaseHTTPRequestHandler):
             grace = options.get("gracePeriodSeconds")
             policy = options.get("propagationPolicy") or "Background"
             self.store.delete(resource, one, policy=policy, grace_s=None if grace is None else int(grace))
+            if resource not in _SHOWN and self.store.find(resource, place.namespace, place.name) is None:
+                group = kind.group.rpartition("/")[0]
+                details = {"name": place.name, "kind": resource, "uid": one["metadata"]["uid"]}
+                return {**_SUCCESS, "details": {**details, **({"group": group} if group else {})}}
         return one
-
-
-class _Place:
-    """What a path names: ``/apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/PART``."""
-
-    def __init__(self, path: str) -> None:
-        words = path.strip("/").split("/")
-        size = 2 if words[0] == "api" else 3
-        group, words = "/".join(words[1:size]), words[size:]
-        self.namespace = ""
-        if words[:1] == ["namespaces"] and len(words) > 2:
-            self.namespace, words = words[1], words[2:]
-        self.resource, self.name, self.part = (*words, "", "", "")[:3]
-        if KINDS.get(self.resource, Kind("", "", "")).group != group:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
 
 def discovery(path: str) -> Object | None:

@@ -64,6 +64,21 @@ class ApiError(Exception):
         self.code, self.reason, self.message = code, reason, message
 
 
+class Place:
+    """What a path names: ``/apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/PART``."""
+
+    def __init__(self, path: str) -> None:
+        words = path.strip("/").split("/")
+        size = 2 if words[0] == "api" else 3
+        group, words = "/".join(words[1:size]), words[size:]
+        self.namespace = ""
+        if words[:1] == ["namespaces"] and len(words) > 2:
+            self.namespace, words = words[1], words[2:]
+        self.resource, self.name, self.part = (*words, "", "", "")[:3]
+        if KINDS.get(self.resource, Kind("", "", "")).group != group:
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+
+
 class Store:
     """All objects. Whoever reads several of them, or changes one, holds ``lock``; ``put`` makes a change visible."""
 
@@ -125,8 +140,11 @@ class Store:
         meta["resourceVersion"] = self.version
         held = meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
         if "deletionTimestamp" in meta and not held:
-            self._objects.pop((resource, meta.get("namespace", ""), meta["name"]), None)
+            self._remove(resource, one)
         return one
+
+    def _remove(self, resource: str, one: Object) -> None:
+        self._objects.pop((resource, one["metadata"].get("namespace", ""), one["metadata"]["name"]), None)
 
     def patch(self, resource: str, one: Object, change: Object, part: str = "") -> Object:
         """Merge a change into an object; ``part`` is ``status`` if only that may change.
@@ -156,6 +174,11 @@ class Store:
             grace_s = _grace_s(one, grace_s)
             grace_s = min(grace_s, meta.get("deletionGracePeriodSeconds", grace_s))
             meta["deletionGracePeriodSeconds"] = grace_s
+        elif meta.get("finalizers"):
+            meta["deletionGracePeriodSeconds"] = 0
+        else:
+            self._remove(resource, one)
+            return
         meta.setdefault("deletionTimestamp", now((grace_s or 0) if resource == "pods" else 0))
         self.put(resource, one)
 

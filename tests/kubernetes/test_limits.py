@@ -102,6 +102,7 @@ class Server:
     def __init__(self) -> None:
         self.denied: tuple[str, ...] = ()
         self.away, self.phase = False, "Bound"
+        self.versions = ("v1.32.4", "v1.36.0")
 
     def run(self, *words: str) -> str:
         """Do as ``Api.run``."""
@@ -112,7 +113,8 @@ class Server:
                 raise RefusedError("kubectl auth: no", reason="")
             return "yes\n"
         if words[0] == "version":
-            return json.dumps({"clientVersion": {"gitVersion": "v1.32.4"}, "serverVersion": {"gitVersion": "v1.36.0"}})
+            client, server = ({"gitVersion": version} for version in self.versions)
+            return json.dumps({"clientVersion": client, "serverVersion": server})
         if words[1] == "persistentvolumeclaim":
             return json.dumps({"status": {"phase": self.phase}})
         raise RefusedError(f"kubectl get: Error from server (NotFound): {words[2]}", reason="NotFound")
@@ -136,6 +138,26 @@ def test_doctor_shows_one_line_for_each_thing_that_a_run_needs(server: Server) -
     assert {status for status, _ in checks.values()} == {"pass"}
     assert checks["API server"][1] == "Kubernetes v1.36.0, kubectl v1.32.4"
     assert list(checks) == ["image", "kubectl", "API server", "rights", "nodes", "volume claim"]
+
+
+@pytest.mark.parametrize(
+    ("client", "cluster", "status", "says"),
+    [
+        ("v1.20.2", "v1.29.0", "pass", "kubectl v1.20.2"),
+        ("v1.32.4-dispatcher", "v1.33.5-eks-3abbec1", "pass", "Kubernetes v1.33.5-eks-3abbec1"),
+        ("v1.37.1", "v1.28.15", "fail", "Kubernetes must be 1.29 or newer"),
+        ("v1.19.0", "v1.36.0", "skip", "kubectl older than 1.20 has not been tried"),
+        ("?", "v2.0.0", "pass", "Kubernetes v2.0.0"),
+    ],
+)
+def test_doctor_refuses_a_server_without_what_jobs_need(
+    server: Server, client: str, cluster: str, status: str, says: str
+) -> None:
+    server.versions = (client, cluster)
+    found = shown()["API server"]
+    assert found[0] == status
+    assert says in found[1]
+    assert ("rights" in shown()) == (status != "fail")
 
 
 def test_doctor_names_what_is_missing(server: Server) -> None:

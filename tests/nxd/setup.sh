@@ -17,10 +17,11 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 python3 -m venv "$venv"
 "$venv/bin/pip" install torch==2.9.0 torch-xla==2.9.0
 # What the library imports but does not all declare,
-"$venv/bin/pip" install 'transformers==4.51.*' safetensors tenacity 'setuptools>=70.1,<81' packaging numpy psutil protobuf \
+"$venv/bin/pip" install 'transformers>=4.57,<5' safetensors tenacity 'setuptools>=70.1,<81' packaging numpy psutil protobuf \
     scipy boto3 requests 'huggingface-hub<1.0' 'datasets<=3.6.0' tensorboard
 # and what the trainer and its tests do, and the flow's (configuration, and the report's figures).
-"$venv/bin/pip" install pytest hypothesis pyyaml pyarrow tokenizers sentencepiece zstandard hydra-core matplotlib
+"$venv/bin/pip" install pytest pytest-xdist hypothesis pyyaml pyarrow tokenizers sentencepiece zstandard \
+    hydra-core rich typer matplotlib
 "$venv/bin/python" - "$root" <<'PY'
 import importlib.util
 import sys

@@ -62,6 +62,7 @@ PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=60 State=UP OverSubscr
 PartitionName=short Nodes=n[1-{nodes}] MaxTime=1 State=UP OverSubscribe=NO PriorityTier=10
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=20 PreemptMode=OFF
 PartitionName=scavenge Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=60
+PartitionName=apart Nodes={apart} MaxTime=1 State=UP
 """
 
 
@@ -84,6 +85,8 @@ class Lab:
 
     def __init__(self, root: Path, nodes: int) -> None:
         self.root, self.nodes = root, [f"n{number + 1}" for number in range(nodes)]
+        self.apart = f"n{nodes + 1}"
+        """A node of a partition of its own, for a job that runs beside other tests."""
         self._munged: subprocess.Popen[bytes] | None = None
         self._controller: subprocess.Popen[bytes] | None = None
         self._outer: dict[str, subprocess.Popen[bytes]] = {}
@@ -92,6 +95,13 @@ class Lab:
     def env(self) -> dict[str, str]:
         """Variables with which Slurm's commands find this cluster."""
         return {"SLURM_CONF": str(self.root / "slurm.conf"), "MUNGE_SOCKET": str(self.root / "munge" / "socket")}
+
+    @property
+    def hasty(self) -> Path:
+        """Slurm's settings for commands that give up after 1 s if slurmctld is away, instead of after 9 s."""
+        path = self.root / "hasty.conf"
+        path.write_text((self.root / "slurm.conf").read_text() + "MessageTimeout=2\n")
+        return path
 
     @property
     def disk(self) -> Path:
@@ -107,9 +117,13 @@ class Lab:
         self._start_munge()
         self._write_conf()
         self.start_controller()
-        for node in self.nodes:
+        for node in (*self.nodes, self.apart):
             (self.root / "spool" / node).mkdir()
             self.boot(node)
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes can start a job, without the one apart."""
         wait_for(lambda: all(self.state_of(node) == "idle" for node in self.nodes))
 
     def stop(self) -> None:
@@ -153,6 +167,16 @@ class Lab:
         outer.kill()
         outer.wait()
 
+    def kill_step(self, node: str) -> None:
+        """Kill Slurm's program that runs a step on a node, as the kernel does if memory ran out."""
+        (slurmd,) = self._inner(node)
+        space = os.readlink(f"/proc/{slurmd}/ns/pid")
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                title = (entry / "cmdline").read_text()
+                if title.startswith("slurmstepd: [") and ".0]" in title and os.readlink(entry / "ns/pid") == space:
+                    os.kill(int(entry.name), signal.SIGKILL)
+
     @contextlib.contextmanager
     def hidden(self, folder: Path, node: str) -> Iterator[None]:
         """Hide a folder's content from a node, as if storage was not mounted there."""
@@ -191,7 +215,8 @@ class Lab:
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.root / "log" / f"{words[0]}.out").open("ab") as output:
             return subprocess.Popen(
-                words,
+                # Also after a test run that was killed, no daemon is left.
+                ("setpriv", "--pdeathsig=KILL", "--", *words),
                 env={**os.environ, **self.env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -212,6 +237,7 @@ class Lab:
         folder.chmod(0o755)
         self._munged = self._start(
             "setpriv",
+            "--pdeathsig=KILL",  # changing the user clears it
             "--reuid=munge",
             "--regid=munge",
             "--clear-groups",
@@ -228,18 +254,19 @@ class Lab:
         wait_for(lambda: (folder / "socket").exists())
 
     def _write_conf(self) -> None:
-        ports = _free_ports(len(self.nodes) + 1)
-        memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10 // len(self.nodes) >> 20
+        nodes = (*self.nodes, self.apart)
+        ports = _free_ports(len(nodes) + 1)
+        memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10 // len(nodes) >> 20
         lines = [_CONF.format(host=socket.gethostname().split(".")[0], root=self.root, port=ports[0])]
-        for node, port in zip(self.nodes, ports[1:], strict=True):
+        for node, port in zip(nodes, ports[1:], strict=True):
             lines.append(
                 f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=1 "
                 f"RealMemory={memory_mb} State=UNKNOWN\n"
             )
-        lines.append(_PARTITIONS.format(nodes=len(self.nodes)))
+        lines.append(_PARTITIONS.format(nodes=len(self.nodes), apart=self.apart))
         (self.root / "slurm.conf").write_text("".join(lines))
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        names = [f"127.0.0.1 localhost {socket.gethostname()}", *(f"127.0.0.1 {node}" for node in self.nodes)]
+        names = [f"127.0.0.1 localhost {socket.gethostname()}", *(f"127.0.0.1 {node}" for node in nodes)]
         (self.root / "hosts").write_text("\n".join(names) + "\n")
 
 

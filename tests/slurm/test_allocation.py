@@ -17,7 +17,7 @@ from flows.launch.slurm import allocation
 from flows.launch.slurm.launcher import SlurmLauncher
 from tests.flows.launch.contract import SLEEPS, end_of, submit
 from tests.slurm.lab import Lab, wait_for
-from tests.slurm.test_launcher import job, runs
+from tests.slurm.test_launcher import fails, job, runs
 
 pytestmark = pytest.mark.processes
 
@@ -57,7 +57,7 @@ launcher.submit(launcher.render(in_turn(first, "try", SLEEPS)))
 
 
 def test_jobs_run_in_turn_on_kept_nodes_and_a_spare_one_replaces_a_lost_one(lab: Lab, tmp_path: Path) -> None:
-    wait_for(lambda: all(lab.state_of(node) == "idle" for node in lab.nodes))
+    lab.wait_until_idle()
     launcher, place = SlurmLauncher(CLUSTER), tmp_path / "run"
     some = dataclasses.replace(
         job(tmp_path, SLEEPS), run_dir=place, launch_dir=place / "launch" / "attempt-0001", log_dir=place / "logs"
@@ -72,8 +72,7 @@ def test_jobs_run_in_turn_on_kept_nodes_and_a_spare_one_replaces_a_lost_one(lab:
     assert kept
     assert (kept.name, kept.hosts) == ("allocation-0001", status.hosts), "the dead driver's nodes are used"
 
-    fails = "import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit(17)\ntime.sleep(600)"
-    status = end_of(launcher, submit(launcher, in_turn(some, "fails", fails)))
+    status = end_of(launcher, submit(launcher, fails(in_turn(some, "fails", ""), 1, after=("pid", 0))))
     assert (status.exit_code, status.blamed_hosts) == (17, kept.hosts[1:2])
     assert launcher.allocation(trains) == kept, "a failed job does not cost the nodes"
 
@@ -85,6 +84,7 @@ def test_jobs_run_in_turn_on_kept_nodes_and_a_spare_one_replaces_a_lost_one(lab:
     lab.cut(trained[1])
     status = end_of(SlurmLauncher(CLUSTER), handle)
     assert (status.verdict, status.blamed_hosts) == ("node_failed", (trained[1],))
+    wait_for(lambda: lab.state_of(trained[1]).startswith("down"))  # the job's end can come first
 
     again = in_turn(some, "again", SLEEPS)
     handle = submit(launcher, again)
@@ -102,3 +102,26 @@ def test_jobs_run_in_turn_on_kept_nodes_and_a_spare_one_replaces_a_lost_one(lab:
     assert folder
     wait_for(lambda: not lab.command("squeue", "-h", f"--name={folder.job_name}").stdout)
     wait_for(lambda: not lab.command("squeue", "-h", f"--jobs={other.strip()}").stdout)
+
+
+def test_of_two_runs_one_waits_until_the_other_gives_its_nodes_back(lab: Lab, tmp_path: Path) -> None:
+    lab.wait_until_idle()
+    launcher, wide = SlurmLauncher(CLUSTER), dataclasses.replace(CLUSTER, nodes=3, spare_nodes=0)
+    first, second = (
+        dataclasses.replace(job(place, SLEEPS), run_dir=place, launch_dir=place / "launch" / "attempt-0001")
+        for place in (tmp_path / "first", tmp_path / "second")
+    )
+    trains = in_turn(first, "train", SLEEPS)
+    holds = submit(launcher, trains)
+    runs(launcher, holds, trains)
+    competing, competes = SlurmLauncher(wide), in_turn(second, "train", SLEEPS, nodes=3)
+    waits = submit(competing, competes)
+    wait_for(lambda: competing.status(waits).reason in ("Resources", "Priority"))
+    launcher.cancel(holds, grace_s=0)
+    assert launcher.allocation(trains), "the first run keeps its nodes between its jobs"
+    assert competing.status(waits).state == "queued"
+    launcher.release(tmp_path / "first")
+    runs(competing, waits, competes)
+    assert len(competing.status(waits).hosts) == 3
+    competing.cancel(waits, grace_s=0)
+    competing.release(tmp_path / "second")

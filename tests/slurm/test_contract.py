@@ -12,7 +12,6 @@ from flows.launch.base import Job
 from flows.launch.slurm.launcher import SlurmLauncher
 from tests.flows.launch.contract import ProcessContract, python_job
 from tests.slurm.lab import Lab
-from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.processes
 class TestSlurm(ProcessContract):
     @pytest.fixture(autouse=True)
     def idle(self, lab: Lab) -> Iterator[None]:
-        wait_for(lambda: all(lab.state_of(node) == "idle" for node in lab.nodes))
+        lab.wait_until_idle()
         yield
         lab.command("scancel", "--user=root")
 

@@ -38,7 +38,7 @@ def test_two_nodes_train_and_evaluate_beside_it_with_the_losses_and_scores_of_on
     lab: Lab, tmp_path: Path
 ) -> None:
     cli = Cli(tmp_path)
-    wait_for(lambda: all(lab.state_of(node) == "idle" for node in lab.nodes))
+    lab.wait_until_idle()
     cluster = ("cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1")
     beside = ("eval.cluster.partition=scavenge", "eval.cluster.extra=['--hold']", f"eval.every_tokens={MILESTONE}")
     run = cli.start_train(RUN, *SMALL, TASKS, *cluster, *beside)
@@ -48,8 +48,13 @@ def test_two_nodes_train_and_evaluate_beside_it_with_the_losses_and_scores_of_on
         assert [event["cause"] for event in cli.events(RUN, "attempt_ended")] == ["finished"], run.communicate()[0]
         (waits,) = held(lab)  # one after another
         assert (waits.partition, waits.nodes, waits.name.split("/")[-1]) == ("scavenge", "1", f"export-{MILESTONE}")
-        wait_for(lambda: release(lab) or run.poll() is not None)
-        output, _ = run.communicate()
+        local = cli.start_train("local", *SMALL, TASKS, "eval.every_tokens=1M")  # beside the other's evaluations
+        try:
+            wait_for(lambda: release(lab) or run.poll() is not None)
+            output, _ = run.communicate()
+            local_output, _ = local.communicate()
+        finally:
+            local.kill()
     finally:
         run.kill()
     assert run.returncode == 0, output
@@ -58,8 +63,7 @@ def test_two_nodes_train_and_evaluate_beside_it_with_the_losses_and_scores_of_on
     assert "--exclusive" in (cli.paths(RUN).launch(1) / "train.sh").read_text()
     check_preflight(cli)
 
-    local = cli.train("local", *SMALL, TASKS, "eval.every_tokens=1M")
-    assert local.returncode == 0, local.stdout + local.stderr
+    assert local.returncode == 0, local_output
     assert list(cli.losses(RUN)) == list(range(1, STEPS + 1))
     assert cli.losses("local") == cli.losses(RUN)
     assert scores(cli, RUN)["smoke_mmlu"]["n"] == 4

@@ -13,10 +13,12 @@ import pytest
 from conf.schema import ClusterConfig, SlurmConfig
 from flows.drill.small_disk import fill
 from flows.launch.base import Handle, Job
+from flows.launch.endings import has_ended
 from flows.launch.place import token_file
 from flows.launch.slurm.launcher import SlurmLauncher
 from flows.launch.slurm.script import job_name
 from flows.runtime.jobs import job_error
+from hlatctl.node import record
 from hlatctl.run import rank_output
 from hlatctl.run.errors import DISK_FULL, LaunchError, StorageError
 from hlatctl.run.state import TRAIN_JOB
@@ -25,15 +27,29 @@ from tests.slurm.lab import Lab, wait_for
 
 pytestmark = pytest.mark.processes
 
-#: The last rank of four fails. The others wait for it as in a collective.
+#: The last rank of four fails once all have printed. The others wait for it as in a collective.
 RANK = """
 import os, time
+from pathlib import Path
 from trainer.process import follow_launcher
 follow_launcher()
 print("at work", flush=True)
-if os.environ["RANK"] == "3":
-    raise ValueError("the reason")
-time.sleep(600)
+at_work = Path(__file__).with_name("at-work")
+at_work.mkdir(exist_ok=True)
+(at_work / os.environ["RANK"]).touch()
+while os.environ["RANK"] != "3" or len(list(at_work.iterdir())) < 4:
+    time.sleep(0.1)
+raise ValueError("the reason")
+"""
+#: Ends when it is asked to stop, with the code of training that has saved a checkpoint.
+SAVES = "import os, signal, time\nsignal.signal(15, lambda *_: os._exit(75))\nprint('started')\ntime.sleep(600)"
+#: One node fails once another one has written a record. The others wait.
+FAILS = """
+import os, sys, time
+print("started", flush=True)
+while os.environ["NODE_RANK"] != sys.argv[1] or not os.path.exists(sys.argv[2]):
+    time.sleep(0.1)
+sys.exit(17)
 """
 SHARE = "runs_dir must be on storage that all nodes share"
 
@@ -46,9 +62,24 @@ def job(folder: Path, code: str, *, nodes: int = 2) -> Job:
     return python_job(folder / f"run-{uuid.uuid4().hex[:6]}", code, nodes=nodes, PYTHONUNBUFFERED="1")
 
 
+def fails(what: Job, node: int, *, after: tuple[str, int]) -> Job:
+    """A job one of whose nodes fails with code 17 once another one has written a record."""
+    kind, other = after
+    path = record(what.launch_dir / what.name, kind, other)
+    return dataclasses.replace(what, argv=("-c", FAILS, str(node), os.fspath(path)))
+
+
+@pytest.fixture(scope="module")
+def limited(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[SlurmLauncher, Handle]:
+    """A job on the node apart, which lasts until its partition's limit; and its launcher."""
+    launcher = SlurmLauncher(cluster(partition="apart", stop_before_limit_s=20))
+    what = dataclasses.replace(job(tmp_path_factory.mktemp("limited"), SAVES, nodes=1), name=TRAIN_JOB)
+    return launcher, submit(launcher, what)
+
+
 @pytest.fixture
-def launcher(lab: Lab) -> SlurmLauncher:
-    wait_for(lambda: all(lab.state_of(node) == "idle" for node in lab.nodes))
+def launcher(lab: Lab, limited: tuple[SlurmLauncher, Handle]) -> SlurmLauncher:
+    lab.wait_until_idle()
     return SlurmLauncher(cluster())
 
 
@@ -59,8 +90,7 @@ def runs(launcher: SlurmLauncher, handle: Handle, what: Job) -> None:
 
 
 def test_the_first_node_to_fail_is_blamed_with_its_code(launcher: SlurmLauncher, tmp_path: Path) -> None:
-    code = "import os, sys, time\nif os.environ['NODE_RANK'] == '1': sys.exit(17)\ntime.sleep(600)"
-    status = end_of(launcher, submit(launcher, job(tmp_path, code)))
+    status = end_of(launcher, submit(launcher, fails(job(tmp_path, ""), 1, after=("pid", 0))))
     assert (status.state, status.exit_code) == ("failed", 17)
     assert status.blamed_hosts == status.hosts[1:]
 
@@ -102,7 +132,7 @@ def test_a_job_that_no_node_is_free_for_or_that_is_suspended_waits_with_the_reas
     first = job(tmp_path, SLEEPS, nodes=4)
     holding = submit(SlurmLauncher(cluster()), first)
     runs(launcher, holding, first)
-    number = lab.command("squeue", "-h", "-t", "RUNNING", "-o", "%i").stdout.strip()
+    number = lab.command("squeue", "-h", "-p", "main", "-t", "RUNNING", "-o", "%i").stdout.strip()
     lab.command("scontrol", "suspend", number)
     wait_for(lambda: launcher.status(holding).reason == "suspended")
     assert launcher.status(holding).state == "queued"
@@ -120,8 +150,7 @@ def test_a_job_that_no_node_is_free_for_or_that_is_suspended_waits_with_the_reas
 def test_a_job_stops_by_itself_on_a_full_disk_and_stays_given_up(
     launcher: SlurmLauncher, lab: Lab, tmp_path: Path
 ) -> None:
-    code = "import os, signal, time\nsignal.signal(15, lambda *_: os._exit(75))\nprint('started')\ntime.sleep(600)"
-    what = job(lab.disk, code)
+    what = job(lab.disk, SAVES)
     handle = submit(launcher, what)
     runs(launcher, handle, what)
     ballast = lab.disk / "ballast"
@@ -143,23 +172,16 @@ def test_what_an_administrator_cancels_is_no_nodes_failure(launcher: SlurmLaunch
     assert end_of(launcher, handle).verdict == "cancelled"
 
 
-def test_a_job_stops_before_its_partitions_limit_and_one_on_a_drained_node_goes_on(
-    launcher: SlurmLauncher, lab: Lab, tmp_path: Path
-) -> None:
-    limited = SlurmLauncher(cluster(partition="short", stop_before_limit_s=20))
-    saves = "import os, signal, time\nsignal.signal(15, lambda *_: os._exit(75))\nprint('started')\ntime.sleep(600)"
-    first = dataclasses.replace(job(tmp_path, saves, nodes=1), name=TRAIN_JOB)
-    ending = submit(limited, first)
-    second = job(tmp_path, SLEEPS)
-    lasting = submit(launcher, second)
-    runs(launcher, lasting, second)
-    drained = launcher.status(lasting).hosts[0]
+def test_a_job_on_a_drained_node_goes_on(launcher: SlurmLauncher, lab: Lab, tmp_path: Path) -> None:
+    what = job(tmp_path, SLEEPS)
+    handle = submit(launcher, what)
+    runs(launcher, handle, what)
+    drained = launcher.status(handle).hosts[0]
     with lab.drained(drained):
         assert drained not in SlurmLauncher(cluster()).hosts(2)
-        status = end_of(limited, ending)
-        assert (status.verdict, status.exit_code) == ("time_limit", 75)
-        assert launcher.status(lasting).state == "running"
-        launcher.cancel(lasting, grace_s=0)
+        wait_for(lambda: lab.state_of(drained).startswith("drain"))
+        assert SlurmLauncher(cluster()).status(handle).state == "running"
+        launcher.cancel(handle, grace_s=0)
 
 
 def test_a_job_that_was_given_up_does_nothing_if_it_is_submitted_late(
@@ -170,9 +192,24 @@ def test_a_job_that_was_given_up_does_nothing_if_it_is_submitted_late(
     handle = launcher.submit(plan)
     launcher.cancel(handle, grace_s=0)
     before = what.log.read_text()
-    late = lab.command("sbatch", "--wait", "--export=ALL,HLATCTL_TOKEN=old", os.fspath(plan.script_path))
-    assert late.returncode == 0
+    late = lab.command("sbatch", "--parsable", "--export=ALL,HLATCTL_TOKEN=old", os.fspath(plan.script_path))
+    shown = ("squeue", "-h", "-t", "all", f"--jobs={late.stdout.strip()}", "-o", "%T")
+    wait_for(lambda: lab.command(*shown).stdout.strip() == "COMPLETED")
     assert what.log.read_text() == before
+
+
+def test_a_node_whose_slurmstepd_is_killed_ends_its_processes_and_is_blamed(
+    launcher: SlurmLauncher, lab: Lab, tmp_path: Path
+) -> None:
+    """Slurm itself does not notice: the step runs on until the driver ends it, because no step of training follows."""
+    what = job(tmp_path, SLEEPS)
+    handle = submit(launcher, what)
+    runs(launcher, handle, what)
+    lost = launcher.status(handle).hosts[1]
+    lab.kill_step(lost)
+    wait_for(lambda: has_ended(what.launch_dir / what.name, 1))
+    launcher.cancel(handle, grace_s=0)
+    assert end_of(launcher, handle).blamed_hosts == (lost,)
 
 
 def test_an_unknown_partition_is_refused_with_slurms_words(lab: Lab, tmp_path: Path) -> None:
@@ -190,3 +227,8 @@ def test_a_full_disk_has_its_code_so_that_the_flow_waits_for_room(
     with pytest.raises(StorageError) as caught:
         submit(SlurmLauncher(cluster()), job(tmp_path, SLEEPS))
     assert caught.value.code == DISK_FULL
+
+
+def test_a_job_stops_before_its_partitions_limit(limited: tuple[SlurmLauncher, Handle]) -> None:
+    status = end_of(*limited)
+    assert (status.verdict, status.exit_code) == ("time_limit", 75)

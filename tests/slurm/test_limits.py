@@ -114,6 +114,7 @@ def test_nothing_is_created_for_a_run_that_can_not_start(lab: Lab, tmp_path: Pat
 
 def test_a_scheduler_that_does_not_answer_is_no_limit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {partition.name for partition in partitions()} >= {"main", "short"}
+    monkeypatch.setenv("SLURM_CONF", str(lab.hasty))
     lab.stop_controller()
     try:
         with pytest.raises(SchedulerAwayError):

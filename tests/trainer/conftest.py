@@ -24,6 +24,7 @@ from hlatctl.run.errors import ERROR_FILE_ENV
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.scratch import JOB_FOLDER_ENV
+from tests.trainer.s3_server import Server, make_bucket
 
 ROOT = Path(__file__).parents[2]
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -90,6 +91,24 @@ def make_config(corpus: Path) -> MakeConfig:
         return replace(config, **{name: replace(getattr(config, name), **keys) for name, keys in groups.items()})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def any_s3_server() -> Iterator[Server]:
+    pytest.importorskip("s3fs", reason="the extra s3 is not installed")
+    pytest.importorskip("moto", reason="moto is not installed")
+    server = Server()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def s3_server(any_s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A real S3 server with an empty bucket, which the environment names."""
+    for name, value in any_s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    make_bucket()
+    return any_s3_server
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import backend_registration
 
 from conf.devices import DEVICES
 from hlatctl.run.errors import DependencyError
@@ -24,6 +25,10 @@ from trainer.precision import PRECISIONS
 _STEPS = {"tokens": 6 * 4 * 32}
 
 
+@pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this PyTorch is older than those with TorchNeuron: tests.trainer.fake_neuron can't make the device",
+)
 @pytest.mark.processes
 def test_neuron_trains_like_the_cpu_by_configuration_alone(
     tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, train_here: TrainHere, events_of: EventsOf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +15,11 @@ import torch
 
 from conf.load import load
 from hlatctl.run import files
-from hlatctl.run.errors import DataError
+from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.scratch import JOB_FOLDER_ENV
 from tests.trainer.conftest import MakeRun
+from trainer import __main__, preflight
 from trainer.data.loader import Loader
 from trainer.data.prefetch import Batches
 from trainer.inputs import open_batches, read_dataset
@@ -115,3 +116,14 @@ def test_only_rank_0_reads_the_description_of_the_corpus_and_all_get_its_error(r
     with pytest.raises(DataError, match=r"dataset\.json: can't be read") as caught:
         read_dataset(run, backend(1, told[1]))
     assert "hlatctl resume" in caught.value.hint
+
+
+@pytest.mark.parametrize(("main", "more"), [(__main__.main, ["--attempt", "1"]), (preflight.main, [])])
+def test_a_process_of_a_job_reads_the_configuration_on_its_own_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: Callable[[list[str]], int], more: list[str]
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "config.yaml").write_text("- as the first process of this node copied it\n")
+    monkeypatch.setenv(JOB_FOLDER_ENV, os.fspath(tmp_path / "job"))
+    with pytest.raises(ConfigError, match=r"run/config\.yaml: contains list"):
+        main(["--run-dir", os.fspath(tmp_path / "run"), *more])

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from hlatctl.run import files
 from hlatctl.run.batches import batches_drawn
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import read_events
+from hlatctl.run.rank_states import read_rank_states
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from trainer.backends.torch_native import TorchNative
 from trainer.model import Llama
@@ -38,6 +40,15 @@ def test_accumulated_micro_batches_train_like_one_batch(
         assert train_here(run, 1) == 0
         losses.append([event["loss"] for event in events_of(run, "step")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_every_process_begins_with_the_random_state_of_the_seed(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere
+) -> None:
+    run = make_run(tmp_path / "run", train={"max_steps": 1}, seed=7)
+    assert train_here(run, 1) == 0
+    expected = bytes(torch.Generator().manual_seed(7).get_state().numpy()).hex()
+    assert read_rank_states(run.checkpoint(1)).rng == [{"torch": expected}]
 
 
 def test_missing_compiler_is_a_warning_and_training_runs_uncompiled(

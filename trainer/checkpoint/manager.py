@@ -259,6 +259,11 @@ def _states(folder: Path) -> tuple[Any, dict[str, Any]]:
         return files.read_json(folder / STATE), asdict(read_rank_states(folder))
 
 
+def seed_rng(seed: int) -> None:
+    """Begin with the same random state in all processes; PyTorch begins with another in each."""
+    torch.default_generator.manual_seed(seed)
+
+
 def rng_state() -> dict[str, str]:
     """Return this process's random state, as JSON."""
     return {"torch": bytes(torch.get_rng_state().numpy()).hex()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from conf.schema import Config
@@ -81,24 +81,33 @@ class Tiers:
         self.check()
         return replace_folder(self.temporary(step), self.folders[0] / step_name(step))
 
-    def copy_to_shared(self, step: int) -> Path:
-        """Copy a checkpoint durably from the fast folder to the run directory; return its path there.
+    def begin_copy(self, step: int) -> None:
+        """Create an empty folder in the run directory for the copy of a checkpoint from the fast folder."""
+        self.abandon_copy(step)
+        self.partial(step).mkdir(parents=True)
+
+    def copy(self, step: int, names: Iterable[str]) -> None:
+        """Copy files of a checkpoint durably from the fast folder.
 
         Raises:
-            OSError: the run directory can't be written. The incomplete copy is deleted.
+            OSError: the run directory can't be written, or a file is not in the fast folder.
         """
-        target = self.shared / step_name(step)
-        if self.fast is None:
-            return target
-        partial = self.partial(step)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            shutil.copytree(self.fast / step_name(step), partial, copy_function=_copy_durably)
-            self.check()
-            return replace_folder(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        assert self.fast is not None
+        for name in names:
+            target = self.partial(step) / name
+            shutil.copyfile(self.fast / step_name(step) / name, target)
+            fsync(target)
+
+    def finish_copy(self, step: int) -> Path:
+        """Copy the manifest, last, and give the copy its final name durably; return its path."""
+        self.copy(step, [MANIFEST])
+        fsync(self.partial(step))
+        self.check()
+        return replace_folder(self.partial(step), self.shared / step_name(step))
+
+    def abandon_copy(self, step: int) -> None:
+        """Delete what is copied so far."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def delete(self, step: int) -> None:
         """Delete a checkpoint in all folders."""
@@ -125,9 +134,3 @@ class Tiers:
 def _delete(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).unlink(missing_ok=True)  # first, so that a partly deleted folder never counts
     shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def _copy_durably(source: str, target: str) -> str:
-    shutil.copyfile(source, target)
-    fsync(Path(target))
-    return target

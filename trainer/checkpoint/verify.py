@@ -18,6 +18,7 @@ from hlatctl.run.files import read_json
 from hlatctl.run.manifest import read_manifest, why_invalid
 from hlatctl.run.reading import DAMAGED, why
 from trainer.backends.base import Backend
+from trainer.checkpoint.read_back import ReadBack
 from trainer.checkpoint.together import Together
 from trainer.shard_file import SUFFIX, number_of, read_header
 from trainer.shard_index import INDEX, read_index
@@ -29,7 +30,9 @@ class Verifier:
     def __init__(self, backend: Backend, together: Together) -> None:
         self._backend, self._together = backend, together
 
-    def why_invalid(self, folder: Path, *, of_run: bool = True, from_storage: bool = False) -> str | None:
+    def why_invalid(
+        self, folder: Path, *, of_run: bool = True, from_storage: bool = False, read_back: ReadBack | None = None
+    ) -> str | None:
         """Return why a checkpoint is invalid, with the file's name; None if it is valid.
 
         Args:
@@ -37,12 +40,13 @@ class Verifier:
             of_run: it is in a run's folder of checkpoints, so its name must be that of its step.
             from_storage: read the files from storage, not from the page cache. A start doesn't: what it verifies is
                 then read from the page cache.
+            read_back: of this rank's shard, which is read again only if it came back differently, or not at all.
         """
         found = self._together.on_rank0(lambda: _list(folder, of_run=of_run))
         if found["reason"]:
             return str(found["reason"])
         mine = share(found["files"], self._backend.rank, self._backend.world_size)
-        reasons = self._together.everywhere(lambda: _why_bad(folder, mine, from_storage=from_storage))
+        reasons = self._together.everywhere(lambda: _why_bad(folder, mine, read_back, from_storage=from_storage))
         reason = next(filter(None, reasons), None) or self._together.on_rank0(lambda: why_incomplete(folder))
         return None if reason is None else str(reason)
 
@@ -95,8 +99,12 @@ def _list(folder: Path, *, of_run: bool) -> dict[str, Any]:
     return {"reason": reason, "files": [] if reason else read_manifest(folder).files}
 
 
-def _why_bad(folder: Path, entries: list[dict[str, Any]], *, from_storage: bool) -> str | None:
-    for entry in entries:
+def _why_bad(
+    folder: Path, entries: list[dict[str, Any]], read_back: ReadBack | None, *, from_storage: bool
+) -> str | None:
+    came_back = (read_back.name, read_back.sha256()) if read_back else None
+    unread = [entry for entry in entries if (entry["path"], entry["sha256"]) != came_back]
+    for entry in unread:
         if from_storage:
             drop_cached_pages(folder / entry["path"])
-    return files.first_difference(folder, entries) or why_unreadable(folder, [entry["path"] for entry in entries])
+    return files.first_difference(folder, unread) or why_unreadable(folder, [entry["path"] for entry in entries])

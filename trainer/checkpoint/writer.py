@@ -5,7 +5,6 @@ The writing threads of all ranks communicate over a process group of their own.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,11 +23,13 @@ from hlatctl.run.manifest import write_manifest
 from hlatctl.run.rank_states import RANK_STATES, WORLD_SIZE, RankStates
 from trainer.backends.base import Backend
 from trainer.checkpoint.mirror import Mirror
+from trainer.checkpoint.read_back import ReadBack
+from trainer.checkpoint.shared_copy import copy_to_shared
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.together import Failure, Together
 from trainer.checkpoint.trust import CheckpointRecords
 from trainer.checkpoint.verify import Verifier
-from trainer.shard_file import ShardFile, StoredChunk
+from trainer.shard_file import ShardFile, StoredChunk, file_name
 from trainer.shard_index import INDEX, ShardIndex, compose
 
 STATE = "state.json"
@@ -76,6 +77,7 @@ class Writer:
         #: Of the previous save: this rank's blocks, and on rank 0 the index of all.
         self._chunks: list[StoredChunk] = []
         self._index: ShardIndex | None = None
+        self._read_back: ReadBack | None = None
         self._thread: threading.Thread | None = None
         self._failure: Failure | None = None
         self._is_full = False
@@ -138,6 +140,7 @@ class Writer:
         temporary = self._tiers.temporary(save.step)
         try:
             self._together.on_rank0(lambda: self._tiers.begin(save.step))
+            self._read_back = self._follow(temporary, save) if stall_s is not None else None
             entries = self._write_shards(tensors, temporary)
             ranks = self._backend.to_rank0_beside(save.own)
             self._together.on_rank0(lambda: self._commit(temporary, save, entries, ranks, stall_s))
@@ -149,6 +152,11 @@ class Writer:
             return False
         return True
 
+    def _follow(self, folder: Path, save: Save) -> ReadBack | None:
+        """Return what reads this rank's shard back while it is written beside training; None: nobody verifies it."""
+        is_verified = self._tiers.fast is None and save.reason != "stop"
+        return ReadBack(folder / file_name(self._backend.rank + 1)) if is_verified else None
+
     def _write_shards(self, tensors: dict[str, Tensor], folder: Path) -> list[dict[str, Any]]:
         """Write each rank's shard; return the manifest's entries of all.
 
@@ -157,8 +165,12 @@ class Writer:
         kept: list[ShardFile] = []
 
         def write() -> dict[str, Any]:
-            self._tiers.check()
-            shard = self._backend.save(tensors, folder)
+            try:
+                self._tiers.check()
+                shard = self._backend.save(tensors, folder)
+            finally:
+                if self._read_back:
+                    self._read_back.written()
             kept.extend([shard] if shard else [])
             return {"entry": shard and shard.entry, "changed": (shard.chunks if shard else []) != self._chunks}
 
@@ -210,9 +222,9 @@ class Writer:
         All ranks take part to the end, so that none waits in a collective of training for rank 0 to delete files.
         """
         try:
-            folder = Path(self._together.on_rank0(lambda: os.fspath(self._tiers.copy_to_shared(save.step))))
+            folder = copy_to_shared(save.step, self._tiers, self._backend, self._together)
             if save.reason != "stop":  # stopping must be fast; the next attempt verifies it
-                reason = self._verifier.why_invalid(folder, from_storage=True)
+                reason = self._verifier.why_invalid(folder, from_storage=True, read_back=self._read_back)
                 self._together.on_rank0(lambda: self._examined(save.step, folder, reason))
             self._together.on_rank0(self._records.delete_unneeded)
         except HlatctlError as error:

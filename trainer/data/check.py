@@ -1,27 +1,50 @@
 """``python -m trainer.data.check --config FILE``: check a corpus and tokenizer within seconds.
 
-It reads names, schemas and first lines, with the same code as ``trainer.data.prepare``.
+It reads names, schemas and first lines, with the same code as ``trainer.data.prepare``. A corpus in object storage is
+listed; the listing is kept for fingerprints.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from conf.load import load
-from hlatctl.run.errors import run_main
+from conf.schema import Config
+from hlatctl.run.errors import HlatctlError, run_main
 from trainer.data import corpus
-from trainer.data.prepare_tokens import check_tokens
+from trainer.data.prepare_tokens import check_tokens, fetch_indexes
+from trainer.data.stand_in import in_words, is_remote, stand_ins
+
+
+def check(config: Config) -> None:
+    """Check the corpus of a configuration.
+
+    Raises:
+        HlatctlError: names the problem.
+    """
+    if not is_remote(config):
+        if not check_tokens(config):
+            corpus.check(config)
+        return
+    with tempfile.TemporaryDirectory(prefix="hlatctl-") as folder:
+        try:
+            here = stand_ins(config, Path(folder), fresh=True)
+            fetch_indexes(here, whole=False)
+            if not check_tokens(here):
+                corpus.check(here)
+        except HlatctlError as error:
+            error.message, error.hint = in_words(error.message), in_words(error.hint)
+            raise
 
 
 def main(argv: list[str] | None = None) -> int:
     """Check the corpus; an error names the problem."""
     parser = argparse.ArgumentParser(prog="trainer.data.check", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
-    config = load(parser.parse_args(argv).config)
-    if not check_tokens(config):
-        corpus.check(config)
+    check(load(parser.parse_args(argv).config))
     return 0
 
 

@@ -17,6 +17,7 @@ from trainer.data.damage import Report, Row, fail
 from trainer.data.json_lines import LineRange, read_lines
 from trainer.data.pieces import Piece, Unit
 from trainer.data.split import Document, Split
+from trainer.data.stand_in import drop, fetch, in_words, remote_of
 from trainer.data.workers import count
 
 #: ``dataset.json`` keeps this many messages about skipped damage, and counts all of it.
@@ -35,8 +36,9 @@ class Corrupt:
         """Count one damaged row or part of a file."""
         self.count += 1
         if len(self.messages) < CORRUPT_KEPT:
-            self.messages.append(error.message)
-            print(f"skipped: {error.message}", file=sys.stderr)
+            message = in_words(error.message)
+            self.messages.append(message)
+            print(f"skipped: {message}", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ def convert(task: Task) -> dict[str, Any]:
     done = _done(record, unit)
     if done is None:
         with closing(Split(task.folder, unit.fraction, unit.number)) as split:
-            pieces = [_convert_piece(split, piece, skip=unit.skip) for piece in unit.pieces]
+            pieces = [_convert_fetched(split, piece, skip=unit.skip) for piece in unit.pieces]
             done = {"key": unit.key, "pieces": pieces, **split.finish()}
         files.write_sealed_json(record, done)
     else:
@@ -76,6 +78,17 @@ def _done(record: Path, unit: Unit) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return done if done.get("key") == unit.key else None
+
+
+def _convert_fetched(split: Split, piece: Piece, *, skip: bool) -> dict[str, Any]:
+    """Convert an input. One in object storage is on the disk only meanwhile."""
+    if remote_of(piece.path) is None:
+        return _convert_piece(split, piece, skip=skip)
+    fetch(piece.path, piece.start, piece.size, whole_lines=piece.is_range)
+    try:
+        return _convert_piece(split, piece, skip=skip)
+    finally:
+        drop(piece.path)
 
 
 def _convert_piece(split: Split, piece: Piece, *, skip: bool) -> dict[str, Any]:

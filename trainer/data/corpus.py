@@ -11,6 +11,7 @@ from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import formats, tokenizer
 from trainer.data.damage import Row, fail
+from trainer.data.stand_in import drop, fetch_ends, remote_of, shown
 
 #: Modules are cut into documents of about this size. Otherwise one of the largest (a table of 100,000 tokens) would
 #: fill a row of the batch for a third of the quickstart.
@@ -70,7 +71,16 @@ def check_vocabulary(config: Config, vocab_size: int) -> None:
 
 
 def _check_files(corpus: Corpus, *, skip: bool) -> None:
-    """Check every file; if damage is skipped, at least one must be readable."""
+    """Check every file; if damage is skipped, at least one must be readable.
+
+    Of a corpus in object storage, the ends of one file of each format are read: only the column is checked.
+    """
+    if remote_of(corpus.files[0]) is not None:
+        for path in {formats.format_of(path): path for path in reversed(corpus.files)}.values():
+            fetch_ends(path)
+            formats.check_file(path, corpus.column, lambda _: None)
+            drop(path)
+        return
     damage: list[DataError] = []
     report = damage.append if skip else fail
     whole = [formats.check_file(path, corpus.column, report) for path in corpus.files]
@@ -93,7 +103,7 @@ def read_module(path: Path) -> Iterator[Row]:
 def _corpus(path: Path, column: str) -> Corpus:
     files = formats.find_files(path)
     unread = formats.unread_files(path, set(files)) if path.is_dir() else {}
-    return Corpus(name=str(path), files=files, column=column, unread=unread)
+    return Corpus(name=shown(path), files=files, column=column, unread=unread)
 
 
 def _standard_library() -> Corpus:

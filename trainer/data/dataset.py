@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from trainer.data.encoder import make_encoder
 from trainer.data.index import index_file
 from trainer.data.indexing import InPlace
 from trainer.data.pieces import Piece
+from trainer.data.read_ahead import RemoteDocuments, in_order
 from trainer.data.split import COLUMN, held_out_name
 
 DATASET = "dataset.json"
@@ -151,7 +152,7 @@ def _finish_source(
     if not documents:
         raise DataError(f"{corpus.name}: all of its documents are held out", hint="lower data.validation_fraction")
     inputs = f"inputs-{source:02d}.json"
-    files.write_json(folder / inputs, _inputs(prepared.pieces[source], converted))
+    files.write_json(folder / inputs, _inputs(prepared.pieces[source], converted, folder))
     content = [part["sha256"] for part in own]
     if in_place.rows:
         content += [corpus.column, str(config.data.validation_fraction), *in_place.fingerprints]
@@ -169,14 +170,17 @@ def _finish_source(
     }
 
 
-def _inputs(pieces: list[Piece], converted: list[dict[str, Any]]) -> list[Any]:
-    """Return the path of each input; of a range of a file also the rows before it."""
+def _inputs(pieces: list[Piece], converted: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """Return the path of each input; of a range of a file also the rows before it.
+
+    Stand-ins are in the folder, which is renamed later: their paths are relative to it.
+    """
     lines = {piece["number"]: piece["lines"] for piece in converted}
     inputs: list[Any] = []
     before = 0
     for piece in pieces:
         before = before if piece.start else 0
-        path = os.fspath(piece.path)
+        path = os.fspath(piece.path.relative_to(folder) if folder in piece.path.parents else piece.path)
         inputs.append({"path": path, "rows_before": before} if piece.is_range else path)
         before += lines.get(piece.number, 0)
     return inputs
@@ -200,12 +204,11 @@ def _write_validation(prepared: Prepared, sources: list[Source], folder: Path) -
     return {"documents": documents, "text_bytes": text_bytes}
 
 
-def _sample(texts: Sequence[str], in_place: InPlace) -> Iterator[str]:
+def _sample(texts: RemoteDocuments[str], in_place: InPlace) -> Iterator[str]:
     """Yield texts that are spread evenly, with about :data:`_VALIDATION_BYTES` in all."""
     average = in_place.text_bytes / in_place.rows if in_place.rows else 0
-    for position in range(0, len(texts), max(1, round(len(texts) * average / _VALIDATION_BYTES))):
-        if (text := texts[position]).strip():
-            yield text
+    positions = range(0, len(texts), max(1, round(len(texts) * average / _VALIDATION_BYTES)))
+    yield from (text for text in in_order(texts, positions) if text.strip())
 
 
 def _prepare_tokenizer(config: Config, sources: list[Source], folder: Path) -> dict[str, Any]:
@@ -222,8 +225,7 @@ def _estimated_tokens(source: Source, folder: Path) -> int:
     """Estimate a source's tokens from documents that are spread evenly over it, up to 1 MiB."""
     encode = make_encoder(tokenizer.load(folder / tokenizer.TOKENIZER_JSON))
     documents, sampled, tokens, sizes = source.documents, 0, 0, 0
-    for position in range(0, len(documents), max(1, len(documents) // _SAMPLED_DOCUMENTS)):
-        text = documents[position]
+    for text in in_order(documents, range(0, len(documents), max(1, len(documents) // _SAMPLED_DOCUMENTS))):
         sampled += 1
         if text.strip():
             tokens, sizes = tokens + len(encode(text)) + 1, sizes + len(text.encode())

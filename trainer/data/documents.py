@@ -6,6 +6,7 @@ Only the index grows with the corpus, and it is mapped into memory (``trainer.da
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from hlatctl.run.errors import DataError
 from hlatctl.run.reading import reading
 from trainer.data.damage import Report, fail
 from trainer.data.index import Rows
+from trainer.data.read_ahead import in_order
+from trainer.data.stand_in import remote_of, shown
 from trainer.data.table import Table, load_table, scanned_table
 from trainer.data.text_file import PREPARED_COLUMN, OpenFiles, TextFile
 
@@ -76,7 +79,13 @@ class Documents(Sequence[str]):
         return self.text_of(self.table.document(position))
 
     def __iter__(self) -> Iterator[str]:
-        return (self[position] for position in range(len(self)))
+        return in_order(self, range(len(self)))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files are in object storage. Prepared files never are, and are numbered last."""
+        first = self.table.files["input"][:1]
+        return bool(len(first)) and first[0] >= 0 and remote_of(self._path_of(0)) is not None
 
     def text_of(self, document: int) -> str:
         """Return a document's text, counted with held-out ones.
@@ -119,6 +128,11 @@ class _Picked(Sequence[str]):
     def __len__(self) -> int:
         return len(self._picked)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading needs requests."""
+        return self._documents.is_remote
+
     def __getitem__(self, position: Any) -> Any:
         return self._documents.text_of(int(self._picked[position]))
 
@@ -154,7 +168,7 @@ class Source:
         else:
             self.documents = Documents.prepared(self._prepared)
 
-    def held_out_texts(self) -> Sequence[str]:
+    def held_out_texts(self) -> _Picked:
         """Return the texts that are held out, of files that are used where they lie."""
         return _Picked(self.documents, self.documents.table.held_out)
 
@@ -162,7 +176,7 @@ class Source:
         """Return the input file and row of a document."""
         number, row = self.documents.input_and_row(position)
         path, before = self._input(number)
-        return Origin(file=path, row=row + before)
+        return Origin(file=shown(path), row=row + before)
 
     def excerpt(self, position: int, characters: int) -> str:
         """Return the beginning of a document's text."""
@@ -178,7 +192,8 @@ class Source:
             with reading(Path(self._entry["inputs"]), hint=_HINT):
                 self._inputs = list(files.read_json(Path(self._entry["inputs"])))
         given = self._inputs[number]
-        return (given, 0) if isinstance(given, str) else (given["path"], given["rows_before"])
+        path, before = (given, 0) if isinstance(given, str) else (given["path"], given["rows_before"])
+        return os.path.join(os.path.dirname(self._entry["inputs"]), path), before
 
 
 def _skip(error: DataError) -> None:

@@ -28,7 +28,7 @@ Rows = npt.NDArray[np.int64]
 #: A buffer without bytes, and one that is not in the file as it is.
 _NONE, _ELSEWHERE = -1, -2
 #: A file's fingerprint covers its size, its batches and these blocks of its content.
-_BLOCK_BYTES, _BLOCKS = 4096, 4
+SAMPLED_BYTES, _BLOCKS = 4096, 4
 _HASHED_ROWS = 1 << 20
 
 
@@ -131,9 +131,18 @@ def _place(buffer: Any, whole: Any) -> int:
     return position if 0 <= position <= whole.size - buffer.size else _ELSEWHERE
 
 
+def sampled_positions(size: int) -> list[int]:
+    """Return where the blocks begin that the fingerprint of a file covers.
+
+    Args:
+        size: of the file in bytes.
+    """
+    return [size * block // _BLOCKS for block in range(_BLOCKS)]
+
+
 def _fingerprint(path: Path, size: int, batches: Batches) -> str:
     digest = hashlib.sha256(size.to_bytes(8, "little") + batches.tobytes())
     with path.open("rb") as file:
-        for block in range(_BLOCKS):
-            digest.update(os.pread(file.fileno(), _BLOCK_BYTES, size * block // _BLOCKS))
+        for position in sampled_positions(size):
+            digest.update(os.pread(file.fileno(), SAMPLED_BYTES, position))
     return digest.hexdigest()[:16]

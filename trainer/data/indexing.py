@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from hlatctl.run.errors import DataError
+from trainer.data.arrow_headers import fill_headers
 from trainer.data.convert import Corrupt
 from trainer.data.damage import fail
 from trainer.data.index import Indexed, Rows, held_out_rows, index_file
 from trainer.data.pieces import Piece
+from trainer.data.stand_in import drop, remote_of
 from trainer.data.table import TableWriter
 from trainer.data.workers import Progress, count, spread
 
@@ -113,7 +115,11 @@ def _index(task: _Task) -> list[_File]:
 def _index_one(piece: Piece, fraction: float, *, skip: bool) -> _File:
     damage: list[str] = []
     report: Any = (lambda error: damage.append(error.message)) if skip else fail
+    if remote := remote_of(piece.path):
+        fill_headers(piece.path)
     indexed = index_file(piece.path, piece.column, report)
+    if remote:
+        drop(piece.path)
     if indexed is None:  # conversion reports the damage, and counts the file
         return _File(piece=piece, indexed=None, held_out=np.empty(0, dtype=np.int64), damage=[])
     count(documents=indexed.rows, input_bytes=piece.size)

@@ -14,13 +14,14 @@ import numpy as np
 
 from conf.amend import skipped_batches
 from conf.schema import Config
-from hlatctl.run.errors import CheckpointError, HlatctlError
+from hlatctl.run.errors import STORAGE_AWAY, CheckpointError, HlatctlError
 from hlatctl.run.journal import Event
 from trainer.data import tokenizer
 from trainer.data.documents import sources_of
 from trainer.data.encoder import make_encoder
 from trainer.data.packing import Deal, Position, Row
 from trainer.data.prefetch import Batch, Batches, State
+from trainer.data.read_ahead import ReadAhead
 from trainer.data.relay import Sender
 
 #: Time for the other processes to receive an error before the connections to them end.
@@ -70,8 +71,13 @@ class Loader(Batches):
             seed=config.seed,
         )
         encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
-        documents = [source.documents for source in self.sources]
         mine = range(rows // size * rank, rows // size * (rank + 1))
+        readers = len(mine) * len(self.sources)
+        documents = [
+            ReadAhead(source.documents, readers) if source.documents.is_remote else source.documents
+            for source in self.sources
+        ]
+        self._ahead = [each for each in documents if isinstance(each, ReadAhead)]
         eos_id = int(dataset["tokenizer"]["eos_id"])
         own = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
         self._taken = [row.position for row in own]
@@ -79,11 +85,13 @@ class Loader(Batches):
         self._start(lambda: self._produce(own, first))
 
     def close(self) -> None:
-        """Stop the background thread, and end the connections to the other processes."""
+        """Stop the background thread, its requests, and the connections to the other processes."""
+        if self._sender and self._failing and self._thread:
+            self._thread.join(_TELLS_S)
+        self._stopping.set()
+        for documents in self._ahead:
+            documents.close()
         if self._sender:
-            if self._failing and self._thread:
-                self._thread.join(_TELLS_S)
-            self._stopping.set()
             self._sender.stop()  # the thread may be waiting for a slow one
         super().close()
         if self._sender:
@@ -97,6 +105,11 @@ class Loader(Batches):
                 if number not in self._skip:
                     self._hand_out(Batch(tokens, number, [row.spans for row in rows], [row.position for row in rows]))
         except HlatctlError as error:
+            if self._stopping.is_set():
+                return
+            if error.code == STORAGE_AWAY:
+                step = number - sum(skipped <= number for skipped in self._skip)
+                error = type(error)(f"step {step}: {error.message}", hint=error.hint, code=error.code)
             self._failing = True
             self._put(error)  # first: the others may wait for this process, not for their next batch
             if self._sender:

@@ -8,7 +8,7 @@ Version 1 of the ``.idx`` file, little-endian (NVIDIA/Megatron-LM, ``megatron/co
     int64[D]  the first sequence of each document; the last one is S
 
 A document is one sequence or several, such as its sentences. Both files are mapped into memory, so opening them reads
-only the header, and memory does not grow with their size.
+only the header, and memory does not grow with their size. A ``.bin`` file in object storage is read by ranges.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ import numpy.typing as npt
 from hlatctl.run.atomic import fsync
 from hlatctl.run.errors import DataError
 from hlatctl.run.reading import open_regular
+from trainer.data.remote import RemoteObject
+from trainer.data.stand_in import remote_of
 
 MAGIC = b"MMIDIDX\x00\x00"
 _OLD_MAGIC = b"TNTIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
+HEADER_BYTES = _HEADER.size
 _VERSION = 1
 #: Types of ids by their code in the header. 6 and 7 are floating-point types, which can't be ids.
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -124,7 +127,8 @@ class TokenFile:
         self._positions = np.frombuffer(index, "<i8", header.sequences, at + self._lengths.nbytes)
         at += self._lengths.nbytes + self._positions.nbytes
         self._firsts = np.frombuffer(index, "<i8", header.documents + 1, at)
-        self._ids: Ids = np.frombuffer(_mapped(self._path), header.dtype)
+        remote = remote_of(self._path)
+        self._ids: Any = RemoteIds(remote, header.dtype) if remote else np.frombuffer(_mapped(self._path), header.dtype)
         self.tokens = len(self._ids)
         """Number of tokens of all documents."""
 
@@ -145,17 +149,44 @@ class TokenFile:
         if last == first + 1:
             return self._sequence(first, document)
         parts = [self._sequence(number, document) for number in range(first, last)]
-        return np.concatenate(parts) if parts else self._ids[:0]
+        ids: Ids = np.concatenate(parts) if parts else self._ids[:0]
+        return ids
 
     def _sequence(self, number: int, document: int) -> Ids:
         length, position = int(self._lengths[number]), int(self._positions[number])
         begin, rest = divmod(position, self._ids.itemsize)
         if length < 0 or begin < 0 or rest or begin + length > len(self._ids):
             raise self._damaged(document)
-        return self._ids[begin : begin + length]
+        ids: Ids = self._ids[begin : begin + length]
+        return ids
 
     def _damaged(self, document: int) -> DataError:
         return DataError(f"{self._path}: document {document + 1} lies outside of the file", hint=_HINT)
+
+
+class RemoteIds:
+    """The ids of a ``.bin`` file in object storage; a slice is one request.
+
+    Args:
+        remote: the file.
+        dtype: of the ids.
+    """
+
+    def __init__(self, remote: RemoteObject, dtype: np.dtype[Any]) -> None:
+        self._remote, self._dtype, self.itemsize = remote, dtype, dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._remote.size // self.itemsize
+
+    def __getitem__(self, part: slice) -> Ids:
+        """Return the ids of a slice without a step.
+
+        Raises:
+            DataError: the object can't be read.
+        """
+        start, stop, _ = part.indices(len(self))
+        content = self._remote.read(start * self.itemsize, max(0, stop - start) * self.itemsize)
+        return np.frombuffer(content, self._dtype)
 
 
 class Writer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from hlatctl.run.errors import CheckpointError, DataError
 from trainer.data.encoder import Encode, Tokens
 from trainer.data.permutation import Permutation
+from trainer.data.read_ahead import ReadAhead
 
 #: Tokens by which a row's mixture may deviate from the weights, besides one document: room for chance, so that the rows
 #: of a batch do not change sources at the same time.
@@ -129,7 +131,7 @@ class Row:
     """One row, starting at a position.
 
     Args:
-        documents: of each source: texts, or token ids with the end-of-sequence token.
+        documents: of each source: texts, or token ids with the end-of-sequence token; or what reads them ahead.
         deal: of all rows.
         encode: encodes a text, without special tokens.
         eos_id: ends each document.
@@ -139,7 +141,7 @@ class Row:
 
     def __init__(
         self,
-        documents: Sequence[Sequence[str] | Sequence[Tokens]],
+        documents: Sequence[Sequence[str] | Sequence[Tokens] | ReadAhead],
         deal: Deal,
         encode: Encode,
         *,
@@ -176,9 +178,15 @@ class Row:
 
     def _open(self) -> Tokens:
         finished = self.position.finished
-        self._source = self._deal.source(self._row, finished)
-        self._document = self._deal.document(self._row, self._source, finished[self._source][0])
-        tokens = encoded(self._documents[self._source][self._document], self._encode, self._eos_id)
+        source = self._source = self._deal.source(self._row, finished)
+        nth = finished[source][0]
+        self._document = self._deal.document(self._row, source, nth)
+        documents = self._documents[source]
+        if isinstance(documents, ReadAhead):
+            document = documents.read(self._row, nth, partial(self._deal.document, self._row, source))
+        else:
+            document = documents[self._document]
+        tokens = encoded(document, self._encode, self._eos_id)
         self._empty = 0 if len(tokens) else self._empty + 1
         if self._empty > _MOST_EMPTY:
             raise DataError(

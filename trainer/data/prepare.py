@@ -18,7 +18,7 @@ from pathlib import Path
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run.atomic import fsync
-from hlatctl.run.errors import HlatctlError, cannot_write, run_main
+from hlatctl.run.errors import STORAGE_AWAY, HlatctlError, cannot_write, run_main
 from hlatctl.run.locks import locked_file
 from hlatctl.run.paths import partial_data
 from trainer.data.convert import Task, convert
@@ -26,9 +26,12 @@ from trainer.data.corpus import Corpus, check
 from trainer.data.dataset import DATASET, Prepared, write_dataset
 from trainer.data.indexing import index_in_place
 from trainer.data.pieces import pieces_of, units_of
-from trainer.data.prepare_tokens import check_tokens, write_token_dataset
+from trainer.data.prepare_tokens import check_tokens, fetch_indexes, write_token_dataset
+from trainer.data.stand_in import in_words, is_remote, stand_ins, tidy
+from trainer.data.tokenized import TokenCorpus
 from trainer.data.workers import Progress, spread
 
+_Checked = tuple[list[TokenCorpus], list[Corpus]]
 _LOCK, _PROGRESS = ".lock", "progress"
 
 
@@ -42,25 +45,43 @@ def prepare(config: Config, target: Path) -> None:
     """
     if (target / DATASET).is_file():
         return
-    tokens = check_tokens(config)
-    corpora = [] if tokens else check(config)
+    checked = None if is_remote(config) else _check(config)
     try:
         with _partial_folder(target) as partial:
             if partial is not None:
-                if tokens:
-                    write_token_dataset(config, tokens, partial, target)
-                else:
-                    _write(config, corpora, partial, target)
+                _fill(config, checked, partial, target)
                 _publish(partial, target)
     except OSError as error:
         raise cannot_write(target, error, hint="free space, or set another runs_dir") from None
+
+
+def _fill(config: Config, checked: _Checked | None, partial: Path, target: Path) -> None:
+    """Write the prepared folder; what is done with folders on a disk is done with stand-ins of those elsewhere."""
+    try:
+        here = config if checked else stand_ins(config, partial, fresh=False)
+        tokens, corpora = checked or _check(here)
+        if tokens:
+            write_token_dataset(here, tokens, partial, target)
+        else:
+            _write(here, corpora, partial, target)
+    except HlatctlError as error:
+        error.message, error.hint = in_words(error.message), in_words(error.hint)
+        raise
+
+
+def _check(config: Config) -> _Checked:
+    """Return the checked corpora: those of token ids, or else those of text."""
+    fetch_indexes(config, whole=True)
+    tokens = check_tokens(config)
+    return tokens, [] if tokens else check(config)
 
 
 @contextmanager
 def _partial_folder(target: Path) -> Iterator[Path | None]:
     """Yield the folder to fill, which no other process has; None if another process has made the target meanwhile.
 
-    An error of the corpus removes it. After a kill, or on a full disk, it stays, and the next call continues.
+    An error of the corpus removes it. After a kill, on a full disk, or when storage fails, it stays, and the next call
+    continues.
     """
     folder = partial_data(target)
     lock = folder / _LOCK
@@ -74,8 +95,9 @@ def _partial_folder(target: Path) -> Iterator[Path | None]:
                 continue  # its holder has removed the folder
             try:
                 yield folder
-            except HlatctlError:
-                shutil.rmtree(folder, ignore_errors=True)
+            except HlatctlError as error:
+                if error.code != STORAGE_AWAY:
+                    shutil.rmtree(folder, ignore_errors=True)
                 raise
             return
 
@@ -95,6 +117,7 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
 
 def _publish(partial: Path, target: Path) -> None:
     """Rename the folder to its place, without what only the preparation needs."""
+    tidy(partial, keep=(".idx", ".bin"))
     for path in [partial / _LOCK, partial / _PROGRESS, *partial.glob("unit-*.json"), *partial.glob("held-out-*.jsonl")]:
         path.unlink(missing_ok=True)
     if (target / DATASET).is_file():  # a process on another host was faster, and its lock isn't seen here

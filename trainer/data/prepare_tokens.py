@@ -22,8 +22,10 @@ from hlatctl.run.reading import reading
 from trainer.data import megatron, tokenizer
 from trainer.data.corpus import check_vocabulary
 from trainer.data.dataset import DATASET, VALIDATION
+from trainer.data.read_ahead import in_order
 from trainer.data.split import COLUMN
-from trainer.data.tokenized import TokenCorpus, TokenDocuments, TokenSource, check_counts, describe_pair, find
+from trainer.data.stand_in import fetch_ranges, files_of
+from trainer.data.tokenized import MANIFEST, TokenCorpus, TokenDocuments, TokenSource, check_counts, describe_pair, find
 
 #: Documents of Megatron's files that are held out, at most: they are decoded to text.
 _MOST_HELD_OUT = 2000
@@ -129,7 +131,7 @@ def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial:
         "v": 3,
         "text_column": COLUMN,
         "files": [],
-        "sources": sources,
+        "sources": [_placed(source, partial, target) for source in sources],
         "documents": sum(source["documents"] for source in sources),
         "text_bytes": _total([source["text_bytes"] for source in sources]),
         "fingerprint": digest(
@@ -168,6 +170,14 @@ def _source(config: Config, corpus: TokenCorpus) -> dict[str, Any]:
     }
 
 
+def _placed(source: dict[str, Any], partial: Path, target: Path) -> dict[str, Any]:
+    """Return an entry with the later paths of pairs whose indexes are in the folder."""
+    here, later = partial.absolute(), target.absolute()
+    prefixes = [Path(shard["path"]) for shard in source["shards"]]
+    paths = [os.fspath(later / p.relative_to(here) if here in p.parents else p) for p in prefixes]
+    return {**source, "shards": [{**s, "path": path} for s, path in zip(source["shards"], paths, strict=True)]}
+
+
 def _fingerprint(prefixes: Sequence[Path]) -> str:
     digest_ = hashlib.sha256()
     for prefix in prefixes:
@@ -175,10 +185,39 @@ def _fingerprint(prefixes: Sequence[Path]) -> str:
             size = path.stat().st_size
             digest_.update(size.to_bytes(8, "little"))
             with path.open("rb") as file:
-                for block in range(_BLOCKS):
-                    file.seek(max(0, size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
+                for position in _blocks(size):
+                    file.seek(position)
                     digest_.update(file.read(_BLOCK_BYTES))
     return digest_.hexdigest()[:16]
+
+
+def _blocks(size: int) -> list[int]:
+    """Return the positions of the blocks of a file that its fingerprint covers."""
+    return [max(0, size - _BLOCK_BYTES) * block // (_BLOCKS - 1) for block in range(_BLOCKS)]
+
+
+def fetch_indexes(config: Config, *, whole: bool) -> None:
+    """Fill what :func:`check_tokens` reads of stand-ins, and what is written from them.
+
+    Args:
+        config: with paths of stand-ins; others are left alone.
+        whole: fill all that a preparation needs; otherwise, what a check needs.
+
+    Raises:
+        DataError: the storage can't be read.
+    """
+    ranges: list[tuple[Path, int, int]] = []
+    for source in config.data.inputs:
+        root = Path(source.path)
+        own = [root / MANIFEST, *(root / "tokenizer").glob("*"), *([root / VALIDATION] if whole else [])]
+        for path, size in files_of(root):
+            if path in own and (root / MANIFEST).is_file():
+                ranges.append((path, 0, size))
+            elif path.suffix == ".idx":
+                ranges.append((path, 0, size if whole else min(size, megatron.HEADER_BYTES)))
+            elif whole and path.suffix == ".bin":
+                ranges += [(path, position, min(size, _BLOCK_BYTES)) for position in _blocks(size)]
+    fetch_ranges(ranges)
 
 
 def _sampled(documents: TokenDocuments) -> Iterator[int]:
@@ -187,7 +226,7 @@ def _sampled(documents: TokenDocuments) -> Iterator[int]:
 
 
 def _check_ids(documents: TokenDocuments, corpus: TokenCorpus) -> None:
-    if not any(len(documents[position]) for position in _sampled(documents)):
+    if not any(len(ids) for ids in in_order(documents, _sampled(documents))):
         raise DataError(f"data.path={corpus.name}: its documents have no tokens", hint="use a larger corpus")
 
 

@@ -23,6 +23,7 @@ from trainer.data.documents import Source, sources_of
 from trainer.data.encoder import Encode, make_encoder
 from trainer.data.packing import encoded
 from trainer.data.permutation import Permutation
+from trainer.data.read_ahead import RemoteDocuments, in_order
 from trainer.data.tokenized import TokenSource
 
 _SAMPLE_TOKENS = 200
@@ -75,8 +76,8 @@ def _survey_source(source: Source | TokenSource, encode: Encode, eos_id: int, do
     drawn = range(total) if documents >= total else [order[place] for place in range(documents)]
     lengths: Counter[int] = Counter()
     tokens = sizes = 0
-    for position in drawn:
-        document = source.documents[position]
+    documents_: RemoteDocuments[Any] = source.documents
+    for document in in_order(documents_, drawn):
         length = len(encoded(document, encode, eos_id))
         lengths[1 << length.bit_length()] += 1
         tokens, sizes = tokens + length, sizes + (len(document.encode()) if isinstance(document, str) else 0)

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run.errors import DataError
+from trainer.data.blocks import BLOCKS
 from trainer.data.damage import Report, fail
 from trainer.data.index import Batches, index_file
+from trainer.data.stand_in import remote_of
 
 #: Column of the text in prepared files.
 PREPARED_COLUMN = "text"
@@ -28,7 +30,7 @@ class TextFile:
     """An open Arrow file whose batches are known.
 
     Args:
-        path: of the file.
+        path: of the file; one of a stand-in is read from its object, which refuses changes itself.
         batches: of the file; None: they are scanned now.
         size: in bytes that it must have; -1: any.
         mtime_ns: time of change that it must have; -1: any.
@@ -43,6 +45,10 @@ class TextFile:
         self, path: str, batches: Batches | None, *, size: int, mtime_ns: int, documents: int, report: Report = fail
     ) -> None:
         self._path, self._report, self._prepared = path, report, mtime_ns == -1
+        self._remote = remote_of(path)
+        if self._remote is not None and batches is not None:
+            self._path, self.batches, self._rows = self._remote.url, batches, batches["row"]
+            return
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             status = os.fstat(self._descriptor)
@@ -70,10 +76,10 @@ class TextFile:
         """
         first, _, offsets, data, size, validity, wide = self.batch(row).item()
         at = row - first
-        if validity >= 0 and not self._read(1, validity + at // 8)[0] >> at % 8 & 1:
+        if validity >= 0 and not self._read_place(1, validity + at // 8)[0] >> at % 8 & 1:
             return ""
         width, form = (8, "<qq") if wide else (4, "<ii")
-        start, end = struct.unpack(form, self._read(2 * width, offsets + width * at))
+        start, end = struct.unpack(form, self._read_place(2 * width, offsets + width * at))
         if not 0 <= start <= end <= size:
             self._report(self._damaged(row, f"its text begins at {start} and ends at {end} of {size} bytes"))
             return ""
@@ -83,7 +89,13 @@ class TextFile:
             self._report(self._damaged(row, f"not UTF-8 text (byte {error.start})"))
             return ""
 
+    def _read_place(self, size: int, position: int) -> bytes:
+        """Read bytes that say where texts lie. Of an object, blocks of them are kept, for its other texts."""
+        return self._read(size, position) if self._remote is None else BLOCKS.read(self._remote, position, size)
+
     def _read(self, size: int, position: int) -> bytes:
+        if self._remote is not None:
+            return self._remote.read(position, size)
         try:
             content = os.pread(self._descriptor, size, position)
         except OSError as error:

@@ -159,7 +159,7 @@ def _check_space(plan: Plan, dataset: dict[str, Any], work: Path) -> None:
     free = shutil.disk_usage(work).free
     if missing > free:
         raise StorageError(
-            f"{work.parent}: about {missing / 2**30:,.1f} GiB are needed, {free / 2**30:,.1f} GiB are free",
+            f"{work.parent}: about {missing / 2**20:,.1f} MiB are needed, {free / 2**20:,.1f} MiB are free",
             hint="free space, or set --to to a folder on a larger disk",
             code=DISK_FULL,
         )

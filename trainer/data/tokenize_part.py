@@ -20,6 +20,7 @@ from trainer.data import megatron, tokenizer, workers
 from trainer.data.documents import Source, sources_of
 from trainer.data.encoder import Encode, make_encoder
 from trainer.data.packing import encoded
+from trainer.data.read_ahead import in_order
 
 PLAN = "plan.json"
 #: The progress is counted after this many bytes of text.
@@ -87,8 +88,7 @@ def write_part(part: Part) -> dict[str, Any]:
     positions, prefix = plan.part(part.number), part.prefix
     with megatron.Writer(prefix, np.dtype(plan.dtype)) as writer:
         tokens = text_bytes = counted_tokens = counted_bytes = 0
-        for position in positions:
-            text = source.documents[position]
+        for position, text in zip(positions, in_order(source.documents, positions), strict=True):
             ids = encoded(text, encode, eos_id)
             writer.add(ids)
             tokens, text_bytes = tokens + len(ids), text_bytes + len(text.encode())

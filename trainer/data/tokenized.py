@@ -7,6 +7,7 @@ folder is made by ``trainer.data.prepare_tokens``.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from trainer.data.documents import Origin
 from trainer.data.encoder import Tokens
 from trainer.data.megatron import Ids, TokenFile
 from trainer.data.permutation import Permutation
+from trainer.data.read_ahead import in_order
+from trainer.data.stand_in import remote_of, shown
 
 MANIFEST = "token_ids.json"
 #: Pairs of files mapped at once; each takes two file descriptors.
@@ -64,7 +67,7 @@ def find(path: Path) -> TokenCorpus | None:
         if not megatron.is_index(megatron.index_path(prefix)):
             return None
         _check_pairs([prefix])
-        return TokenCorpus(name=str(path), prefixes=[prefix], folder=None, manifest={})
+        return TokenCorpus(name=shown(path), prefixes=[prefix], folder=None, manifest={})
     if (path / MANIFEST).is_file():
         return _own(path)
     prefixes = [file.with_suffix("") for file in sorted(path.rglob("*.idx")) if _is_index(file, path)]
@@ -73,7 +76,7 @@ def find(path: Path) -> TokenCorpus | None:
     _check_pairs(prefixes)
     for folder in {prefix.parent for prefix in prefixes}:
         _refuse_text(path, prefixes[0], folder)
-    return TokenCorpus(name=str(path), prefixes=prefixes, folder=None, manifest={})
+    return TokenCorpus(name=shown(path), prefixes=prefixes, folder=None, manifest={})
 
 
 def _own(folder: Path) -> TokenCorpus:
@@ -81,7 +84,7 @@ def _own(folder: Path) -> TokenCorpus:
     with reading(path, hint="copy the folder again, or run `hlatctl data tokenize` again"):
         manifest = files.read_sealed_json(path)
         prefixes = [folder / Path(shard["name"]).name for shard in manifest["shards"]]
-    return TokenCorpus(name=str(folder), prefixes=prefixes, folder=folder, manifest=manifest)
+    return TokenCorpus(name=shown(folder), prefixes=prefixes, folder=folder, manifest=manifest)
 
 
 def _is_index(file: Path, root: Path) -> bool:
@@ -129,6 +132,7 @@ class TokenDocuments(Sequence[Tokens]):
         self._before = self._held_out - np.arange(len(self._held_out))
         self._vocab_size, self._eos_id = vocab_size, eos_id
         self._open: OrderedDict[int, TokenFile] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return int(self._starts[-1]) - len(self._held_out)
@@ -147,7 +151,12 @@ class TokenDocuments(Sequence[Tokens]):
         return self.ids_of(self.among_all(position))
 
     def __iter__(self) -> Iterator[Tokens]:
-        return (self[position] for position in range(len(self)))
+        return in_order(self, range(len(self)))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the ids are in object storage."""
+        return bool(self._entries) and remote_of(megatron.data_path(Path(self._entries[0]["path"]))) is not None
 
     def among_all(self, position: int) -> int:
         """Return the position among all documents of a training document."""
@@ -190,15 +199,30 @@ class TokenDocuments(Sequence[Tokens]):
 
     def _file(self, number: int) -> TokenFile:
         """Return a mapped pair of files; the most recently used ones stay mapped."""
-        if number not in self._open:
-            entry = self._entries[number]
-            file = TokenFile(Path(entry["path"]))
-            check_counts(entry, documents=len(file), tokens=file.tokens)
-            self._open[number] = file
-            if len(self._open) > _OPEN_FILES:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return self._open[number]
+        with self._lock:
+            if number not in self._open:
+                entry = self._entries[number]
+                file = TokenFile(Path(entry["path"]))
+                check_counts(entry, documents=len(file), tokens=file.tokens)
+                self._open[number] = file
+                if len(self._open) > _OPEN_FILES:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(number)
+            return self._open[number]
+
+
+class HeldOut:
+    """The held-out documents of a corpus of ids."""
+
+    def __init__(self, documents: TokenDocuments, numbers: Sequence[int]) -> None:
+        self._documents, self._numbers = documents, numbers
+        self.is_remote = documents.is_remote
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, position: int) -> Tokens:
+        return self._documents.ids_of(self._numbers[position])
 
 
 def describe_pair(prefix: Path) -> dict[str, Any]:
@@ -252,7 +276,7 @@ class TokenSource:
     def origin(self, position: int) -> Origin:
         """Return the ``.bin`` file of a document and its 1-based number there."""
         path, row = self.documents.file_and_row(self.documents.among_all(position))
-        return Origin(file=str(path), row=row)
+        return Origin(file=shown(path), row=row)
 
     def excerpt(self, position: int, characters: int) -> str:
         """Return the beginning of a document as text."""
@@ -260,7 +284,8 @@ class TokenSource:
 
     def held_out_texts(self) -> Iterator[str]:
         """Yield the texts of the held-out documents."""
-        return (self._text(self.documents.ids_of(document)) for document in self._held_out)
+        held_out = HeldOut(self.documents, self._held_out)
+        return (self._text(ids) for ids in in_order(held_out, range(len(held_out))))
 
     def _text(self, ids: Tokens) -> str:
         """Return the text of ids without the last one, which is the end of sequence or is not asked for."""

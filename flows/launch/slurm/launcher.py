@@ -44,7 +44,7 @@ from flows.launch.slurm.kept_nodes import KeptNodes
 from flows.launch.slurm.limits import seconds
 from hlatctl import node
 from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
-from hlatctl.cache.environment import pack
+from hlatctl.cache.environment import Packer
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, cannot_write
 from hlatctl.run.paths import environment_dir
@@ -75,7 +75,7 @@ class SlurmLauncher:
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster, self._queue, self._accounting = cluster, Queue(), Accounting()
-        self._kept = KeptNodes(cluster, self._queue)
+        self._kept, self._packer = KeptNodes(cluster, self._queue), Packer()
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
 
@@ -127,7 +127,7 @@ class SlurmLauncher:
 
     def _pack_environment(self, job: Job) -> None:
         """Write which environment the nodes of a job unpack; its archive is made if there is none yet."""
-        record = pack(environment_dir(job.run_dir.parent))
+        record = self._packer.pack(environment_dir(job.run_dir.parent))
         folder = os.path.join(self._cluster.worker_cache_dir, "env")
         files.write_sealed_json(scripts.environment_file(job.launch_dir / job.name), {**record, "folder": folder})
 

@@ -6,7 +6,16 @@ import pytest
 
 from flows.launch.base import Status, Verdict
 from flows.recovery.failure_causes import Cause, Ending, classify, failed_host, last_exception
-from hlatctl.run.errors import DISK_FULL, NONFINITE, ConfigError, DataError, HlatctlError, StorageError, TrainingError
+from hlatctl.run.errors import (
+    DISK_FULL,
+    NONFINITE,
+    STORAGE_AWAY,
+    ConfigError,
+    DataError,
+    HlatctlError,
+    StorageError,
+    TrainingError,
+)
 from hlatctl.run.state import AttemptState
 
 SIGKILL_LOG = """[default0]:[rank0]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:555] Connection closed by peer
@@ -94,6 +103,8 @@ def test_the_first_exception_gives_the_cause_whatever_other_processes_print(line
         (StorageError("/runs: can't be written (Read-only file system)"), 7, "error"),
         (TrainingError("any words", code=NONFINITE), 7, "nonfinite"),
         (ConfigError("seed=x"), 7, "error"),
+        (DataError("s3://bucket/a.arrow: can't be read", code=STORAGE_AWAY), 0, "storage_away"),
+        (DataError("s3://bucket/a.arrow: can't be read", code=STORAGE_AWAY), 7, "storage_away"),
     ],
 )
 def test_our_own_errors_are_classified_by_type_and_code_whatever_their_text(

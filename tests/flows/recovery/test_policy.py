@@ -66,6 +66,7 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("crashed", False, 0, "stop", "it crashed before its first step: a fault of code or configuration"),
         ("crashed", False, 10, "restart", "restarting from step 5"),
         ("data_error", False, 10, "restart", "restarting from step 5"),
+        ("storage_away", False, 0, "restart", "restarting from step 5"),
         ("out_of_memory", False, 0, "restart", "restarting from step 5"),
         ("collective_timeout", False, 10, "restart", "restarting from step 5"),
         ("hang", False, 0, "restart", "restarting from step 5"),
@@ -110,6 +111,14 @@ def test_the_same_failure_at_the_same_step_walks_back_then_stops_with_the_eviden
     last = decide(state, crash, POLICY)
     assert (last.action, last.why) == ("stop", "step 25 has failed 3 times in the same way")
     assert last.hint.endswith("exclude the batch with `hlatctl data skip RUN --steps 25`")
+
+
+def test_storage_that_stays_away_blames_neither_batch_nor_checkpoint_and_stops_at_last() -> None:
+    state = RunState(checkpoints=[10, 20], attempts=[attempt(1, last_step=24, checkpoint=20)])
+    away = Ending(cause="storage_away", evidence="DataError: step 25: s3://bucket/a.arrow can't be read for 240 s")
+    assert [again(state, away, batch=25).why for _ in range(2)] == ["restarting from step 20"] * 2
+    last = decide(state, away, POLICY, batch=25)
+    assert (last.action, last.why) == ("stop", "the corpus in object storage could not be read 3 times")
 
 
 def test_another_failure_or_another_step_is_not_a_repetition() -> None:

@@ -191,6 +191,15 @@ def test_the_users_api_comes_first(
     assert "PREFECT_API_AUTH_STRING" not in environment
 
 
+def test_a_named_api_has_time_to_answer_on_a_busy_machine(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefect_api, "answers", lambda url, timeout_s=1.0: timeout_s > 10)
+    environment["PREFECT_API_URL"] = "http://busy/api"
+    assert prefect_api.begin(tmp_path, start=False)
+    assert environment["PREFECT_API_URL"] == "http://busy/api"
+
+
 def test_an_open_ui_shows_the_flow_which_knows_its_password(
     tmp_path: Path, environment: dict[str, str], someones_api: str, open_ui: Callable[[str], None]
 ) -> None:

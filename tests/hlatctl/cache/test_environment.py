@@ -9,13 +9,15 @@ import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hlatctl import node
 from hlatctl.cache import environment
-from hlatctl.cache.environment import Layout, pack
+from hlatctl.cache.environment import Layout, Packer, pack
 from hlatctl.cache.staged import stage
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, StorageError
@@ -81,6 +83,69 @@ def test_an_archive_is_made_once_for_the_same_files_and_anew_for_others(tmp_path
     pack(tmp_path / "archives", layout)
     assert not Path(first["archive"]).exists()
     assert Path(second["archive"]).exists()
+
+
+def test_files_that_python_compiles_later_are_no_reason_for_another_archive(tmp_path: Path, layout: Layout) -> None:
+    first = pack(tmp_path / "archives", layout)
+    (layout.project / "trainer" / "__pycache__").mkdir()
+    (layout.project / "trainer" / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"compiled")
+    assert pack(tmp_path / "archives", layout) == first
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Layout]:
+    """One entry for each search of a whole environment."""
+    found: list[Layout] = []
+    members = Layout.members
+
+    def noted(self: Layout) -> Iterator[tuple[str, Path]]:
+        found.append(self)
+        return members(self)
+
+    monkeypatch.setattr(Layout, "members", noted)
+    return found
+
+
+def _wheel(folder: Path, content: str) -> Path:
+    """A package of one module. All contents of one length give files of one size."""
+    path = folder / "demo-1.0-py3-none-any.whl"
+    info = {"METADATA": "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n", "RECORD": "demo/__init__.py,,\n"}
+    info["WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("demo/__init__.py", content)
+        for name, text in info.items():
+            wheel.writestr(f"demo-1.0.dist-info/{name}", text)
+    return path
+
+
+@pytest.mark.processes
+def test_a_driver_searches_the_environment_again_only_after_pip_or_an_edit(
+    tmp_path: Path, layout: Layout, searches: list[Layout]
+) -> None:
+    zipfile.ZipFile(_wheel(tmp_path, "old = 1")).extractall(layout.prefix / LIBRARY)
+    packer, python = Packer(layout), os.fspath(layout.prefix / "bin" / "python")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
+
+    def packed(name: str) -> tuple[str, int]:
+        """Return a file of the archive, and how often the environment was searched until now."""
+        with tarfile.open(packer.pack(tmp_path / "archives")["archive"]) as tar:
+            file = tar.extractfile(f"env/{LIBRARY}/{name}")
+            assert file
+            return file.read().decode(), len(searches)
+
+    assert packed("trainer/__init__.py") == ("", 1)
+    assert packed("trainer/__init__.py") == ("", 1)
+    (layout.project / "trainer" / "__init__.py").write_text("one")
+    assert packed("trainer/__init__.py") == ("one", 2)
+    edited = layout.project / "trainer" / "__init__.py"
+    edited.write_text("two")
+    os.utime(edited, ns=(0, 0))  # whatever the clock's resolution
+    assert packed("trainer/__init__.py") == ("two", 3)
+    assert packed("demo/__init__.py") == ("old = 1", 3)
+    run(*pip, "install", "--no-index", "--no-deps", "--force-reinstall", os.fspath(_wheel(tmp_path, "new = 1")))
+    assert packed("demo/__init__.py") == ("new = 1", 4)
+    shutil.rmtree(tmp_path / "archives")
+    assert packed("demo/__init__.py") == ("new = 1", 5)
 
 
 def test_a_copy_is_used_again_and_made_anew_when_files_are_missing(tmp_path: Path, layout: Layout) -> None:

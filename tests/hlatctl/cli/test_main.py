@@ -37,6 +37,7 @@ COMMANDS = (
     "cache",
     "data",
     "eval",
+    "config",
 )
 ROOT = Path(__file__).parents[3]
 

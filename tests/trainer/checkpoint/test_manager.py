@@ -26,6 +26,7 @@ from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
+from trainer.checkpoint.read_back import ReadBack
 from trainer.checkpoint.tiers import Tiers
 from trainer.checkpoint.trust import CheckpointRecords
 from trainer.checkpoint.verify import why_incomplete
@@ -366,12 +367,15 @@ def test_permanent_checkpoints_and_unevaluated_milestones_stay(
 def test_newest_verified_checkpoint_stays_when_newer_ones_are_rejected(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(path: Path) -> None:
-        if path.parent.name != "step-00000004" and path.suffix == ".safetensors":
-            _damage(path)
+    written = ReadBack.written
 
-    # This function is called between the commit and the verification.
-    monkeypatch.setattr("trainer.checkpoint.verify.drop_cached_pages", damaged)
+    def damaged(read_back: ReadBack) -> None:
+        """Damage a shard after it was written and before it comes back."""
+        if read_back._path.parent.name != ".tmp-step-00000004":
+            _damage(read_back._path)
+        written(read_back)
+
+    monkeypatch.setattr(ReadBack, "written", damaged)
     run = make_run(tmp_path / "verified", checkpoint={"every_steps": 4, "keep": 1})
     assert train_here(run, 1) == 0
     rejected = events_of(run, "checkpoint_rejected")

@@ -139,7 +139,7 @@ def test_a_disk_that_is_too_small_is_refused_first(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenize.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
-    with pytest.raises(StorageError, match="GiB are needed") as caught:
+    with pytest.raises(StorageError, match=r"about 0\.[1-9] MiB are needed, 0\.0 MiB are free") as caught:
         run(dataset, tmp_path / "ids")
     assert caught.value.code == "disk_full"
 

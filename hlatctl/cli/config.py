@@ -1,0 +1,115 @@
+"""`hlatctl config`: shows what can be configured, and what a set of overrides results in."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hlatctl.cli.common import Json, Overrides, print_json
+from hlatctl.run.errors import ConfigError
+from hlatctl.run.suggest import suggest
+
+app = typer.Typer(help="List options and keys, and show what overrides result in.", no_args_is_help=True)
+_WIDEST = 120
+
+
+@app.command("list")
+def list_options(
+    group: Annotated[
+        str | None, typer.Argument(metavar="GROUP", help="Show this group only.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List groups, their options and the experiments.
+
+    `GROUP=OPTION` selects an option, such as cluster=slurm; `*` marks the options that are used if none is given.
+    """
+    from conf.compose import CONF_DIR, default_options, groups
+
+    known = groups()
+    if group is not None and group not in known:
+        raise ConfigError(f"{group}: no such group", hint=suggest(group, list(known)))
+    shown = {name: options for name, options in known.items() if group in (None, name)}
+    rows = {name: {o: _first_remark(CONF_DIR / name / f"{o}.yaml") for o in options} for name, options in shown.items()}
+    if as_json:
+        print_json(rows)
+        return
+    used = default_options()
+    for name, options in rows.items():
+        typer.echo(name)
+        widest = max(map(len, options))
+        for option, remark in options.items():
+            mark = "*" if used.get(name) == option else " "
+            typer.echo(_wrapped(remark, f"{mark} {option:{widest}}  "))
+
+
+@app.command()
+def keys(
+    pattern: Annotated[
+        str | None,
+        typer.Argument(metavar="PATTERN", help="Part of a key, or such as 'optimizer.*'.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show keys with their defaults, what they accept and what they mean.
+
+    Defaults are the schema's; options and experiments set others. Names end with their unit, such as _s (seconds).
+    """
+    from conf.reference import keys as find_keys
+
+    found = find_keys(pattern)
+    if as_json:
+        print_json([dataclasses.asdict(key) for key in found])
+        return
+    for key in found:
+        typer.echo(f"{key.name}={_text(key.default)}  ({key.accepts})")
+        typer.echo(_wrapped(key.meaning, "    "))
+
+
+@app.command()
+def show(overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show the configuration that overrides result in.
+
+    Prints the keys that differ from those without overrides, and then, as YAML, all of them.
+    """
+    from conf.compose import compose
+    from conf.load import dump, flatten
+
+    config = compose(overrides or [])
+    without, values = flatten(compose([])), flatten(config)
+    differ = {key: [without.get(key), values.get(key)] for key in {**without, **values}}
+    differ = {key: pair for key, pair in differ.items() if pair[0] != pair[1]}
+    if as_json:
+        print_json({"config": dataclasses.asdict(config), "differs": differ})
+        return
+    for key, (before, after) in differ.items():
+        typer.echo(f"# {key}: {_text(after)}, not {_text(before)}")
+    typer.echo(dump(config), nl=False)
+
+
+def _first_remark(path: Path) -> str:
+    """Return the first sentence of the comment at the top of a file."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
+    remark = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        remark.append(line.lstrip("# "))
+    sentence, found, _ = " ".join(remark).partition(". ")
+    return sentence + "." * bool(found)
+
+
+def _wrapped(text: str, before: str) -> str:
+    width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
+    return textwrap.fill(text, width, initial_indent=before, subsequent_indent=" " * len(before))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)

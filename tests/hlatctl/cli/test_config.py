@@ -1,0 +1,79 @@
+"""What `config list`, `config keys` and `config show` print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from conf.compose import compose, default_options, groups
+from conf.load import decode
+from hlatctl.cli.main import main
+from hlatctl.run.errors import ConfigError
+
+Cli = Callable[..., str]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Runs a command that must succeed and gives its stdout."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*argv: str) -> str:
+        code = main(["config", *argv])
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out
+
+    return call
+
+
+def test_list_shows_every_option_with_what_it_is_and_marks_those_that_are_used(cli: Cli) -> None:
+    listed = json.loads(cli("list", "--json"))
+    assert {group: list(options) for group, options in listed.items()} == groups()
+    assert [(g, o) for g, options in listed.items() for o, remark in options.items() if not remark] == []
+    text = cli("list")
+    assert max(map(len, text.splitlines())) <= 80
+    for group, option in default_options().items():
+        assert f"* {option} " in cli("list", group)
+
+
+def test_keys_shows_default_rule_and_meaning(cli: Cli) -> None:
+    assert cli("keys", "optimizer.max_grad_norm").splitlines() == [
+        "optimizer.max_grad_norm=1.0  (number greater than 0)",
+        "    Gradients are clipped to this global L2 norm.",
+    ]
+    (key,) = json.loads(cli("keys", "wsd_decay_fraction", "--json"))
+    assert (key["name"], key["default"]) == ("optimizer.wsd_decay_fraction", 0.1)
+
+
+def test_show_prints_what_overrides_result_in_and_what_they_change(cli: Cli) -> None:
+    overrides = ("train.seq_len=256", "backend.compile=false")
+    text = cli("show", *overrides)
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "# train.seq_len: 256, not 512",
+        "# backend.compile: false, not true",
+    ]
+    assert decode(yaml.safe_load(text)) == compose(overrides)
+    assert json.loads(cli("show", "seed=7", "--json"))["differs"] == {"seed": [1234, 7]}
+    assert not cli("show").startswith("#")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("list", "cluste"), "error: cluste: no such group\nhint: did you mean cluster?"),
+        (
+            ("keys", "optimiser.lr"),
+            "error: optimiser.lr: no key has this in its name\nhint: did you mean optimizer.lr?",
+        ),
+        (("show", "model=llama_8b"), "error: model=llama_8b: no such option\nhint: did you mean model=llama_7b?"),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_the_nearest(
+    argv: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *argv]) == ConfigError.exit_code
+    assert capsys.readouterr().err.startswith(says)
