@@ -170,6 +170,8 @@ class NodeLog:
             with connection:
                 connection.settimeout(1.0)
                 rank, descriptors, *_ = socket.recv_fds(connection, 16, 1)
+                if not descriptors:  # the rank was killed after it had connected
+                    return
                 pipe = descriptors[0]
                 os.set_blocking(pipe, False)
                 with contextlib.suppress(OSError, AttributeError):  # a user's pipes share a limit

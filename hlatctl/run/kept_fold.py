@@ -79,7 +79,8 @@ def _continue(run: RunPaths, apply: Apply, state: RunState, tail: JournalTail) -
     """
     began_unix_s, begun_bytes = tail.clock_unix_s, tail.bytes_read
     settled_unix_s = _newest_unix_s(run) - _SETTLED_S
-    may_keep = sum(path.stat().st_size for path in run.journal.glob("*.jsonl")) - begun_bytes >= KEEP_BYTES
+    sizes = (path.stat().st_size for path in run.journal.glob("*.jsonl") if path.is_file())
+    may_keep = sum(sizes) - begun_bytes >= KEEP_BYTES
     for event in tail.stream():
         if tail.clock_unix_s < began_unix_s:
             raise _UnfitError
@@ -162,7 +163,10 @@ def _witness(run: RunPaths, stem: str, offset: int) -> int:
     Raises:
         OSError: it can't be read.
     """
-    with (run.journal / f"{stem}.jsonl").open("rb") as file:
+    path = run.journal / f"{stem}.jsonl"
+    if not path.is_file():  # opening a named pipe would wait for ever
+        return -1
+    with path.open("rb") as file:
         begin = file.read(min(_WITNESS_BYTES, offset))
         file.seek(max(0, offset - _WITNESS_BYTES))
         before = file.read(min(_WITNESS_BYTES, offset))

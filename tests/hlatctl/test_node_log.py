@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,24 @@ def test_ranks_and_their_children_keep_their_order_and_a_killed_rank_its_last_wo
         assert own == [*(str(count).encode() for count in range(2000)), last]
 
 
+def test_a_rank_that_is_killed_while_it_connects_does_not_end_the_log(collected: tuple[NodeLog, Path]) -> None:
+    log, path = collected
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.connect(os.fspath(log.socket))
+    reader, writer = os.pipe()
+    with socket.socket(socket.AF_UNIX) as rank:
+        rank.settimeout(30)
+        rank.connect(os.fspath(log.socket))
+        socket.send_fds(rank, [b"5"], [reader])
+        assert rank.recv(1) == b"1"
+    os.write(writer, b"hello\n")
+    os.close(reader)
+    os.close(writer)
+    log.close()
+    assert path.read_bytes() == b"[rank5]: hello\n"
+
+
 @pytest.mark.processes
 def test_ranks_do_not_wait_for_a_log_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_log, "_CLOSE_S", 0.1)
@@ -120,7 +139,7 @@ def test_ranks_do_not_wait_for_a_log_that_takes_nothing(tmp_path: Path, monkeypa
 @pytest.mark.processes
 def test_without_the_nodes_program_a_rank_prints_where_it_did(tmp_path: Path) -> None:
     start = "from hlatctl.run import rank_output; rank_output.send_to_node_log(); print('here')"
-    for socket in ({}, {SOCKET_ENV: os.fspath(tmp_path / "gone")}):
-        env = {**os.environ, **socket, "RANK": "0"}
+    for own in ({}, {SOCKET_ENV: os.fspath(tmp_path / "gone")}):
+        env = {**os.environ, **own, "RANK": "0"}
         done = subprocess.run([sys.executable, "-c", start], env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")

@@ -244,6 +244,17 @@ def test_a_state_is_read_where_nothing_can_be_kept(writers: Writers) -> None:
     assert writers.run.fold.read_text() == "in the way"
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.mkdir])
+def test_a_state_is_read_and_kept_beside_a_file_that_is_not_regular(writers: Writers, make: Any) -> None:
+    writers.run.journal.mkdir(parents=True, exist_ok=True)
+    odd = writers.run.journal / "x.jsonl"
+    make(odd)
+    os.utime(odd, (0, 0), follow_symlinks=False)  # before the events: its place is kept
+    _kept(writers)
+    for _ in range(2):
+        assert read_state(writers.run) == fold(read_events(writers.run))
+
+
 def test_kept_files_are_as_private_as_the_journal(writers: Writers) -> None:
     writers.run.journal.chmod(0o750)
     path = _kept(writers)
