@@ -15,6 +15,7 @@ from conf.schema import ClusterConfig, ContainerConfig, SlurmConfig
 from flows.launch.base import Job
 from flows.launch.slurm import launcher
 from flows.launch.slurm.script import allocation_script, script
+from hlatctl.cache.environment import Packer
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_sealed_json
 
@@ -151,7 +152,7 @@ def test_a_job_names_the_environment_that_its_nodes_unpack_and_where(
 ) -> None:
     submitted: list[tuple[str, ...]] = []
     monkeypatch.setattr(launcher, "slurm", lambda *words: submitted.append(words))
-    monkeypatch.setattr(launcher, "pack", lambda folder: {"archive": os.fspath(folder / "a.tar.gz")})
+    monkeypatch.setattr(Packer, "pack", lambda _, folder: {"archive": os.fspath(folder / "a.tar.gz")})
     job = dataclasses.replace(TRAIN, run_dir=tmp_path / "run", launch_dir=tmp_path / "launch", log_dir=tmp_path)
     cluster = dataclasses.replace(PLAIN, stage_environment=True, worker_cache_dir="/scratch/you")
     slurm = launcher.SlurmLauncher(cluster)

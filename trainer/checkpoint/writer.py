@@ -163,14 +163,15 @@ class Writer:
         The ranks tell rank 0 what is where in their shards only if it has changed since the previous save.
         """
         kept: list[ShardFile] = []
+        read_back = self._read_back
 
         def write() -> dict[str, Any]:
             try:
                 self._tiers.check()
                 shard = self._backend.save(tensors, folder)
             finally:
-                if self._read_back:
-                    self._read_back.written()
+                if read_back:
+                    read_back.written()
             kept.extend([shard] if shard else [])
             return {"entry": shard and shard.entry, "changed": (shard.chunks if shard else []) != self._chunks}
 
