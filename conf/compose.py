@@ -27,32 +27,33 @@ CONF_DIR = Path(__file__).parent
 _MAX_LOCAL_PROCESSES = 16
 
 
-def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Config:
+def compose(overrides: Sequence[str] = (), folder: Path | None = None, *, to_start: bool = True) -> Config:
     """Compose, decode and validate a configuration.
 
     Args:
         overrides: Hydra overrides, such as ``["experiment=quickstart", "train.tokens=100000"]``.
         folder: base of relative paths; none: the working directory.
+        to_start: jobs are to be started with it; otherwise it is only planned.
 
     Raises:
         ConfigError: unknown key or group (with the nearest match), bad grammar, wrong type, or a broken rule.
     """
-    return finish(compose_plain(list(overrides)), folder)
+    return finish(compose_plain(list(overrides)), folder, to_start=to_start)
 
 
-def finish(plain: dict[str, Any], folder: Path | None = None) -> Config:
+def finish(plain: dict[str, Any], folder: Path | None = None, *, to_start: bool = True) -> Config:
     """Return the typed, validated configuration of composed plain values.
 
     Raises:
         ConfigError: a secret, a wrong type, or a broken rule.
     """
     check_values(plain)  # first, because other errors repeat the value
-    return _typed(plain, folder)
+    return _typed(plain, folder, to_start=to_start)
 
 
-def _typed(plain: dict[str, Any], folder: Path | None = None) -> Config:
+def _typed(plain: dict[str, Any], folder: Path | None = None, *, to_start: bool = True) -> Config:
     config = _resolve_paths(decode(plain), folder)
-    validate(config)
+    validate(config, to_start=to_start)
     return config
 
 

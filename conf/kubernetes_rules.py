@@ -17,11 +17,14 @@ _NAMED = ("namespace", "queue", "priority_class", "service_account", "pull_secre
 
 
 def _image(config: Config) -> Iterator[ConfigError]:
-    if not config.cluster.kubernetes.image:
+    if config.cluster.launcher == "kubernetes" and not config.cluster.kubernetes.image:
         yield ConfigError(
             "cluster.kubernetes.image=null: pods need an image with hlatctl in this version",
             hint="build one from deploy/images, then cluster.kubernetes.image=REGISTRY/NAME@sha256:DIGEST",
         )
+
+
+def _container(config: Config) -> Iterator[ConfigError]:
     if config.cluster.container.image:
         yield ConfigError(
             f"cluster.container.image={config.cluster.container.image}: is for Slurm",
@@ -62,12 +65,17 @@ def _folders(config: Config) -> Iterator[ConfigError]:
             f"cluster.worker_cache_dir={cache}: must be an absolute path, because a volume is mounted there",
             hint="cluster.worker_cache_dir=/var/cache/hlatctl",
         )
-    runs = Path(config.runs_dir).absolute()
-    if not any(runs.is_relative_to(folder) for folder in settings.claims.values()):
-        mounted = ", ".join(settings.claims.values()) or "none"
+
+
+def _runs_dir(config: Config) -> Iterator[ConfigError]:
+    runs, folders = Path(config.runs_dir).absolute(), config.cluster.kubernetes.claims.values()
+    if config.cluster.launcher == "kubernetes" and not any(runs.is_relative_to(folder) for folder in folders):
+        mounted = next(iter(folders), None)
+        add = "mount a shared volume as +cluster.kubernetes.claims.NAME=/PATH, and use runs_dir=/PATH/runs"
         yield ConfigError(
-            f"runs_dir={config.runs_dir}: lies on no volume that all pods mount (cluster.kubernetes.claims: {mounted})",
-            hint="mount a shared volume as +cluster.kubernetes.claims.NAME=/PATH, and use runs_dir=/PATH/runs",
+            f"runs_dir={config.runs_dir}: lies on no volume that all pods mount "
+            f"(cluster.kubernetes.claims: {', '.join(folders) or 'none'})",
+            hint=f"use runs_dir={mounted}/runs" if mounted else add,
         )
 
 
@@ -84,7 +92,7 @@ def _invalid(key: str, value: object, rule: str) -> ConfigError:
     return ConfigError(f"cluster.kubernetes.{key}={value!r}: {rule}", hint=f"correct cluster.kubernetes.{key}")
 
 
-_RULES = (_image, _names, _quantities, _folders, _spare_nodes)
+_RULES = (_container, _names, _quantities, _folders, _spare_nodes)
 
 
 def _of_kubernetes(config: Config) -> Iterator[ConfigError]:
@@ -94,3 +102,5 @@ def _of_kubernetes(config: Config) -> Iterator[ConfigError]:
 
 
 RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_of_kubernetes,)
+#: What only a start needs; a plan says what is missing.
+TO_START: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_image, _runs_dir)

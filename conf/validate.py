@@ -28,8 +28,12 @@ _MAX_MILESTONES = 1000
 _MAX_NAME_CHARS = 79
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, *, to_start: bool = True) -> None:
     """Check every rule.
+
+    Args:
+        config: to check.
+        to_start: also what only a start needs (:func:`missing_to_start`).
 
     Raises:
         ConfigError: the first broken rule: dotted key, value, rule, the other value, hint.
@@ -37,6 +41,13 @@ def validate(config: Config) -> None:
     for rule in _RULES:
         for error in rule(config):
             raise error
+    for error in missing_to_start(config) if to_start else ():
+        raise error
+
+
+def missing_to_start(config: Config) -> list[ConfigError]:
+    """Return what a configuration lacks to start jobs, although it can be planned."""
+    return [error for rule in kubernetes_rules.TO_START for error in rule(config)]
 
 
 def _milestones(config: Config) -> Iterator[ConfigError]:

@@ -37,7 +37,7 @@ def drill(
     chosen = overrides or []
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
-    config = compose(chosen)
+    config = compose(chosen, to_start=False)  # what can't be drilled is refused first
     run = exercise(config, new_folder(Path(config.runs_dir)), fault or offered(config), argv=sys.argv, say=say)
     show(run, as_json=as_json)
 

@@ -38,10 +38,11 @@ def plan(
     """
     from conf.compose import compose
 
-    config = compose(overrides or [])
+    config = compose(overrides or [], to_start=False)
     if search:
         _search(config, as_json)
         return
+    from conf.validate import missing_to_start
     from flows.describe import describe
     from flows.stages.data import prepared_dataset
     from hlatctl.plan.arithmetic import budget
@@ -55,6 +56,7 @@ def plan(
         print_json(
             {
                 "simulated": flow.simulated,
+                "missing_to_start": [str(error) for error in missing_to_start(config)],
                 "config": dataclasses.asdict(config),
                 "stages": [dataclasses.asdict(stage) for stage in flow.stages],
                 "launch_script": flow.launch_script,
@@ -73,9 +75,12 @@ def plan(
 
 def _texts(config: Config, flow: FlowDescription, tables: list[Section]) -> list[tuple[str, str]]:
     from conf.load import dump
+    from conf.validate import missing_to_start
 
+    missing = "\n".join(str(error) for error in missing_to_start(config))
     only = [("simulation only", _SIMULATED.format(launcher=_launcher(config)))] if flow.simulated else []
     return [
+        *([("needed before `hlatctl train`", missing)] if missing else []),
         *only,
         ("configuration", dump(config)),
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),

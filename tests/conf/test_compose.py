@@ -182,9 +182,10 @@ def test_paths_become_absolute_and_the_environment_names_the_runs_folder(
     assert compose().runs_dir == os.fspath(default_runs_dir()) == os.fspath(tmp_path / "elsewhere")
 
 
-def test_a_url_is_refused_as_it_was_written() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.path=s3://bucket/books: must be a path, not a URL"):
-        compose(["data.path=s3://bucket/books"])
+def test_a_url_stays_as_it_was_written() -> None:
+    assert compose(["data.path=s3://bucket/books"]).data.path == "s3://bucket/books"
+    with pytest.raises(ConfigError, match=r"^tokenizer\.path=s3://bucket/llama: must be a path, not a URL"):
+        compose(["tokenizer.path=s3://bucket/llama"])
 
 
 def test_local_processes_is_a_power_of_two_that_the_machine_holds() -> None:

@@ -53,6 +53,7 @@ class Cli:
             "eval.enabled=false",
             f"cluster.worker_cache_dir={folder / 'worker'}",
             "recovery.backoff_s=0.1",
+            f"preflight.timeout_s={WAIT_S:g}",
             "tracking=none",
         ]
 

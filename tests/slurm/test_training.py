@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from flows.recovery.node_ledger import Entry, record
 from hlatctl.run.fold import read_state
+from hlatctl.run.paths import nodes_file
 from tests.e2e.conftest import Cli
 from tests.e2e.driver import Driver
 from tests.slurm.lab import Lab
@@ -30,7 +33,7 @@ def cli(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 @pytest.fixture
 def driver(cli: Cli, lab: Lab, request: pytest.FixtureRequest) -> Iterator[Driver]:
-    wait_for(lambda: all(lab.state_of(node) == "idle" for node in lab.nodes))
+    lab.wait_until_idle()
     driver = Driver(cli, str(request.node.name).replace("_", "-")[:40])
     yield driver
     driver.kill()
@@ -40,6 +43,7 @@ def driver(cli: Cli, lab: Lab, request: pytest.FixtureRequest) -> Iterator[Drive
 
 def test_a_run_survives_what_a_cluster_does_to_it(driver: Driver, lab: Lab, cli: Cli) -> None:
     """One run through all failures, because each start of a run costs more than a failure."""
+    _reject_a_node_that_slurm_does_not_know(cli)
     driver.train(*ENDLESS, "cluster.slurm.partition=scavenge")
     driver.steps(1)
     lab.command("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
@@ -62,6 +66,13 @@ def test_a_run_survives_what_a_cluster_does_to_it(driver: Driver, lab: Lab, cli:
     driver.end()
     assert driver.ended(5)["cause"] == "stopped"
     cli.losses(driver.run.run_id)  # every repeated step has its first loss
+
+
+def _reject_a_node_that_slurm_does_not_know(cli: Cli) -> None:
+    """A job that excluded it would be refused by sbatch."""
+    entry = Entry(time_unix_s=time.time(), host="n9", kind="preflight_failed", run_id="before", attempt=0)
+    cli.runs_dir.mkdir(exist_ok=True)
+    record(nodes_file(cli.runs_dir), [entry])
 
 
 def _cut_without_a_spare(driver: Driver, lab: Lab) -> None:

@@ -19,6 +19,8 @@ _AWAY = re.compile(
     r"RBAC: .*not found|"  # a server that has just started does not know its roles yet
     r"etcdserver|getting credentials|You must be logged in|the server is currently unable|http2:|TLS handshake"
 )
+#: Lines of kubectl's own log, which repeat the error below them (kubernetes/klog, header of a line).
+_KLOG = re.compile(r"^[IWEF]\d{4} \d\d:.*$", re.MULTILINE)
 _REASON = re.compile(r"Error from server \((\w+)\)")
 _RIGHTS = "ask the cluster's administrator for this right; `kubectl auth can-i --list` shows those of your account"
 #: A kind's objects, as kubectl prints them in JSON.
@@ -100,7 +102,7 @@ class Api:
             raise ApiAwayError(f"kubectl {words[0]}: no answer in {3 * _PATIENCE_S} s") from None
         if done.returncode == 0:
             return done.stdout
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        said = " ".join(_KLOG.sub("", done.stderr).split()) or f"exit code {done.returncode}"
         if _AWAY.search(said):
             raise ApiAwayError(f"kubectl {words[0]}: {said}")
         reason = _REASON.search(said)

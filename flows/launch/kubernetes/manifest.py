@@ -29,6 +29,8 @@ _DIGEST_CHARACTERS = 8
 _UNREACHABLE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 #: Below the ports that Linux gives to connections (net.ipv4.ip_local_port_range).
 _FIRST_PORT, _PORTS = 20_000, 12_768
+#: In plans of a configuration without an image; no such image can be named.
+_NO_IMAGE = "IMAGE"
 Object = dict[str, Any]
 
 
@@ -148,7 +150,7 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
         "containers": [
             {
                 "name": "node",
-                "image": settings.image,
+                "image": settings.image or _NO_IMAGE,
                 "command": ["/bin/sh", "-c"],
                 # Kubernetes replaces $(NAME), and reads $$ as one $.
                 "args": [_script(job, settings).replace("$", "$$")],

@@ -19,6 +19,7 @@ from hlatctl.run.paths import RunPaths
     [
         (["--fault", "kill_hed"], "--fault=kill_hed: no such fault\nhint: did you mean kill_head? known: kill_process"),
         (["cluster=mock"], "cluster.launcher=mock: a drill disturbs real processes"),
+        (["cluster=kubernetes"], "cluster.launcher=kubernetes: a drill disturbs real processes"),
         (
             ["--fault", "trackers_down", "--fault", "slow_process", "tracking=none", "cluster.processes_per_node=1"],
             "--fault=trackers_down: can't be injected, tracking.enabled=false\nhint: choose other faults with --fault",

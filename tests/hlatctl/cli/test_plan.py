@@ -90,3 +90,24 @@ def test_the_script_of_several_nodes_is_that_of_slurm_which_need_not_be_here(
     assert ("--standalone" in plan, f"#SBATCH --nodes={nodes}\n" in plan) == (False, nodes > 0)
     assert ("simulation only" in plan) == bool(about)
     assert about in plan
+
+
+def test_a_plan_for_kubernetes_shows_the_manifest_and_what_a_start_still_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("HLATCTL_RUNS_DIR", raising=False)
+    cluster = ["cluster=eks_trn1", "experiment=hlat_7b"]
+    assert main(["plan", *cluster]) == 0
+    plan = capsys.readouterr().out
+    needed = plan[: plan.index("# configuration")]
+    assert "# needed before `hlatctl train`\ncluster.kubernetes.image=null: " in needed
+    assert "hint: use runs_dir=/fsx/runs\n" in needed
+    assert "kind: Job\n" in plan
+    assert "image: IMAGE\n" in plan
+
+    assert main(["train", *cluster]) == 10
+    assert "cluster.kubernetes.image=null" in capsys.readouterr().err
+
+    assert main(["plan", *cluster, "cluster.kubernetes.image=r/i@sha256:0", "runs_dir=/fsx/runs"]) == 0
+    assert "needed before" not in capsys.readouterr().out
