@@ -34,7 +34,7 @@ def close(run: RunPaths, attempt: int) -> None:
         return
     try:
         run.fence.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(run.fence, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(run.fence, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             os.pwrite(descriptor, f"{attempt:0{_WIDTH}d}\n".encode(), 0)
             os.fsync(descriptor)

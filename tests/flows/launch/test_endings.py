@@ -33,13 +33,6 @@ def test_no_node_is_blamed_if_none_has_a_record() -> None:
     assert (status.state, status.exit_code, status.blamed_hosts) == ("failed", 1, ())
 
 
-@pytest.mark.parametrize("verdict", ["cancelled", "preempted", "time_limit"])
-@pytest.mark.parametrize("code", [143, None])
-def test_a_job_that_was_ended_from_outside_blames_no_node(verdict: Verdict, code: int | None) -> None:
-    status = conclude(verdict, code, [asked("n1")], hosts=HOSTS)
-    assert (status.state, status.exit_code, status.verdict, status.blamed_hosts) == ("failed", 143, verdict, ())
-
-
 def test_a_node_that_was_killed_because_it_did_not_stop_is_not_blamed_for_the_failure_before() -> None:
     failed, killed = NodeRecord(host="n2", code=1, ended_unix_s=9.0), NodeRecord(host="n1", asked_to_stop=True)
     status = conclude("", 137, [killed, failed, asked("n3")], hosts=HOSTS)
@@ -47,3 +40,10 @@ def test_a_node_that_was_killed_because_it_did_not_stop_is_not_blamed_for_the_fa
     lost = NodeRecord(host="n1")
     assert conclude("", 1, [lost, failed], hosts=("n1", "n2")).blamed_hosts == ("n1",)
     assert conclude("", 143, [killed, asked("n3")], hosts=("n1", "n3")).blamed_hosts == ("n1",), "no other node failed"
+
+
+@pytest.mark.parametrize("verdict", ["cancelled", "preempted", "time_limit"])
+@pytest.mark.parametrize("code", [143, None])
+def test_a_job_that_was_ended_from_outside_blames_no_node(verdict: Verdict, code: int | None) -> None:
+    status = conclude(verdict, code, [asked("n1")], hosts=HOSTS)
+    assert (status.state, status.exit_code, status.verdict, status.blamed_hosts) == ("failed", 143, verdict, ())
