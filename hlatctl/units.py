@@ -1,4 +1,4 @@
-"""Formats quantities: token counts, bytes, durations, times."""
+"""Formats quantities (token counts, bytes, durations, times) and texts for a terminal."""
 
 from __future__ import annotations
 
@@ -51,6 +51,14 @@ def queued(reason: str, expected_start_unix_s: float | None) -> str:
     why = f" ({reason})" if reason else ""
     expected = f", expected to start at {utc(expected_start_unix_s)}" if expected_start_unix_s else ""
     return f"queued{why}{expected}"
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line that a terminal takes no command from: control characters are shown by their codes."""
+    if text.isprintable():
+        return text
+    words = " ".join(text.splitlines())
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
 
 
 def _short(value: float) -> str:

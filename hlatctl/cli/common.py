@@ -15,6 +15,7 @@ from hlatctl.run import runs
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.simulated import WARNING
+from hlatctl.units import one_line
 
 Overrides = Annotated[
     list[str] | None,
@@ -108,6 +109,7 @@ def user_name() -> str:
 
 def columns(rows: list[list[str]]) -> str:
     """Return rows of cells as aligned plain text."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

@@ -12,7 +12,7 @@ from hlatctl.run.journal import Event, JournalTail, number, train_writer
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.scores import in_words
-from hlatctl.units import count, duration, queued, utc
+from hlatctl.units import count, duration, one_line, queued, utc
 
 #: Steps between two lines, as torchtitan's `log_freq`.
 EVERY_STEPS = 10
@@ -47,7 +47,7 @@ class JournalLines:
             except DAMAGED:
                 continue  # `hlatctl status` reports events without their fields
             if text:
-                yield line
+                yield one_line(line)
 
     def _text(self, event: Event) -> str:
         kind = event["kind"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hlatctl.units import count, duration, size, utc
+from hlatctl.units import count, duration, one_line, size, utc
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,15 @@ def test_durations(value_s: float, text: str) -> None:
 
 def test_times_are_utc() -> None:
     assert utc(1_700_000_000) == "2023-11-14 22:13:20 UTC"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Größe: 3 µs", "Größe: 3 µs"),
+        ("first\nsecond\r\n", "first second"),
+        ("\x1b]0;title\x07 \x9b2J\t\udcff", "\\x1b]0;title\\x07 \\x9b2J\\t\\udcff"),
+    ],
+)
+def test_a_line_takes_no_command_to_the_terminal(text: str, shown: str) -> None:
+    assert one_line(text) == shown
