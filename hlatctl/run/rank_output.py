@@ -14,6 +14,8 @@ from pathlib import Path
 
 #: Names the socket of the node's program, in a private folder.
 SOCKET_ENV = "HLATCTL_LOG_SOCKET"
+#: The node's program answers at once, even to all of its ranks; a rank doesn't wait longer for one that can't.
+_ANSWER_S = 30.0
 _PREFIX = re.compile(rb"\[rank(\d+)\]: ")
 
 
@@ -44,6 +46,7 @@ def send_to_node_log() -> None:
     read, write = os.pipe()
     with suppress(OSError):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_ANSWER_S)
             connection.connect(place)
             socket.send_fds(connection, [rank.encode()], [read])
             taken = connection.recv(1)

@@ -14,6 +14,7 @@ import pytest
 
 from hlatctl import node_log
 from hlatctl.node_log import BURST_BYTES, RATE_BYTES_PER_S, TAIL_BYTES, NodeLog, RankLines
+from hlatctl.run import rank_output
 from hlatctl.run.rank_output import SOCKET_ENV, rank_of
 from tests.waiting import wait_for
 
@@ -143,3 +144,17 @@ def test_without_the_nodes_program_a_rank_prints_where_it_did(tmp_path: Path) ->
         env = {**os.environ, **own, "RANK": "0"}
         done = subprocess.run([sys.executable, "-c", start], env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")
+
+
+def test_a_rank_does_not_wait_for_a_nodes_program_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rank_output, "_ANSWER_S", 0.01)
+    monkeypatch.setenv(SOCKET_ENV, os.fspath(tmp_path / "s"))
+    monkeypatch.setenv("RANK", "0")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(os.fspath(tmp_path / "s"))
+        silent.listen()
+        rank_output.send_to_node_log()
+    os.write(1, b"here")
+    assert capfd.readouterr().out == "here"
