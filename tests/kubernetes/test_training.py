@@ -48,6 +48,8 @@ def driver(cli: Cli, lab: Lab) -> Iterator[Driver]:
     driver = Driver(cli, RUN)
     yield driver
     driver.kill()
+    for held in cli.trainer_pids(RUN):
+        os.kill(held, signal.SIGKILL)
     lab.clear()
 
 
