@@ -11,7 +11,7 @@ from hlatctl import node
 from hlatctl.run import files
 from hlatctl.run.reading import DAMAGED
 
-#: Ends that are no node's fault.
+#: Ends that are no node's fault, unless it failed before it was asked to stop.
 _FROM_OUTSIDE: tuple[Verdict, ...] = ("cancelled", "preempted", "time_limit")
 _SHARE = "runs_dir must be on storage that all nodes share"
 
@@ -85,13 +85,18 @@ def conclude(
     hosts = hosts or tuple(record.host for record in records)
     if not verdict:
         reason = "" if records or code is not None or not hosts else f"no node left a record; {_SHARE}"
-    named = () if verdict in _FROM_OUTSIDE else blamed
+    named = _failed_by_themselves(blamed, records) if verdict in _FROM_OUTSIDE else blamed
     common = {"reason": reason, "verdict": verdict, "hosts": hosts}
     if code == 0 and all(record.code == 0 for record in records):
         return Status(state="succeeded", exit_code=0, **common)  # type: ignore[arg-type]
     if own or code:
         return Status(state="failed", exit_code=own[0] if own else code, blamed_hosts=named, **common)  # type: ignore[arg-type]
     return Status(state="lost", blamed_hosts=named, **common)  # type: ignore[arg-type]
+
+
+def _failed_by_themselves(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, ...]:
+    failed = {record.host for record in records if record.code and not record.asked_to_stop}
+    return tuple(host for host in hosts if host in failed)
 
 
 def _absent(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, ...]:

@@ -44,6 +44,10 @@ def test_a_node_that_was_killed_because_it_did_not_stop_is_not_blamed_for_the_fa
 
 @pytest.mark.parametrize("verdict", ["cancelled", "preempted", "time_limit"])
 @pytest.mark.parametrize("code", [143, None])
-def test_a_job_that_was_ended_from_outside_blames_no_node(verdict: Verdict, code: int | None) -> None:
+def test_a_job_that_was_ended_from_outside_blames_only_a_node_that_had_failed_by_itself(
+    verdict: Verdict, code: int | None
+) -> None:
     status = conclude(verdict, code, [asked("n1")], hosts=HOSTS)
     assert (status.state, status.exit_code, status.verdict, status.blamed_hosts) == ("failed", 143, verdict, ())
+    failed = NodeRecord(host="n2", code=1, ended_unix_s=0.5)
+    assert conclude(verdict, code, [asked("n1"), failed], hosts=HOSTS).blamed_hosts == ("n2",), "before it was ended"
