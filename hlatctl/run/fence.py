@@ -36,7 +36,9 @@ def close(run: RunPaths, attempt: int) -> None:
         run.fence.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(run.fence, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            os.pwrite(descriptor, f"{attempt:0{_WIDTH}d}\n".encode(), 0)
+            line = f"{attempt:0{_WIDTH}d}\n".encode()
+            os.pwrite(descriptor, line, 0)
+            os.ftruncate(descriptor, len(line))  # what a damaged file has behind it would make the number unreadable
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -36,6 +36,13 @@ def test_an_older_end_does_not_open_the_fence_again(run: RunPaths) -> None:
     assert Fence(run, 12).is_closed()
 
 
+def test_a_damaged_file_is_replaced_as_a_whole(run: RunPaths) -> None:
+    run.fence.parent.mkdir(parents=True)
+    run.fence.write_bytes(b"000000000001\n000000000002\n")
+    fence.close(run, 2)
+    assert Fence(run, 2).is_closed(now=True)
+
+
 def test_looks_are_saved_but_not_before_a_commit(run: RunPaths) -> None:
     own = Fence(run, 1)
     own.check()
