@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ SQLITE = "sqlite:///"
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 #: MLflow's REST API takes no longer value of a parameter.
 _MAX_PARAM_CHARS = 6000
+
+#: MLflow imports them if they are installed, which takes 75 MiB. Its client doesn't use them: mlflow-skinny has the
+#: same client, and doesn't depend on them.
+_UNUSED = ("pandas", "scipy", "pyarrow")
 
 #: With MLflow's own defaults, a request to a server that doesn't answer takes many minutes.
 _MLFLOW_ENVIRONMENT = {
@@ -74,13 +79,32 @@ def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:
     if uri.startswith(SQLITE):
         _check_sqlite(Path(uri.removeprefix(SQLITE)))
     try:
-        from mlflow.tracking import MlflowClient
+        with suppress(ImportError), _without(*_UNUSED):
+            return _new_client(uri)
+        return _new_client(uri)
     except ImportError as error:
         raise DependencyError(
             f"tracking.enabled=true: mlflow can't be imported ({error})",
             hint="pip install 'hlatctl[head]', or tracking.enabled=false",
         ) from None
+
+
+def _new_client(uri: str) -> MlflowClient:
+    from mlflow.tracking import MlflowClient
+
     return MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def _without(*packages: str) -> Iterator[None]:
+    """Import as where these packages aren't installed, unless they are imported already."""
+    hidden = [name for name in packages if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def find_run(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> Run | None:

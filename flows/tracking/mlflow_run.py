@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from conf.load import flatten
 from conf.schema import Config
 from flows.tracking import mlflow_client
+from flows.tracking.mlflow_progress import Progress
 from flows.tracking.mlflow_rewind import BY_STEP, BY_TOKENS, new_steps, remove
+from flows.tracking.mlflow_steps import Counted, Shown
 from flows.tracking.mlflow_sweep import trial_tags
 from hlatctl.run import contract, files
-from hlatctl.run.fold import read_state
 from hlatctl.run.journal import FLOW_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths, mlflow_artifacts
 from hlatctl.run.reading import DAMAGED
@@ -37,10 +38,8 @@ RUN_ID_TAG = "hlatctl.run_id"
 CREATED_TAG = "hlatctl.created_unix_s"
 LAST_STEP_TAG = "hlatctl.last_step"
 
-#: All steps up to this one are copied, then every 20th: MLflow takes a millisecond for each, and shows fewer points.
-_ALL_STEPS, _THEN_EVERY = 100_000, 20
 #: Events that are copied at once. The cursor is written after each time, so the memory doesn't grow with the run.
-_EVENTS_AT_ONCE = 5_000
+_EVENTS_AT_ONCE = 1_000
 #: MLflow's REST API takes 1,000 metrics and tags a request. Metrics have to be in the request of their batch's tag.
 _MAX_METRICS_PER_BATCH = 999
 
@@ -130,20 +129,29 @@ class MirrorRun:
         self._run, self._config, self._client = run, config, client
         self._database = Path(uri.removeprefix(mlflow_client.SQLITE)) if uri.startswith(mlflow_client.SQLITE) else None
         self._cursor = Cursor.read(run.mirror, hide(uri))
+        self._shown = Shown(config.total_steps)
 
-    def copy_new(self) -> int:
-        """Copy new events and files; returns the number of events that were missing in MLflow."""
+    def copy_new(self, say: Callable[[str], None]) -> int:
+        """Copy new events and files; returns the number of events that were missing in MLflow.
+
+        Args:
+            say: called with the progress of a long copy.
+        """
         if not self._still_there():
             self._cursor = Cursor(self._cursor.tracking_uri)
-        tail, copied = JournalTail(self._run, self._cursor.offsets), 0
-        stream = tail.stream()
+        tail, copied = JournalTail(self._run, self._cursor.offsets, wanted=self._shown.line), 0
+        progress = Progress(sum(path.stat().st_size for path in self._run.journal.glob("*.jsonl")), say)
+        stream, counted = tail.stream(), None
         while events := list(itertools.islice(stream, _EVENTS_AT_ONCE)):
             if not self._cursor.mlflow_run_id and not self._find_or_create(events):
                 return 0
-            copied += self._log_events(events, are_all=len(events) < _EVENTS_AT_ONCE)
+            if counted is None and len(events) == _EVENTS_AT_ONCE:  # later ones may supersede them
+                counted = Counted(self._run, self._cursor.offsets)
+            copied += self._log_events(events, counted)
             self._update_status(events)
             self._cursor.offsets = tail.offsets
             files.write_json(self._run.mirror, asdict(self._cursor))
+            progress.reached(self._cursor.last_step, tail.bytes_read)
         if self._cursor.mlflow_run_id and self._upload_artifacts():
             files.write_json(self._run.mirror, asdict(self._cursor))
         return copied
@@ -209,21 +217,18 @@ class MirrorRun:
         }
         return {name: str(value) for name, value in tags.items() if value}
 
-    def _log_events(self, events: list[Event], *, are_all: bool) -> int:
+    def _log_events(self, events: list[Event], counted: Counted | None) -> int:
         """Copy events; returns how many were missing in MLflow.
 
         Args:
             events: new ones, in order of time.
-            are_all: no further events are known that may supersede steps.
+            counted: which steps count in the end; None: no further events are known that may supersede steps.
         """
         from mlflow.entities import Metric
 
         all_steps = sum(1 for event in events if event["kind"] == "step")
         steps = self._new_steps(events)
-        if not are_all:
-            counted = read_state(self._run).steps
-            steps = [step for step in steps if counted.get(step["step"], {}).get("attempt") == step["attempt"]]
-        steps = [step for step in steps if self._is_shown(step["step"])]
+        steps = [step for step in steps if self._shown.step(step["step"]) and (counted is None or counted(step))]
         evals = [event for event in events if event["kind"] == "eval_finished"]
         own = contract.own(self._run) if evals else ""
         groups = [[Metric(*row) for row in step_rows(event, self._cursor.shift_s)] for event in steps]
@@ -231,10 +236,6 @@ class MirrorRun:
         for batch in _batches(groups):
             self._log_metrics(batch)
         return len(events) - all_steps + len(steps)
-
-    def _is_shown(self, step: int) -> bool:
-        """Return whether a step is copied; the journal has all of them."""
-        return step <= _ALL_STEPS or step % _THEN_EVERY == 0 or step == self._config.total_steps
 
     def _new_steps(self, events: list[Event]) -> list[Event]:
         """Return the steps to copy, after superseded steps were removed from MLflow."""

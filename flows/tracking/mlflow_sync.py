@@ -34,8 +34,16 @@ _MAX_BACKOFF_POLLS = 8
 _LOOK_S = 0.25
 
 
-def sync(run: RunPaths) -> int:
+def _silent(_text: str) -> None:
+    return
+
+
+def sync(run: RunPaths, say: Callable[[str], None] = _silent) -> int:
     """Copy new journal entries of a run to MLflow; returns the number of events copied.
+
+    Args:
+        run: the run.
+        say: called with the progress of a long copy.
 
     Raises:
         ConfigError: the run's configuration can't be read.
@@ -45,12 +53,12 @@ def sync(run: RunPaths) -> int:
     """
     config = load(run.config)
     with files.created_like(run.root), _only_copier(run):
-        return _copy_new(run, config)
+        return _copy_new(run, config, say)
 
 
-def _copy_new(run: RunPaths, config: Config) -> int:
+def _copy_new(run: RunPaths, config: Config, say: Callable[[str], None] = _silent) -> int:
     with mlflow_client.connection(config.tracking, run.root.parent) as (client, uri):
-        return MirrorRun(run, config, client, uri).copy_new()
+        return MirrorRun(run, config, client, uri).copy_new(say)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -24,7 +25,11 @@ def sync(
 
     runs = [find_run(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
     for paths in runs:
-        typer.echo(f"{paths.run_id}\t{mlflow_sync.sync(paths)}")
+        typer.echo(f"{paths.run_id}\t{mlflow_sync.sync(paths, partial(_say_of, paths.run_id))}")
     if not runs:
         say(f"there are no runs in {runs_folder(runs_dir)}")
     prefect_stale.bring_up_to_date(runs_folder(runs_dir), say)
+
+
+def _say_of(run_id: str, text: str) -> None:
+    say(f"{run_id}: {text}")

@@ -75,7 +75,7 @@ def run() -> None:
 
 def make_run(runs_dir: Path, steps: int) -> tuple[RunPaths, float]:
     """Make the run directory of a finished run. Return it, and the mean time of appending an event."""
-    config = compose([f"runs_dir={runs_dir}", f"train.max_steps={steps}", "eval.enabled=false"])
+    config = compose([f"runs_dir={runs_dir}", f"train.max_steps={steps}", "train.tokens=100T", "eval.enabled=false"])
     made = pretrain.create(config, argv=["hlatctl", "train"], run_id=f"scale-{steps}")
     created = made.journal / f"{FLOW_WRITER}.jsonl"
     created.unlink()  # written again with a time of long ago: a writer's events are never before its earlier ones

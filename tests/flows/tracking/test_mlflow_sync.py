@@ -18,7 +18,7 @@ import pytest
 
 from conf import load
 from conf.schema import Config, TrackingConfig
-from flows.tracking import mlflow_client, mlflow_sweep, mlflow_sync
+from flows.tracking import mlflow_client, mlflow_steps, mlflow_sweep, mlflow_sync
 from flows.tracking import mlflow_run as copied
 from hlatctl.run import files, runs
 from hlatctl.run.errors import RunBusyError, StorageError
@@ -190,7 +190,8 @@ def test_a_long_journal_is_copied_in_parts_with_the_steps_that_count(
     runs_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copied, "_EVENTS_AT_ONCE", 4)
-    monkeypatch.setattr(copied, "_ALL_STEPS", 10)
+    monkeypatch.setattr(mlflow_steps, "FIRST_STEPS", 10)
+    monkeypatch.setattr(mlflow_steps, "MOST_STEPS", 40)  # of 611 planned: every 16th
     sent: list[int] = []
     real = copied.MirrorRun._log_metrics
 
@@ -204,8 +205,8 @@ def test_a_long_journal_is_copied_in_parts_with_the_steps_that_count(
     train(run, 6, 50, attempt=2, add=100.0)
     finish(run)
     mlflow_sync.sync(run)
-    assert sent == [*range(1, 11), 20, 40], "superseded steps are not sent, and late ones are thinned"
-    assert [value > 100 for *_, value in rows(runs_dir)] == [False] * 5 + [True] * 7
+    assert sent == [*range(1, 11), 16, 32, 48], "superseded steps are not sent, and late ones are thinned"
+    assert [value > 100 for *_, value in rows(runs_dir)] == [False] * 5 + [True] * 8
     assert mlflow_run(runs_dir, run).info.status == "FINISHED"
     mlflow_sync.sync(run)
     assert steps(rows(runs_dir)) == sent
