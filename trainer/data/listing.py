@@ -7,6 +7,7 @@ from typing import Any
 
 from conf.listing import Entry, Listing, kept, kept_at
 from hlatctl.cache.objects import within
+from hlatctl.run import files
 from hlatctl.run.errors import DataError, DependencyError, StorageError, cannot_write
 from trainer.data.remote import away, connect_corpus, version_of
 
@@ -41,7 +42,8 @@ def list_corpus(runs_dir: str, url: str) -> Listing:
     if listing != kept(runs_dir, url):
         path = kept_at(runs_dir, url)
         try:
-            listing.write(path)
+            with files.created_like(path.parent.parent):
+                listing.write(path)
         except OSError as error:
             raise cannot_write(path, error, hint="free space, or set another runs_dir") from None
     return listing

@@ -19,9 +19,10 @@ pytest.importorskip("fsspec", reason="no extra for object storage is installed")
 import fsspec
 
 from conf.fingerprint import data_fingerprint
+from conf.listing import kept_at
 from conf.schema import Config, SourceConfig
 from hlatctl.run.errors import STORAGE_AWAY, DataError, DependencyError
-from hlatctl.run.paths import partial_data
+from hlatctl.run.paths import cache_dir, partial_data
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.data.test_megatron import write
 from tests.trainer.s3_server import Server
@@ -31,6 +32,7 @@ from trainer.data.blocks import BLOCKS
 from trainer.data.check import check
 from trainer.data.damage import fail
 from trainer.data.index import index_file
+from trainer.data.listing import list_corpus
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
 from trainer.data.remote import RemoteObject
@@ -291,6 +293,17 @@ def test_what_can_not_be_used_is_refused_by_a_check(
     if any(".." in name for name in memory.store):
         with pytest.raises(DataError, match="can't be a file of a folder"):
             check(_config(make_config, _URL, tmp_path))
+
+
+def test_a_kept_listing_is_as_private_as_the_folder_that_it_is_in(memory: Any, tmp_path: Path) -> None:
+    memory.pipe("/bucket/corpus/a.txt", b"text")
+    for mode in (0o700, 0o770):
+        runs_dir = tmp_path / oct(mode)
+        cache_dir(runs_dir).mkdir(parents=True)
+        cache_dir(runs_dir).chmod(mode)
+        list_corpus(os.fspath(runs_dir), _URL)
+        kept = kept_at(os.fspath(runs_dir), _URL)
+        assert (kept.parent.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (mode, mode & 0o666)
 
 
 def test_mixtures_can_have_both_kinds_of_places(
