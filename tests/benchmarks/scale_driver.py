@@ -23,8 +23,10 @@ from conf.compose import compose
 from flows import pretrain
 from flows.launch.local import LocalLauncher
 from flows.runtime.context import FlowContext
+from flows.tracking import mlflow_sync
 from hlatctl.cli.progress import describe
 from hlatctl.report.build import build
+from hlatctl.run import files
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
@@ -44,6 +46,7 @@ _FIGURES = {
     "poll": ("ms", 1e3, 2.0, 300.0),
     "goodput": ("s", 1.0, 10.0, 300.0),
     "report": ("s", 1.0, 10.0, 300.0),
+    "mlflow": ("s", 1.0, None, 200.0),
 }
 
 
@@ -206,6 +209,16 @@ def _report(made: RunPaths) -> float:
     return _seconds(lambda: build(made))
 
 
+def _mlflow(made: RunPaths) -> float:
+    """Return the time of the first copy to MLflow. Print its rate by the clock."""
+    began_s = time.monotonic()
+    used_s = _seconds(lambda: mlflow_sync.sync(made))
+    wall_s = time.monotonic() - began_s
+    steps = files.read_json(made.mirror)["last_step"]
+    print(f"    {wall_s:.0f} s by the clock, {steps / wall_s:,.0f} steps/s", file=sys.stderr)
+    return used_s
+
+
 def _open_writer(made: RunPaths) -> float:
     return _seconds(lambda: JournalWriter(made, train_writer(0)).close())
 
@@ -228,5 +241,5 @@ def _size_bytes(folder: Path) -> int:
 
 if __name__ == "__main__":
     work = {"first_fold": _fold, "fold": _fold, "resume": _resume, "open_writer": _open_writer, "poll": _poll}
-    work["report"] = _report
+    work |= {"report": _report, "mlflow": _mlflow}
     print(json.dumps(work[sys.argv[1]](RunPaths(Path(sys.argv[2])))))

@@ -212,6 +212,51 @@ def test_a_long_journal_is_copied_in_parts_with_the_steps_that_count(
     assert steps(rows(runs_dir)) == sent
 
 
+def test_a_copy_that_dies_at_any_batch_and_one_made_live_give_the_same_thinned_series(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied, "_EVENTS_AT_ONCE", 40)
+    monkeypatch.setattr(copied, "_MAX_METRICS_PER_BATCH", 50)
+    monkeypatch.setattr(mlflow_steps, "FIRST_STEPS", 10)
+    monkeypatch.setattr(mlflow_steps, "MOST_STEPS", 100)
+    monkeypatch.setattr(Config, "total_steps", 400)
+    live, whole = make_run(runs_dir, "live"), make_run(runs_dir, "whole")
+    real, batches = copied.MirrorRun._log_metrics, [0]
+
+    def die_sometimes(self: copied.MirrorRun, batch: list[Any]) -> None:
+        real(self, batch)
+        batches[0] += 1
+        if batches[0] in (2, 7, 13):
+            raise KeyboardInterrupt
+
+    for first, last, attempt in ((1, 200, 1), (151, 301, 2), (302, 400, 2)):
+        for run in (live, whole):
+            train(run, first, last, attempt=attempt, add=attempt * 100.0)
+        mlflow_sync.sync(live)
+    monkeypatch.setattr(copied.MirrorRun, "_log_metrics", die_sometimes)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            mlflow_sync.sync(whole)
+    mlflow_sync.sync(whole)
+    series = {
+        run.run_id: [row[1:] for row in rows(runs_dir) if row[0] == files.read_json(run.mirror)["mlflow_run_id"]]
+        for run in (live, whole)
+    }
+    assert series["live"] == series["whole"]
+    assert [step for step, _ in series["whole"]] == [*range(1, 11), *range(12, 401, 4)]
+    assert [value > 200 for step, value in series["whole"]] == [step > 150 for step, _ in series["whole"]]
+
+
+def test_the_client_of_mlflow_does_not_load_what_it_does_not_use(runs_dir: Path) -> None:
+    code = (
+        "import sys; from flows.tracking.mlflow_client import connect\n"
+        "connect(sys.argv[1]).search_experiments()\n"
+        "print([name for name in ('pandas', 'scipy', 'pyarrow') if name in sys.modules])"
+    )
+    argv = [sys.executable, "-c", code, mlflow_client.default_tracking_uri(runs_dir)]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
 def test_on_a_server_the_later_value_of_a_step_is_added_and_is_the_latest(
     runs_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
