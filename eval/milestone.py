@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from conf.load import load
+from conf.of_run import of_run
 from conf.schema import Config
 from eval import contract, harness, model, plan, programs, runners, scores, suites, validation
 from eval.tasks import Subject, TaskRunner, can_run_code
@@ -46,7 +46,7 @@ def evaluate(
         DependencyError: a package is missing.
         EvaluationError: the model can't be evaluated, or the contract differs and ``new_contract`` is false.
     """
-    config = config or load(subject.run.config)
+    config = config or of_run(subject.run)
     with private_folder("eval") as own:
         model.settle_environment(own.path, offline=not plan.uses_network(config.eval))
         planned, held_out, present = _prepare(subject, config, own.path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import conf.load
 from conf.amend import AMENDED, FINGERPRINT, SKIP_STEPS, batch_after, batch_numbers, skipped_batches
+from conf.of_run import of_run
 from flows.stages.data import prepared_folder
 from hlatctl.run import files
 from hlatctl.run.batches import batches_drawn, events_about
@@ -36,7 +36,7 @@ def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
             hint=f"choose steps after {newest}, or move the checkpoints from step {numbers[0]} on out of the run first",
         )
     events = events_about(run, newest)
-    drawn, skipped = batches_drawn(run, newest, events), skipped_batches(conf.load.load(run.config), events)
+    drawn, skipped = batches_drawn(run, newest, events), skipped_batches(of_run(run), events)
     batches = [batch_after(drawn, step - newest, skipped) for step in numbers]
     _amend(run, SKIP_STEPS, batches, by, reason)
     return batches
@@ -55,7 +55,7 @@ def accept_corpus(run: RunPaths, *, by: str, reason: str) -> tuple[str, str]:
     Raises:
         DataError: one of them is missing or can't be read.
     """
-    path = prepared_folder(conf.load.load(run.config)) / "dataset.json"
+    path = prepared_folder(of_run(run)) / "dataset.json"
     try:
         prepared, current = _fingerprint(path), _fingerprint(run.dataset)
     except FileNotFoundError as error:

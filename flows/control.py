@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import conf.load
+from conf.of_run import of_run
 from flows.launchers import launcher_for
 from flows.runtime.context import live_training
 from flows.stages.train import STOP_GRACE_S
@@ -43,7 +43,7 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
             raise
     wait_until_undriven(run, wait_s)
     if driver(run) is None:
-        launcher = launcher_for(conf.load.load(run.config))
+        launcher = launcher_for(of_run(run))
         if job := live_training(read_state(run), launcher):
             launcher.cancel(job, grace_s=STOP_GRACE_S)
         launcher.release(run.root)

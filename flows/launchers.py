@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import conf.load
+from conf.of_run import of_run
 from conf.schema import Config
 from flows.launch.base import Launcher
 from flows.launch.local import LocalLauncher
@@ -48,7 +48,7 @@ def open_context(
         heeds_stop: a request to stop the run ends this flow's jobs.
         world: the simulated cluster of the previous driver; None: a new one if the run is simulated.
     """
-    config = config or conf.load.load(run.config)
+    config = config or of_run(run)
     if world is None and is_mock(config):
         from flows.simulation.world import World as Simulated
 

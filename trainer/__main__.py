@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.environment import cache_variable
-from conf.load import load
+from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import node_copy
 from hlatctl.run.errors import run_main
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-checkpoint-step", type=int, help="ignore newer checkpoints")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    config = load(run.config, read=node_copy.read_text)
+    config = of_run(run, read=node_copy.read_text)
 
     _keep_to_own_cache(config)
     from trainer.backends import make_backend

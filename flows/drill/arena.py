@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-import conf.load
+from conf.of_run import of_run
 from flows import control
 from flows.drill.reach import reach_for
 from flows.launch.base import Handle
@@ -50,7 +50,7 @@ class Arena:
     """
 
     def __init__(self, run: RunPaths, journal: JournalWriter) -> None:
-        self.run, self.config = run, conf.load.load(run.config)
+        self.run, self.config = run, of_run(run)
         self.state, self.events = RunState(), list[Event]()
         self.cold_start_s = 0.0
         """From the driver's start to the first optimizer step."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import conf.load
+from conf.of_run import of_run
 from conf.schema import Config
 from conf.space import Space
 from flows.stages.compile import graph_key
@@ -124,7 +124,7 @@ class _Pace:
             self._configs = []
             for index, run in enumerate(self._runs):
                 try:
-                    config = conf.load.load(run.config)
+                    config = of_run(run)
                 except HlatctlError:
                     continue  # `hlatctl runs` reports damaged runs
                 if config.cluster.launcher != "mock":

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.load import load
+from conf.of_run import of_run
 from conf.schema import TrackingConfig
 from flows.tracking import mlflow_client
 from hlatctl.report.sweep import best
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     """``python -m flows.tracking.mlflow_sweep SWEEP_DIR``."""
     sweep = SweepPaths(Path(argv[0]).absolute())
     trial = next(iter(fold(read_events(sweep)).trials.values()))
-    conclude(sweep, load(sweep.trial(trial.number).config).tracking)
+    conclude(sweep, of_run(sweep.trial(trial.number)).tracking)
     return 0
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from conf.load import load
+from conf.of_run import of_run
 from conf.schema import Config
 from flows.tracking import mlflow_client
 from flows.tracking.mlflow_run import MirrorRun
@@ -51,7 +51,7 @@ def sync(run: RunPaths, say: Callable[[str], None] = _silent) -> int:
         RunBusyError: another process is copying this run.
         StorageError: MLflow doesn't answer, or rejects a request.
     """
-    config = load(run.config)
+    config = of_run(run)
     with files.created_like(run.root), _only_copier(run):
         return _copy_new(run, config, say)
 
@@ -82,7 +82,7 @@ def follow(run: RunPaths, say: Callable[[str], None]) -> None:
     Raises:
         StorageError, RunBusyError: the run has no driver, and it can't be copied now.
     """
-    config = load(run.config)
+    config = of_run(run)
     watch, failures, lost = _Watch(run), 0, False
     while True:
         # Checked before the copy, so that the copy includes everything written before the end.

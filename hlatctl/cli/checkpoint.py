@@ -39,12 +39,12 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
 
     Checks the names and sizes of their files. `hlatctl checkpoint verify` also reads them.
     """
-    from conf.load import load
+    from conf.of_run import of_run
     from hlatctl.report.checkpoints import checkpoint_records
 
     paths = find_run(run, runs_dir)
     announce(paths)
-    records = checkpoint_records(paths, load(paths.config))
+    records = checkpoint_records(paths, of_run(paths))
     if as_json:
         print_json(records)
     elif records:

@@ -23,10 +23,11 @@ def diff(
 
     If a run doesn't have a key, its value is shown as `-`, and as null in JSON.
     """
-    from conf.load import flatten, load
+    from conf.load import flatten
+    from conf.of_run import of_run
 
     runs = [find_run(name, runs_dir) for name in (first, second)]
-    one, other = (flatten(load(run.config)) for run in runs)
+    one, other = (flatten(of_run(run)) for run in runs)
     keys = [key for key in {**one, **other} if one.get(key, _MISSING) != other.get(key, _MISSING)]
     if as_json:
         print_json({key: [one.get(key), other.get(key)] for key in keys})

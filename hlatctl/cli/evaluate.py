@@ -93,13 +93,13 @@ def evaluate_run(
     new_contract: bool = False,
 ) -> None:
     """Evaluate a run, show progress, and print the paths of the results files."""
-    import conf.load
     from conf.compose import override_eval
+    from conf.of_run import of_run
     from flows import evaluate as flow
     from hlatctl.cli.eval_progress import LiveEvaluationObserver, PlainEvaluationObserver
     from hlatctl.cli.progress import observer_for
 
-    config = conf.load.load(run.config)
+    config = of_run(run)
     if overrides:
         config = override_eval(config, overrides)
     request = flow.of_run(run, config, read_state(run), at=at, step=step, new_contract=new_contract)

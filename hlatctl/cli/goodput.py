@@ -18,7 +18,7 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     checkpoint stalls; restarts and pauses reduce it. Young's and Daly's checkpoint intervals are computed from the
     measured stall of a save and the measured time between failures. All figures come from the journal.
     """
-    import conf.load
+    from conf.of_run import of_run
     from hlatctl.report import goodput
     from hlatctl.report.run_view import read_without_steps
     from hlatctl.run.simulated import noted
@@ -26,7 +26,7 @@ def goodput(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> No
     paths = find_run(run, runs_dir)
     state, events = read_without_steps(paths)
     simulated = state.simulated
-    account = goodput.measure_goodput(events, conf.load.load(paths.config), state)
+    account = goodput.measure_goodput(events, of_run(paths), state)
     if as_json:
         print_json({"run_id": paths.run_id, "simulated": simulated, **dataclasses.asdict(account)})
         return

@@ -117,9 +117,9 @@ class _Printer:
         """Return the node whose log is printed; without a rank, the first one: thousands of logs help nobody."""
         if not self.rank or not any(_node_of(path) for path in folder.glob("*.log")):
             return 0
-        from conf.load import load
+        from conf.of_run import of_run
 
-        self._per_node = self._per_node or load(self.run.config).cluster.processes_per_node
+        self._per_node = self._per_node or of_run(self.run).cluster.processes_per_node
         return self.rank // self._per_node
 
     def _read_new(self, path: Path, rank: int | None) -> Iterator[str]:

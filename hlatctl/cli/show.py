@@ -18,7 +18,7 @@ def show(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
     """
     import yaml
 
-    from conf.load import load
+    from conf.of_run import of_run
 
     paths = find_run(run, runs_dir)
     announce(paths)
@@ -26,10 +26,10 @@ def show(run: RunName, as_json: Json = False, runs_dir: RunsDir = None) -> None:
     if as_json:
         import dataclasses
 
-        config = dataclasses.asdict(load(paths.config))
+        config = dataclasses.asdict(of_run(paths))
         print_json({"run_id": paths.run_id, "path": str(paths.root), "config": config, "provenance": provenance})
         return
-    load(paths.config)  # raises if the file is damaged
+    of_run(paths)  # raises if the file is damaged
     typer.echo(f"# {paths.config}\n{paths.config.read_text(encoding='utf-8')}---\n# {paths.provenance}")
     typer.echo(yaml.safe_dump(provenance, sort_keys=False, allow_unicode=True), nl=False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import conf.load
+from conf.of_run import of_run
 from hlatctl.report import drill, figures, page, summary
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.report.numbers import numbers
@@ -25,7 +26,7 @@ def build(run: RunPaths) -> Path:
         StorageError: the report can't be written.
         DependencyError: matplotlib or jinja2 is not installed.
     """
-    config = conf.load.load(run.config)
+    config = of_run(run)
     state, events = read_without_steps(run)
     time = measure_goodput(events, config, state)
     state.run_id = state.run_id or run.run_id

@@ -106,9 +106,9 @@ def status_of(state: RunState, *, is_driven: bool) -> str:
 
 
 def _read_config(run: RunPaths) -> tuple[Config | None, str]:
-    import conf.load
+    from conf.of_run import of_run
 
     try:
-        return conf.load.load(run.config), ""
+        return of_run(run), ""
     except HlatctlError as error:
         return None, error.message

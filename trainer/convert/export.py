@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.load import load
+from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.atomic import new_folder
@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    written = export(load(run.config), run, arguments.step, arguments.to.absolute(), arguments.dtype)
+    written = export(of_run(run), run, arguments.step, arguments.to.absolute(), arguments.dtype)
     print(json.dumps(written))
     return 0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.initial_weights import MODEL
-from conf.load import load
+from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import files, node_copy
 from hlatctl.run.atomic import new_folder
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, required=True, help="new folder")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    config = load(run.config, read=node_copy.read_text)
+    config = of_run(run, read=node_copy.read_text)
     if config.backend.name != "nxd":
         raise ConfigError(
             f"backend.name={config.backend.name}: must be nxd, because the library's checkpoints need its processes",

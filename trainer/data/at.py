@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.amend import AMENDED, batch_after, skipped_batches
-from conf.load import load
+from conf.of_run import of_run
 from hlatctl.run import files
 from hlatctl.run.batches import events_about
 from hlatctl.run.errors import ConfigError, DataError, HlatctlError, run_main
@@ -50,7 +50,7 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
     """
     from trainer.data.loader import Loader
 
-    config, events = load(run.config), events_about(run, step)
+    config, events = of_run(run), events_about(run, step)
     if not 1 <= step <= config.total_steps:
         raise ConfigError(f"--step={step}: the run has steps 1 to {config.total_steps}")
     trained = step in read_state(run).steps
