@@ -127,6 +127,13 @@ def _run_finished(event: Event) -> str:
     return f"run {event['outcome']} at step {event['step']}{why}"
 
 
+def _config_amended(event: Event) -> str:
+    changes = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in event["changes"].items())
+    when = "" if event.get("at_step") is None else f" after step {event['at_step']}"
+    why = f": {event['why']}" if event.get("why") else ""
+    return f"amendment {event['number']}{when} by {event['by']}: {changes}{why}"
+
+
 def _drill_outcome(event: Event) -> str:
     outcome = event["failure"] or (f"skipped, {event['skipped']}" if event["skipped"] else "recovered")
     return f"drill: {event['title']}: {outcome}"
@@ -175,6 +182,8 @@ TEXTS: dict[str, Callable[[Event], str]] = {
     "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
     "stop_requested": lambda e: f"stop requested by {e['by']}",
     "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",
+    "config_amended": _config_amended,
+    "amendment_applied": lambda e: f"amendment {e['number']}: in force after step {e['step']}",
     "failure_simulated": lambda e: f"simulated failure: {e['failure']} on {e['host']}",
     "tracking_back": lambda e: f"{e['what']} answers again, {e['events']} missing events copied",
     "fault_injected": lambda e: f"drill: {e['fault']} injected into run {e['run_id']}",

@@ -40,6 +40,8 @@ _WHOLE = (
     "seed",
     "exit_code",
     "pid",
+    "number",
+    "at_step",
 )
 _NUMBERS = (
     "loss",
@@ -92,7 +94,7 @@ _TEXTS = (
 )
 _HOSTS = ("left_out_hosts", "rejected_hosts", "hosts", "blamed_hosts")
 _LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", *_HOSTS)
-_OBJECTS = ("handle", "scores", "point", "settings")
+_OBJECTS = ("handle", "scores", "point", "settings", "changes")
 #: The exact types of each field's values, as JSON gives them: ``True`` is no number.
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_WHOLE, (int,)),
@@ -112,6 +114,8 @@ _NEEDED = {
     "checkpoint_committed": ("step",),
     "eval_finished": ("step", "milestone_tokens"),
     "amended": ("key", "value"),
+    "config_amended": ("number", "changes"),
+    "amendment_applied": ("number", "step"),
     "job_queued": ("job",),
     "job_started": ("job",),
     "job_left_queue": ("job",),

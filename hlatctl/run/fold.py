@@ -9,7 +9,15 @@ from hlatctl.run import fold_queue, kept_fold
 from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
-from hlatctl.run.state import AttemptState, ContractScores, EvaluationProgress, MilestoneState, RunState, StageState
+from hlatctl.run.state import (
+    AmendmentState,
+    AttemptState,
+    ContractScores,
+    EvaluationProgress,
+    MilestoneState,
+    RunState,
+    StageState,
+)
 
 
 def fold(events: Iterable[Event]) -> RunState:
@@ -259,6 +267,19 @@ def _stop_requested(state: RunState, event: Event) -> None:
     state.stop_requested = True
 
 
+def _config_amended(state: RunState, event: Event) -> None:
+    changes = {str(key): [old, new] for key, (old, new) in event["changes"].items()}
+    number, at_step = int(event["number"]), event.get("at_step")
+    by, why = str(event.get("by", "")), str(event.get("why", ""))
+    state.amendments.append(AmendmentState(number, event["time_unix_s"], changes, by, why, at_step))
+
+
+def _amendment_applied(state: RunState, event: Event) -> None:
+    for amendment in state.amendments:
+        if amendment.number == event["number"]:
+            amendment.applied_step = int(event["step"])
+
+
 def _gradient_spike(state: RunState, event: Event) -> None:
     state.spikes.append(event)
 
@@ -307,6 +328,8 @@ _HANDLERS = {
     "job_queued": fold_queue.job_queued,
     "job_started": fold_queue.job_started,
     "job_left_queue": fold_queue.job_left_queue,
+    "config_amended": _config_amended,
+    "amendment_applied": _amendment_applied,
     "hang": _hang,
     "straggler": _straggler,
     "stop_requested": _stop_requested,

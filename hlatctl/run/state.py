@@ -161,6 +161,28 @@ class MilestoneState:
 
 
 @dataclass
+class AmendmentState:
+    """A change of a run's configuration after the run was created.
+
+    Args:
+        number: from 1, in order.
+        changes: old and new value of each changed key.
+        by, why: who asked for it, and the reason given; ``why`` may be empty.
+        at_step: the step after which it is to begin; None: as soon as each key may change.
+        applied_step: the last step without it; None until it is in force. After a return to an earlier checkpoint, it
+            is in force again from there.
+    """
+
+    number: int
+    time_unix_s: float
+    changes: dict[str, list[Any]]
+    by: str = ""
+    why: str = ""
+    at_step: int | None = None
+    applied_step: int | None = None
+
+
+@dataclass
 class RunState:
     """The state of a run.
 
@@ -168,6 +190,7 @@ class RunState:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
         sweep: the sweep that it is a trial of, or empty.
         argv: the command line that created the run.
+        amendments: changes of its configuration, in order.
         steps: the steps that count, by step; without superseded ones.
         peak_flops_per_s: of one device; None if unknown.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
@@ -189,6 +212,7 @@ class RunState:
     last_event_unix_s: float = 0.0
     stages: dict[str, StageState] = field(default_factory=dict)
     attempts: list[AttemptState] = field(default_factory=list)
+    amendments: list[AmendmentState] = field(default_factory=list)
     queued: dict[str, QueuedJob] = field(default_factory=dict)
     steps: StepSeries = field(default_factory=StepSeries)
     peak_flops_per_s: float | None = None

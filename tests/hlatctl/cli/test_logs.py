@@ -158,7 +158,7 @@ def test_a_ranks_lines_are_taken_from_the_log_of_its_node(
     run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs_command, "_BLOCK_BYTES", 7)
-    monkeypatch.setattr("conf.load.load", lambda _: Config(cluster=ClusterConfig(nodes=12, processes_per_node=2)))
+    monkeypatch.setattr("conf.of_run.of_run", lambda _: Config(cluster=ClusterConfig(nodes=12, processes_per_node=2)))
     write(run, 1, "train.log", "[rank0]: first\ntorchrun's own\n[rank1]: second\n")
     write(run, 1, "train.node-1.log", "[rank2]: third\n[rank23]: not here\n")
     write(run, 1, "train.node-11.log", "[rank23]: ü 1\n[rank22]: other\n[rank23]: ü 2\n[rank23]: without an end")

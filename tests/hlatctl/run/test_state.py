@@ -169,3 +169,23 @@ def test_progress_counts_the_answers_of_an_earlier_try_separately() -> None:
     assert progress.updated_unix_s - progress.task_started_unix_s == 1.0
     story.add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1), contract="old")
     assert story.fold().milestones[10].progress is None
+
+
+def test_an_amendment_is_in_force_after_the_newest_step_that_a_process_named() -> None:
+    story = Story().add("config_amended", number=1, changes={"optimizer.lr": [3e-4, 1e-4]}, by="ana", why="spikes")
+    story.add("config_amended", number=2, changes={"cluster.nodes": [2, 4]}, by="ana", at_step=50)
+    story.add("amendment_applied", attempt=2, number=1, step=40).add("amendment_applied", attempt=3, number=1, step=30)
+    first, second = story.fold().amendments
+    assert (first.changes, first.by, first.why, first.applied_step) == (
+        {"optimizer.lr": [3e-4, 1e-4]},
+        "ana",
+        "spikes",
+        30,
+    )
+    assert (second.at_step, second.applied_step) == (50, None)
+
+
+def test_an_amendment_whose_changes_are_damaged_gives_a_warning() -> None:
+    state = Story().add("config_amended", number=1, changes={"optimizer.lr": 3}, by="ana").fold()
+    assert not state.amendments
+    assert len(state.warnings) == 1
