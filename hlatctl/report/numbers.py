@@ -275,7 +275,7 @@ def _attempts(state: RunState, config: Config) -> list[Attempt]:
                 started_unix_s=attempt.started_unix_s,
                 wall_s=ended - attempt.started_unix_s if ended is not None else None,
                 from_step=begun,
-                tokens=begun * config.tokens_per_step,
+                tokens=config.tokens_at(begun),
                 last_step=attempt.last_step or begun,
                 lost_steps=max(0, attempt.last_step - resumed) if resumed is not None else 0,
                 cause=attempt.cause,
