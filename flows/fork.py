@@ -6,12 +6,8 @@ continues as after any restart, and the other run may delete its own.
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from conf import compose
 from conf.amend import amended_skips
@@ -20,12 +16,12 @@ from conf.load import flatten, token_count
 from conf.of_run import of_run
 from conf.schema import Config, ForkConfig
 from flows import pretrain
+from flows.checkpoint_link import adopt_checkpoint
 from flows.runtime.context import is_mock
 from hlatctl.run import files
-from hlatctl.run.atomic import fsync
-from hlatctl.run.errors import CheckpointError, ConfigError, cannot_write
-from hlatctl.run.journal import FLOW_WRITER, JournalWriter, no_steps, read_events
-from hlatctl.run.manifest import MANIFEST, Manifest, checkpoint_steps, read_manifest, why_invalid
+from hlatctl.run.errors import CheckpointError, ConfigError
+from hlatctl.run.journal import no_steps, read_events
+from hlatctl.run.manifest import Manifest, checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import LATEST
 from hlatctl.units import count
@@ -70,7 +66,7 @@ def fork(
     check_continues(before, config, parent.run_id)
     run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
     with files.created_like(run.root):
-        _adopt(parent, run, manifest)
+        adopt_checkpoint(parent, run, manifest.step)
     return run
 
 
@@ -115,31 +111,3 @@ def _skips(parent: RunPaths, before: Config, after: Config, fresh: bool) -> list
         return own
     amended = amended_skips(read_events(parent, wanted=no_steps))
     return list(dict.fromkeys([*after.data.skip_steps, *amended]))
-
-
-def _adopt(parent: RunPaths, run: RunPaths, manifest: Manifest) -> None:
-    """Put the checkpoint into the new run. It is journalled first: without it, training must not begin anew."""
-    with JournalWriter(run, FLOW_WRITER) as journal:
-        journal.append("checkpoint_committed", durable=True, step=manifest.step, manifest_sha256=manifest.sha256)
-    source, target = parent.checkpoint(manifest.step), run.checkpoint(manifest.step)
-    names = [*(str(entry["path"]) for entry in manifest.files), MANIFEST]  # last, so that a part never counts
-    try:
-        target.mkdir(parents=True)
-        for name in names:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            _same_file(source / name, target / name)
-        fsync(target)
-    except OSError as error:
-        raise cannot_write(f"{target}", error, hint=f"delete {run.root}, free space, and fork again") from None
-
-
-def _same_file(source: Path, target: Path) -> None:
-    """Link a file, or copy it durably where it can't be linked."""
-    link: Callable[[Path, Path], None] = os.link
-    try:
-        link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
-            raise
-        shutil.copyfile(source, target)
-        fsync(target)

@@ -38,6 +38,7 @@ from hlatctl.cli import (
     sync,
     train,
     ui,
+    verify_resume,
 )
 from hlatctl.run.errors import HlatctlError
 
@@ -65,6 +66,7 @@ for _command in (
     resume.resume,
     amend.amend,
     fork.fork,
+    verify_resume.verify_resume,
     show.show,
     diff.diff,
     compare.compare,
