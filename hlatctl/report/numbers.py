@@ -90,6 +90,7 @@ class Numbers:
         data_wait_fraction: share of the steps' time spent waiting for data.
         evaluates: the external model that the run only evaluates; empty for a training run.
         sweep: the sweep that the run is a trial of; empty if none.
+        forked_from: the other run and its step, if the run is a fork; else empty.
     """
 
     run_id: str
@@ -116,6 +117,7 @@ class Numbers:
     message: str
     evaluates: str
     sweep: str
+    forked_from: str
 
 
 def numbers(state: RunState, config: Config) -> Numbers:
@@ -151,6 +153,7 @@ def numbers(state: RunState, config: Config) -> Numbers:
         message=state.message,
         evaluates=state.evaluates,
         sweep=state.sweep,
+        forked_from="" if config.fork.run is None else f"{config.fork.run} at step {config.fork.step:,}",
     )
 
 
