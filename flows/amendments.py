@@ -77,7 +77,7 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
     after = compose.amend(before, overrides)
     changes = changes_between(before, after)
     behind = tuple(a.number for a in waiting(state.amendments, newest_checkpoint(state)))
-    at_step = _at_step(run, state, at, changes)
+    at_step = _at_step(state, at, before, changes)
     if not overrides and at is None:
         raise ConfigError("no key is given, so nothing changes", hint=f"`hlatctl amend {run.run_id} optimizer.lr=1e-4`")
     if changes or (not overrides and _has_waiting(state)):
@@ -124,10 +124,12 @@ def _has_waiting(state: RunState) -> bool:
     return any(a.applied_step is None for a in state.amendments)
 
 
-def _at_step(run: RunPaths, state: RunState, at: int | str | None, changes: Changes) -> int | None:
+def _at_step(state: RunState, at: int | str | None, config: Config, changes: Changes) -> int | None:
     """Return the step that ``--at`` names. ``now`` is the newest checkpoint's: that step has been reached."""
     if at is None:
         return None
+    if is_mock(config):
+        raise ConfigError(f"--at={at}: simulated training doesn't end for an amendment", hint="leave out --at")
     if changes and begins(changes) == "at_once":
         raise ConfigError(f"--at={at}: {next(iter(changes))} changes at once, without a restart", hint="leave out --at")
     if at == "now":
