@@ -36,7 +36,7 @@ from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, check_mirror, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
-from hlatctl.run.errors import ConfigError, EvaluationError, HlatctlError, StoppedError, storage_errors
+from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, StoppedError, storage_errors
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
@@ -133,6 +133,12 @@ def drive(
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
+        if ctx.state.archived:
+            ctx.close()
+            raise CheckpointError(
+                f"run {run.run_id}: is archived, so it can't be resumed",
+                hint=f"`hlatctl fork {run.run_id}` begins a new run if a checkpoint was kept",
+            )
         _adopt(ctx)
         if ctx.state.status == "finished" and next_attempt(ctx) is None:
             ctx.message(f"run {run.run_id} is finished")

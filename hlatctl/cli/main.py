@@ -27,8 +27,10 @@ from hlatctl.cli import (
     fork,
     goodput,
     logs,
+    note,
     plan,
     resume,
+    rm,
     runs,
     show,
     status,
@@ -62,6 +64,7 @@ for _command in (
     runs.runs,
     status.status,
     logs.logs,
+    note.note,
     stop.stop,
     resume.resume,
     amend.amend,
@@ -75,6 +78,8 @@ for _command in (
     doctor.doctor,
     ui.ui,
     sync.sync,
+    rm.rm,
+    rm.archive,
 ):
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

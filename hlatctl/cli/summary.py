@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from hlatctl.report.run_view import RunView
 from hlatctl.run.host import host_names
 from hlatctl.run.journal import number
+from hlatctl.run.labels import LabelState
+from hlatctl.run.labels import in_words as in_words_of_tags
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.simulated import noted
@@ -18,6 +20,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run."""
     state = view.state
     yield "run", noted(view.run.run_id, simulated=state.simulated)
+    yield from label_rows(state.labels)
     yield "folder", str(view.run.root)
     driver = view.driver_elsewhere or (f"process {view.driver_pid}" if view.driver_pid else "")
     yield "status", view.status + (f" ({driver})" if driver else "")
@@ -48,6 +51,16 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "warning", warning
     if (view.run.report / "index.html").is_file():
         yield "report", str(view.run.report / "index.html")
+
+
+def label_rows(labels: LabelState) -> Iterator[tuple[str, str]]:
+    """Yield the name, the tags and the newest note of a run or a sweep."""
+    if labels.name:
+        yield "name", labels.name
+    if labels.tags:
+        yield "tags", in_words_of_tags(labels.tags)
+    if labels.notes:
+        yield "note", labels.notes[-1].text
 
 
 def evaluation_line(milestone: MilestoneState) -> str:
