@@ -20,9 +20,9 @@ def note(
     untag: Annotated[list[str] | None, typer.Option(metavar="K", help="Remove a tag.", show_default=False)] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Add a note to a run or a sweep, or change its name and tags.
+    """Add a note to a run, or change its name and tags.
 
-    Without anything to change, prints name, tags and notes. `--name ""` removes the name.
+    A sweep has them too. Without anything to change, prints name, tags and notes. `--name ""` removes the name.
     """
     sweep = find_sweep(run, runs_dir)
     paths = sweep or find_run(run, runs_dir)
