@@ -23,6 +23,7 @@ from hlatctl.cli import (
     drill,
     evaluate,
     forecast,
+    generate,
     goodput,
     logs,
     plan,
@@ -38,6 +39,7 @@ from hlatctl.cli import (
     ui,
 )
 from hlatctl.run.errors import HlatctlError
+from hlatctl.units import printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
 _INTERRUPTED = 130
@@ -65,6 +67,7 @@ for _command in (
     diff.diff,
     compare.compare,
     goodput.goodput,
+    generate.generate,
     drill.drill,
     doctor.doctor,
     ui.ui,
@@ -107,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HlatctlError as error:
-        print(f"{error.word}: {error}", file=sys.stderr)
+        print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

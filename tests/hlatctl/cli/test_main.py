@@ -29,6 +29,7 @@ COMMANDS = (
     "diff",
     "compare",
     "goodput",
+    "generate",
     "drill",
     "doctor",
     "ui",
