@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from hlatctl.run.errors import ConfigError
 
 #: Seeds of PyTorch's generators are below this.
 SEEDS = 2**32
+#: Logits that are divided by less overflow. Above the highest temperature, all tokens are equally likely.
+_COLDEST, _HOTTEST = 0.01, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,9 @@ class Sampling:
         """Check the values."""
         if self.max_new_tokens < 1:
             raise _out_of_range("max-new-tokens", self.max_new_tokens, "at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise _out_of_range("temperature", self.temperature, "0 (always the likeliest token) or more, such as 0.8")
+        if not (self.is_greedy or _COLDEST <= self.temperature <= _HOTTEST):
+            rule = f"0 (always the likeliest token), or from {_COLDEST} to {_HOTTEST}"
+            raise _out_of_range("temperature", self.temperature, rule)
         if not 0 < self.top_p <= 1:
             raise _out_of_range("top-p", self.top_p, "more than 0 and at most 1 (all tokens)")
         if self.top_k < 0:

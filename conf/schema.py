@@ -291,7 +291,7 @@ class EvalConfig:
     prompts: list[str] = field(
         default_factory=lambda: [
             "def __init__(self",
-            "import os\nimport ",
+            "import os\nimport",
             "The purpose of this",
             "Once upon a time",
             "The capital of France is",

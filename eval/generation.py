@@ -129,7 +129,7 @@ def _settings(sampling: Sampling, room: int, ends: list[int]) -> Any:
     """Return transformers' configuration of a text, without the defaults of the model's folder."""
     from transformers import GenerationConfig
 
-    drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    drawing = {"temperature": float(sampling.temperature), "top_p": float(sampling.top_p), "top_k": sampling.top_k}
     return GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=min(sampling.max_new_tokens, room),
         eos_token_id=ends or None,

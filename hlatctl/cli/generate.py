@@ -20,11 +20,12 @@ import typer
 from conf.sampling import SEEDS, Sampling
 from hlatctl.cli.common import Json, RunsDir, announce, print_json, runs_folder, say
 from hlatctl.cli.completion import run_names
+from hlatctl.report.texts import by_prompt
 from hlatctl.run import continuations
 from hlatctl.run.errors import ConfigError, HlatctlError, StorageError
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
-from hlatctl.units import count, printable
+from hlatctl.units import printable
 
 if TYPE_CHECKING:
     from flows.generate import Model
@@ -85,7 +86,7 @@ def generate(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Continue a text with a run's newest checkpoint, or with a model.
+    """Continue a text with a checkpoint or a model.
 
     Prints each prompt with its continuation, while it is generated. Without a prompt, asks for prompts in a terminal,
     or reads one from stdin. --json prints the exact texts and the token ids, at the end.
@@ -271,9 +272,7 @@ def _print_history(target: Any, *, as_json: bool) -> None:
         print_json([dataclasses.asdict(each) for each in kept])
     elif not kept:
         say(f"run {run.run_id} has no continuations: its milestones are not evaluated yet, or eval.prompts is empty")
-    for prompt in [] if as_json else dict.fromkeys(one.prompt for each in kept for one in each.continuations):
-        typer.echo(f"=== {printable(prompt)}")
-        for each in kept:
-            for one in each.continuations:
-                if one.prompt == prompt:
-                    typer.echo(f"--- {count(each.milestone_tokens)} tokens\n{printable(one.text)}")
+    for prompt, rows in [] if as_json else by_prompt(kept):
+        typer.echo(f"=== {prompt}")
+        for tokens, text in rows:
+            typer.echo(f"--- {tokens} tokens\n{text}")

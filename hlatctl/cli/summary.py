@@ -103,7 +103,10 @@ def _text_rows(view: RunView) -> Iterator[tuple[str, str]]:
     kept = continuations.newest(view.run, view.state.milestones)
     if kept and kept.continuations:
         first = kept.continuations[0]
-        yield f"text at {count(kept.milestone_tokens)}", one_line(f"{first.prompt} … {first.text}"[:_TEXT_LENGTH])
+        yield (
+            f"text at {count(kept.milestone_tokens)}",
+            one_line(" ".join(f"{first.prompt} → {first.text}".split())[:_TEXT_LENGTH]),
+        )
 
 
 def end_lines(view: RunView) -> Iterator[str]:

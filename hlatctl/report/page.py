@@ -11,9 +11,10 @@ from hlatctl.report.drill import Drill
 from hlatctl.report.goodput import Goodput
 from hlatctl.report.numbers import Attempt, Milestone, Numbers, Stage
 from hlatctl.report.summary import contract_note, facts, score_table
+from hlatctl.report.texts import by_prompt, evenly
 from hlatctl.run.continuations import Kept
 from hlatctl.run.scores import headlines
-from hlatctl.units import count, duration, printable, utc
+from hlatctl.units import count, duration, utc
 
 #: Milestones whose texts are on the page. `hlatctl generate RUN --history` prints all.
 _TEXTS = 12
@@ -52,8 +53,8 @@ def render(
         figures=figures,
         drill={"outcomes": (drill.HEADER, drill.rows(drilled)), "facts": drill.facts(drilled)} if drilled else None,
         scores=_scores(run.milestones) if run.milestones else None,
-        texts=_texts(texts),
-        left_out=len(texts) - len(_evenly(texts)),
+        texts=by_prompt(evenly(texts, _TEXTS)),
+        left_out=max(0, len(texts) - _TEXTS),
         time={"categories": goodput.time_table(time), "facts": goodput.facts(time)} if time.wall_s else None,
         attempts=[_attempt_row(attempt) for attempt in run.attempts],
         stages=[_stage_row(stage) for stage in run.stages],
@@ -76,22 +77,6 @@ def _scores(milestones: Sequence[Milestone]) -> dict[str, Any]:
         "others": [row for row in rows if row[0] not in first],
         "notes": [*notes, *filter(None, [contract_note(milestones)])],
     }
-
-
-def _texts(kept: Sequence[Kept]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return each prompt with the tokens and the continuation of milestones over the whole run."""
-    rows: dict[str, list[tuple[str, str]]] = {}
-    for each in _evenly(kept):
-        for one in each.continuations:
-            rows.setdefault(printable(one.prompt), []).append((count(each.milestone_tokens), printable(one.text)))
-    return list(rows.items())
-
-
-def _evenly(kept: Sequence[Kept]) -> list[Kept]:
-    """Return at most ``_TEXTS`` milestones at equal distances, with the first and the last."""
-    if len(kept) <= _TEXTS:
-        return list(kept)
-    return [kept[at * (len(kept) - 1) // (_TEXTS - 1)] for at in range(_TEXTS)]
 
 
 def _attempt_row(attempt: Attempt) -> list[str]:
