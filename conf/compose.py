@@ -84,6 +84,32 @@ def override_eval(config: Config, overrides: Sequence[str]) -> Config:
     return _typed(compose_plain(added, of_run=config))
 
 
+def amend(config: Config, overrides: Sequence[str]) -> Config:
+    """Return a run's configuration with some values changed.
+
+    Args:
+        config: the run's.
+        overrides: as for :func:`compose`. An option of a group, such as ``backend=cpu``, replaces the whole group;
+            ``eval=SUITE`` keeps the settings that :func:`override_eval` keeps.
+
+    Raises:
+        ConfigError: as :func:`compose`; or an override of ``experiment``.
+    """
+    for override in overrides:
+        key, _, option = override.lstrip("+~").partition("=")
+        if key == "experiment":
+            raise ConfigError(
+                f"experiment={option}: belongs to a new run", hint="name the keys to change, such as optimizer.lr=1e-4"
+            )
+        if key == "eval":
+            config = override_eval(config, [override])
+        elif key in groups():
+            default: Any = getattr(Config(), key)
+            config = dataclasses.replace(config, **{key: default})
+    added = [f"+{o}" if o.split("=")[0] in groups() else o for o in overrides if o.split("=")[0] != "eval"]
+    return finish(compose_plain(added, of_run=config))
+
+
 def groups() -> dict[str, list[str]]:
     """Return the configuration groups and their options."""
     folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and p.name != "sweep" and any(p.glob("*.yaml")))

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import conf.load
 from conf.schema import Config
-from flows.launchers import open_context
+from flows.launchers import launcher_for, open_context
+from flows.runtime import amended
 from flows.runtime.clock import Clock, DriverLostError
 from flows.runtime.context import FlowContext, is_mock
 from flows.runtime.observer import Observer
@@ -126,7 +127,8 @@ def drive(
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
-        if ctx.state.status == "finished":
+        _adopt(ctx)
+        if ctx.state.status == "finished" and next_attempt(ctx) is None:
             ctx.message(f"run {run.run_id} is finished")
             ctx.close()
             return ctx.state
@@ -184,8 +186,21 @@ def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
         ctx.world.pass_without_driver(after_s)
     ctx.close()
     successor = open_context(ctx.run, ctx.observer, world=ctx.world)
+    _adopt(successor)
     _journal_start(successor)
     return successor
+
+
+def _adopt(ctx: FlowContext) -> bool:
+    """Put the configuration of the running or the next attempt into a context; return whether it has changed.
+
+    Jobs that run keep the launcher that started them (``flows.runtime.jobs``).
+    """
+    before = amended.adopt(ctx)
+    if before.cluster != ctx.config.cluster:
+        ctx.launcher.release(ctx.run.root)
+        ctx.launcher = ctx.world.launcher() if ctx.world else launcher_for(ctx.config)
+    return before != ctx.config
 
 
 def _journal_start(ctx: FlowContext) -> None:
@@ -194,6 +209,18 @@ def _journal_start(ctx: FlowContext) -> None:
 
 def pipeline(ctx: FlowContext, caller: Caller) -> None:
     """Run the stages in order. Each is idempotent: a resumed run calls all of them again."""
+    _prepare(ctx, caller)
+    evaluations = _train_and_evaluate(ctx, caller)
+    if "failed" in evaluations:
+        raise EvaluationError(
+            f"{evaluations.count('failed')} of {len(evaluations)} milestone evaluations failed; training is finished",
+            hint=f"see {ctx.run.logs(0)}, then `hlatctl resume {ctx.run.run_id}`",
+        )
+    caller.call("report", partial(write_report, ctx))
+
+
+def _prepare(ctx: FlowContext, caller: Caller) -> None:
+    """Run the stages before training. Those whose fingerprints an amendment doesn't change are skipped."""
     caller.call("validate", partial(validate, ctx))
     caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("data", partial(prepare_data, ctx))
@@ -202,13 +229,6 @@ def pipeline(ctx: FlowContext, caller: Caller) -> None:
     caller.call("compile", partial(compile_graphs, ctx))
     caller.call("warm cache", partial(warm_cache, ctx))
     caller.call("coverage", partial(check_coverage, ctx))
-    evaluations = _train_and_evaluate(ctx, caller)
-    if "failed" in evaluations:
-        raise EvaluationError(
-            f"{evaluations.count('failed')} of {len(evaluations)} milestone evaluations failed; training is finished",
-            hint=f"see {ctx.run.logs(0)}, then `hlatctl resume {ctx.run.run_id}`",
-        )
-    caller.call("report", partial(write_report, ctx))
 
 
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
@@ -230,6 +250,8 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
                 ctx.clock.sleep(0)
             else:
                 ctx.pause(decision.wait_s)
+                if _adopt(ctx):
+                    _prepare(ctx, caller)
         ctx.launcher.release(ctx.run.root)
         announce_milestones(ctx, on_milestone)
         for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since
@@ -238,6 +260,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             ctx.message("training is finished; waiting for the last evaluation")
         while not all(future.done() for future in pending):
             ctx.watch()
+            amended.follow(ctx)
             ctx.clock.wait_for_event(_POLL_S)
         statuses = [future.result() for future in pending]
         if set(statuses) - {"evaluated", "failed"}:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.environment import cache_variable
+from conf.load import load
 from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import node_copy
@@ -24,13 +25,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run the process and return its exit code."""
     parser = argparse.ArgumentParser(prog="trainer", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--config", type=Path, help="configuration of this attempt; none: the run's newest")
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--compile-only", action="store_true", help="fill the compiler's cache and exit")
     parser.add_argument("--check-coverage", action="store_true", help="check that the cache has every graph, and exit")
     parser.add_argument("--max-checkpoint-step", type=int, help="ignore newer checkpoints")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    config = of_run(run, read=node_copy.read_text)
+    read = node_copy.read_text
+    config = load(arguments.config, read=read) if arguments.config else of_run(run, read=read)
 
     _keep_to_own_cache(config)
     from trainer.backends import make_backend

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.load import load
 from conf.of_run import of_run
 from conf.schema import Config, ParallelConfig
 from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
@@ -262,8 +263,10 @@ def main(argv: list[str] | None = None) -> int:
     """Measure this worker; an error names the worker that failed."""
     parser = argparse.ArgumentParser(prog="trainer.preflight", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
-    run = RunPaths(parser.parse_args(argv).run_dir.absolute())
-    config = _on_all_nodes(of_run(run, read=node_copy.read_text))
+    parser.add_argument("--config", type=Path, help="configuration to measure for; none: the run's newest")
+    arguments = parser.parse_args(argv)
+    run, read = RunPaths(arguments.run_dir.absolute()), node_copy.read_text
+    config = _on_all_nodes(load(arguments.config, read=read) if arguments.config else of_run(run, read=read))
 
     if config.backend.device == "neuron":
         check_node(config, run)

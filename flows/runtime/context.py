@@ -84,6 +84,8 @@ class FlowContext:
         world: World | None = None,
     ) -> None:
         self.run, self.config, self.launcher = run, config, launcher
+        #: The newest amendment of the attempt's configuration, and the newest of those that changed at once after it.
+        self.config_number = self.newest_live = 0
         self.heeds_stop = heeds_stop
         self.world = world
         self.clock: Clock = world.clock if world else RealClock()

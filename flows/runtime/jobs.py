@@ -50,19 +50,20 @@ def run_job(
         StorageError: its files can't be written.
     """
     ctx.check_stop()
-    plan = ctx.launcher.render(job)
-    handle = ctx.launcher.handle(plan)
-    left_running = not ctx.launcher.status(handle).ended
+    launcher = ctx.launcher  # an amendment may give the context another one while the job runs
+    plan = launcher.render(job)
+    handle = launcher.handle(plan)
+    left_running = not launcher.status(handle).ended
     reattach = reattach and _is_submitted(plan)
     if left_running and not reattach:
-        ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+        launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
     if not (left_running and reattach):
-        ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
-    oom_kills = ctx.launcher.oom_kills()
+        ctx.when_there_is_room(lambda: launcher.submit(plan))
+    oom_kills = launcher.oom_kills()
     watch, limit_s = JobWatch(ctx, job.name, f"job {job.name}"), timeout_s or float("inf")
     start_s = ctx.clock.monotonic_s()
     try:
-        while not (status := ctx.launcher.status(handle)).ended:
+        while not (status := launcher.status(handle)).ended:
             ctx.check_stop()
             watch.saw(status)
             if watch.waits:
@@ -76,12 +77,12 @@ def run_job(
     finally:
         # After an interrupt or a time-out, and for child processes that it left. A successor has re-attached to it.
         if successor(ctx.run) is None:
-            ctx.launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+            launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
             watch.ended()
     if status.state != "succeeded":
         if status.verdict == "node_failed":
             ctx.hold_against(status.blamed_hosts, "failure", f"node_failed: job {job.name}")
-        raise job_error(job, status, more_oom_kills=(ctx.launcher.oom_kills() or 0) > (oom_kills or 0))
+        raise job_error(job, status, more_oom_kills=(launcher.oom_kills() or 0) > (oom_kills or 0))
     return True
 
 

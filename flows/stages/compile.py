@@ -10,6 +10,7 @@ from typing import Any
 from conf import fingerprint
 from conf.environment import NEURON_PACKAGES, cache_variable
 from conf.schema import Config
+from flows.runtime.amended import config_words
 from flows.runtime.context import FlowContext, cache_root
 from flows.runtime.jobs import run_job
 from flows.runtime.shared_work import alone
@@ -69,9 +70,9 @@ def compile_graphs(ctx: FlowContext) -> None:
 
     def compile_into(partial: Path) -> dict[str, Any]:
         make_private(partial)
-        argv = ("-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--compile-only")
+        words = ("--run-dir", os.fspath(ctx.run.root), *config_words(ctx), "--attempt", "0")
         env, wrapper = cache_env(ctx.config, partial), _wrapper(ctx.config, partial)
-        job = ctx.job("compile", *argv, distributed=True, env=env, wrapper=wrapper)
+        job = ctx.job("compile", "-m", "trainer", *words, "--compile-only", distributed=True, env=env, wrapper=wrapper)
         try:
             run_job(ctx, job)
             graphs = merge_nodes(partial) if job.wrapper else {}

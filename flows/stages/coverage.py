@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from conf.schema import Config
+from flows.runtime.amended import config_words
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from flows.stages import run_stage
@@ -31,9 +32,9 @@ def check_coverage(ctx: FlowContext) -> None:
 
     def work() -> dict[str, Any]:
         ctx.run.coverage.unlink(missing_ok=True)
-        argv = ("-m", "trainer", "--run-dir", os.fspath(ctx.run.root), "--attempt", "0", "--check-coverage")
+        words = ("--run-dir", os.fspath(ctx.run.root), *config_words(ctx), "--attempt", "0")
         env, wrapper = cache_env(ctx.config, local_cache(ctx.config)), warm_wrapper(ctx.config)
-        job = ctx.job(STAGE, *argv, distributed=True, env=env, wrapper=wrapper)
+        job = ctx.job(STAGE, "-m", "trainer", *words, "--check-coverage", distributed=True, env=env, wrapper=wrapper)
         limit_s = ctx.config.recovery.start_timeout_s
         run_job(ctx, job, timeout_s=limit_s, timeout_key="recovery.start_timeout_s")
         with reading(ctx.run.coverage):

@@ -10,6 +10,7 @@ from typing import Any
 from conf import fingerprint
 from flows.launch.base import Job
 from flows.recovery import node_ledger
+from flows.runtime.amended import config_words
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from flows.stages import run_stage
@@ -66,7 +67,8 @@ def is_due(ctx: FlowContext, job: Job) -> bool:
 
 
 def _job(ctx: FlowContext) -> Job:
-    job = ctx.job(_JOB, "-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), distributed=True)
+    argv = ("-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), *config_words(ctx))
+    job = ctx.job(_JOB, *argv, distributed=True)
     return dataclasses.replace(job, all_nodes=True)
 
 

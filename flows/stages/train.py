@@ -16,6 +16,7 @@ from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
 from flows.recovery import blame, case, failure_causes, node_ledger, policy
+from flows.runtime.amended import Orders, config_words, follow, note_begun
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.job_watch import JobWatch
 from flows.runtime.jobs import ending_tail
@@ -39,13 +40,17 @@ _STACKS_S = 2.0
 
 
 def next_attempt(ctx: FlowContext) -> int | None:
-    """Return the number of the attempt to watch or to start; None: training is finished."""
+    """Return the number of the attempt to watch or to start; None: training is finished.
+
+    A finished run that an amendment has made longer continues.
+    """
     newest = ctx.refresh().attempt
     if newest is None:
         return 1
     if newest.ended_unix_s is None:
         return newest.number
-    return None if newest.cause == "finished" else newest.number + 1
+    reached = max(newest.last_step, newest.resumed_from_step or 0)
+    return None if newest.cause == "finished" and reached >= ctx.config.total_steps else newest.number + 1
 
 
 def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> policy.Decision:
@@ -62,7 +67,7 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     if is_new:
         ctx.check_stop()
     ceiling = (newest.next_max_checkpoint_step if is_new else newest.max_checkpoint_step) if newest else None
-    job = training_job(ctx.config, ctx.run, number, max_checkpoint_step=ceiling)
+    job = training_job(ctx.config, ctx.run, number, config_words=config_words(ctx), max_checkpoint_step=ceiling)
     job = _placed(ctx, job) if is_new else dataclasses.replace(job, excluded_hosts=ctx.place().left_out)
     rejected = _rejected_since(ctx, newest) if newest else []
     handle = _start(ctx, job, number, ceiling, rejected) if is_new else _attach(ctx, number)
@@ -74,12 +79,24 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     return _conclude(ctx, job, status)
 
 
-def training_job(config: Config, run: RunPaths, number: int, *, max_checkpoint_step: int | None = None) -> Job:
-    """Return the job of one attempt, which loads no checkpoint after ``max_checkpoint_step``; pure."""
+def training_job(
+    config: Config,
+    run: RunPaths,
+    number: int,
+    *,
+    config_words: tuple[str, ...] = (),
+    max_checkpoint_step: int | None = None,
+) -> Job:
+    """Return the job of one attempt, which loads no checkpoint after ``max_checkpoint_step``; pure.
+
+    Args:
+        config_words: name the configuration's file; empty: ``config.yaml``.
+    """
     env = cache_env(config, local_cache(config)) if config.backend.compile else {}
     wrapper = warm_wrapper(config)
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
-    argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", str(number), *ceiling)
+    words = config_words or ("--config", os.fspath(run.config))
+    argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), *words, "--attempt", str(number), *ceiling)
     return make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
 
 
@@ -147,6 +164,7 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None, rejecte
         attempt=number,
         handle=handle.to_json(),
         max_checkpoint_step=ceiling,
+        config_number=ctx.config_number,
         oom_kills=ctx.launcher.oom_kills(),
         left_out_hosts=list(job.excluded_hosts),
         rejected_hosts=rejected,
@@ -178,11 +196,15 @@ def _attach(ctx: FlowContext, number: int) -> Handle:
 def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Status:
     stopping, silence, attempt = False, _Silence(ctx), ctx.state.attempts[-1]
     watch = JobWatch(ctx, handle.name, f"attempt {attempt.number}", started=bool(attempt.hosts))
+    orders = Orders(ctx, attempt)
     while True:
         try:
             status = ctx.launcher.status(handle)
             watch.saw(status)
             state = ctx.watch()
+            follow(ctx)
+            orders.give()
+            note_begun(ctx, attempt)
             announce_milestones(ctx, on_milestone)
             if status.ended:
                 watch.ended()

@@ -13,6 +13,7 @@ import typer
 
 from hlatctl import __version__
 from hlatctl.cli import (
+    amend,
     cache,
     checkpoint,
     compare,
@@ -63,6 +64,7 @@ for _command in (
     logs.logs,
     stop.stop,
     resume.resume,
+    amend.amend,
     show.show,
     diff.diff,
     compare.compare,

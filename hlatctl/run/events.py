@@ -42,6 +42,7 @@ _WHOLE = (
     "pid",
     "number",
     "at_step",
+    "config_number",
 )
 _NUMBERS = (
     "loss",

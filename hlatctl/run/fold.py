@@ -100,6 +100,7 @@ def _attempt_started(state: RunState, event: Event) -> None:
             event.get("handle", {}),
             event["time_unix_s"],
             max_checkpoint_step=event.get("max_checkpoint_step"),
+            config_number=event.get("config_number") or 0,
             oom_kills=event.get("oom_kills"),
             left_out_hosts=[str(host) for host in event.get("left_out_hosts") or []],
         )

@@ -150,9 +150,7 @@ class JournalWriter:
 
     def events(self) -> list[Event]:
         """Return the events of this file, which is much smaller than a run's journal."""
-        with self.path.open("rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            return [item[3] for item in _items(file, self.path.stem, _BEGIN, size_bytes)]
+        return _events_of(self.path)
 
     def close(self) -> None:
         """Write the remaining events if there is space, and release the file."""
@@ -314,6 +312,24 @@ def read_events(run: RunPaths, *, wanted: Callable[[bytes], bool] | None = None)
             millions of steps, and they take seconds.
     """
     return JournalTail(run, wanted=wanted).read_new()
+
+
+def writer_events(run: RunPaths, writer: str) -> list[Event]:
+    """Return the events of one writer; for those whose files are much smaller than a run's journal.
+
+    Raises:
+        StorageError: the file can't be read.
+    """
+    path = run.journal / f"{writer}.jsonl"
+    try:
+        return _events_of(path) if path.is_file() else []
+    except OSError as error:
+        raise StorageError(f"{path}: can't be read ({error.strerror})", hint="`ls -l` shows whose it is") from None
+
+
+def _events_of(path: Path) -> list[Event]:
+    with path.open("rb") as file:
+        return [item[3] for item in _items(file, path.stem, _BEGIN, os.fstat(file.fileno()).st_size)]
 
 
 def no_steps(line: bytes) -> bool:

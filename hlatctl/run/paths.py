@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-_ATTEMPT = "attempt-"
+_ATTEMPT, _AMENDED = "attempt-", "config-"
 _NODES, _MLFLOW, _ARTIFACTS = "nodes.jsonl", "mlflow.db", "mlartifacts"
 
 
@@ -54,6 +54,15 @@ class RunPaths:
     def config(self) -> Path:
         """Resolved, complete configuration; written once."""
         return self.root / "config.yaml"
+
+    def amended_config(self, number: int) -> Path:
+        """``config-<n>.yaml``: the whole configuration after amendment n; derived (``conf.of_run``)."""
+        return self.root / f"{_AMENDED}{number}.yaml"
+
+    def amended_configs(self) -> list[int]:
+        """Return the numbers of the amendments whose files exist."""
+        names = (path.stem.removeprefix(_AMENDED) for path in self.root.glob(f"{_AMENDED}*.yaml"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     @property
     def provenance(self) -> Path:
@@ -113,6 +122,10 @@ class RunPaths:
     def launch(self, attempt: int) -> Path:
         """Folder of the scripts submitted for one attempt; attempt 0: all jobs except training."""
         return self.root / "launch" / attempt_name(attempt)
+
+    def orders(self, attempt: int) -> Path:
+        """``train.amendment``: what the driver asks of a training attempt because of amendments."""
+        return self.launch(attempt) / "train.amendment"
 
     @property
     def fence(self) -> Path:

@@ -43,6 +43,7 @@ class AttemptState:
         hang: why the flow considered it hung; empty if it did not.
         max_checkpoint_step: the newest checkpoint that it may load; None: any.
         next_max_checkpoint_step: the same, for the next attempt.
+        config_number: its newest amendment; 0: its configuration is config.yaml.
         oom_kills: the kernel's count of processes killed for lack of memory when it started; None if unknown.
         train_events: number of events that its processes have written.
         stragglers: events that name a slow process.
@@ -68,6 +69,7 @@ class AttemptState:
     hang: str = ""
     max_checkpoint_step: int | None = None
     next_max_checkpoint_step: int | None = None
+    config_number: int = 0
     oom_kills: int | None = None
     train_events: int = 0
     stragglers: list[Event] = field(default_factory=list)

@@ -1,0 +1,227 @@
+"""Changes to the configuration of a run that exists. Each is checked like a new run's configuration and journalled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf import compose
+from conf.amendable import When, begins, row_of
+from conf.amendments import Changes, changes_between, waiting
+from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
+from conf.schema import Config
+from flows.runtime.ask import ask_about
+from flows.runtime.context import is_mock
+from flows.stages.validate import check, check_mirror, check_shape
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, EvaluationError, RunBusyError
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+from hlatctl.run.lease import driver
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
+from hlatctl.run.state import RunState
+
+_TIMEOUT_S = 120
+#: Formats whose checkpoints have the same tensors.
+_SAME_TENSORS = (frozenset({"fp32", "mixed"}), frozenset({"bf16_sr", "bf16"}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amended:
+    """An amendment that was made, or not needed.
+
+    Args:
+        number: of the amendment; 0: nothing changes, so there is none.
+        changes: old and new value of each changed key.
+        begins: when.
+        at_step: the step after which it is to begin; None: as ``begins`` says.
+        step: the run's newest step.
+        is_driven: the run has a driver.
+        behind: numbers of the amendments that begin at a later step, and before this one.
+        before, after: the run's configuration.
+    """
+
+    number: int
+    changes: Changes
+    begins: When
+    at_step: int | None
+    step: int
+    is_driven: bool
+    behind: tuple[int, ...]
+    before: Config
+    after: Config
+
+
+def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at: int | str | None = None) -> Amended:
+    """Change a run's configuration. Nothing is written if the new configuration equals the old one or is refused.
+
+    Args:
+        run: the run directory.
+        overrides: as for `hlatctl train`; none: begin the amendments that wait.
+        by: the user.
+        why: the reason, for the journal.
+        at: the step after which it is to begin, or ``now``; None: as soon as each key may change.
+
+    Raises:
+        ConfigError: the new configuration breaks a rule, or a key may not change.
+        DataError, DependencyError, LaunchError, EvaluationError: as for a new run with this configuration.
+        RunBusyError: another amendment was made meanwhile.
+        StorageError: the journal can't be written.
+    """
+    state, known = read_state(run), newest_amendment(run)
+    is_driven = driver(run) is not None
+    before = of_run(run)
+    _check_run(run, state, before, is_driven)
+    after = compose.amend(before, overrides)
+    changes = changes_between(before, after)
+    behind = tuple(a.number for a in waiting(state.amendments, newest_checkpoint(state)))
+    at_step = _at_step(run, state, at, changes)
+    if not overrides and at is None:
+        raise ConfigError("no key is given, so nothing changes", hint=f"`hlatctl amend {run.run_id} optimizer.lr=1e-4`")
+    if changes or (not overrides and _has_waiting(state)):
+        _check_keys(run, changes)
+        _check_values(run, state, before, after, changes)
+        _check_order(run, state, changes, at_step)
+        _check_like_new(run, before, after, changes)
+        _write(run, known, changes=changes, by=by, why=hide(why), at_step=at_step)
+        known += 1
+    else:
+        known = 0
+    return Amended(
+        number=known,
+        changes=changes,
+        begins=begins(changes),
+        at_step=at_step,
+        step=state.step,
+        is_driven=is_driven,
+        behind=behind,
+        before=before,
+        after=after,
+    )
+
+
+def newest_checkpoint(state: RunState) -> int:
+    """Return the step of the newest checkpoint that the next attempt may load; 0: none."""
+    ceiling = state.attempts[-1].next_max_checkpoint_step if state.attempts else None
+    return max((step for step in state.checkpoints if ceiling is None or step <= ceiling), default=0)
+
+
+def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) -> None:
+    if state.evaluates:
+        raise ConfigError(
+            f"{run.run_id}: evaluates a model and trains none", hint="`hlatctl eval MODEL` with other eval.* keys"
+        )
+    if is_mock(config) and is_driven:
+        raise ConfigError(
+            f"{run.run_id}: is simulated and runs now; its simulated cluster can't change",
+            hint=f"`hlatctl stop {run.run_id}`, then `hlatctl resume {run.run_id} key=value`",
+        )
+
+
+def _has_waiting(state: RunState) -> bool:
+    return any(a.applied_step is None for a in state.amendments)
+
+
+def _at_step(run: RunPaths, state: RunState, at: int | str | None, changes: Changes) -> int | None:
+    """Return the step that ``--at`` names. ``now`` is the newest checkpoint's: that step has been reached."""
+    if at is None:
+        return None
+    if changes and begins(changes) == "at_once":
+        raise ConfigError(f"--at={at}: {next(iter(changes))} changes at once, without a restart", hint="leave out --at")
+    if at == "now":
+        return newest_checkpoint(state)
+    if not str(at).isdecimal():
+        raise ConfigError(f"--at={at}: must be a step or `now`", hint=f"--at {state.step + 100}")
+    if int(at) <= state.step:
+        raise ConfigError(
+            f"--at={at}: is not after the newest step, {state.step}",
+            hint="--at now begins as soon as a checkpoint is written",
+        )
+    return int(at)
+
+
+def _check_keys(run: RunPaths, changes: Changes) -> None:
+    for key, (old, new) in changes.items():
+        row = row_of(key)
+        if row.when == "never":
+            raise ConfigError(
+                f"{key}={new}: can't change in a run that exists (it is {old}), because {row.redoes}",
+                hint=f"`hlatctl fork {run.run_id} --at STEP {key}={new}` begins a new run from a checkpoint",
+            )
+
+
+def _check_values(run: RunPaths, state: RunState, before: Config, after: Config, changes: Changes) -> None:
+    """Check the rules that depend on what the run has done."""
+    trained = max(state.step, newest_checkpoint(state))
+    if after.total_steps != before.total_steps and after.total_steps <= trained:
+        length = f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}"
+        raise ConfigError(
+            f"{length}: end after step {after.total_steps}, and the run has trained {trained} steps",
+            hint=f"`hlatctl stop {run.run_id}` ends it now; a later end needs more than "
+            f"{trained * after.tokens_per_step} tokens",
+        )
+    old, new = before.precision.name, after.precision.name
+    if state.checkpoints and old != new and not any({old, new} <= same for same in _SAME_TENSORS):
+        raise ConfigError(
+            f"precision.name={new}: the checkpoints have the weights and moments of {old}, which {new} can't continue",
+            hint=f"`hlatctl fork {run.run_id} --at STEP precision.name={new}` begins a new run",
+        )
+    if is_mock(before) != is_mock(after):
+        raise ConfigError(
+            f"cluster.launcher={after.cluster.launcher}: a run is simulated from its beginning or not at all",
+            hint="`hlatctl train` begins another run",
+        )
+
+
+def _check_order(run: RunPaths, state: RunState, changes: Changes, at_step: int | None) -> None:
+    """Refuse an amendment that would begin before one that waits for a step, unless it is at once."""
+    held = waiting(state.amendments, newest_checkpoint(state))
+    later = next((a for a in held if a.at_step is not None), None)
+    if later is None or begins(changes) == "at_once":
+        return
+    assert later.at_step is not None
+    if at_step is None:
+        raise ConfigError(
+            f"amendment {later.number} waits for step {later.at_step}, and amendments begin in order",
+            hint=f"--at {later.at_step} begins both there; --at now begins both now",
+        )
+
+
+def _check_like_new(run: RunPaths, before: Config, after: Config, changes: Changes) -> None:
+    check(after, begun=True)
+    if not is_mock(after):
+        check_shape(after)
+    if after.checkpoint.mirror_url != before.checkpoint.mirror_url:
+        check_mirror(after, run.run_id)
+    if after.eval.enabled and run.contract.is_file() and any(key.startswith("eval.") for key in changes):
+        _check_contract(run, after)
+
+
+def _check_contract(run: RunPaths, config: Config) -> None:
+    """Refuse settings under which the run's later scores could not be compared with its earlier ones."""
+    if is_mock(config):
+        return
+    try:
+        ask_about("eval.check", config, "--run-dir", os.fspath(run.root), timeout_s=_TIMEOUT_S)
+    except EvaluationError as error:
+        error.hint = (
+            f"a run's own evaluations keep their contract; `hlatctl eval {run.run_id} KEY=VALUE --new-contract` "
+            "evaluates under another one"
+        )
+        raise
+
+
+def _write(run: RunPaths, known: int, *, changes: Changes, **fields: Any) -> None:
+    """Journal the amendment, then write its configuration. A missing file is made again from the event."""
+    with files.created_like(run.root):
+        with JournalWriter(run, OPERATOR_WRITER) as journal:  # its lock excludes other operators
+            if newest_amendment(run) != known:
+                raise RunBusyError(
+                    f"run {run.run_id}: another amendment was made meanwhile",
+                    hint=f"`hlatctl logs {run.run_id}` shows it; then try again",
+                )
+            journal.append(CONFIG_AMENDED, durable=True, number=known + 1, changes=changes, **fields)
+        write_amended(run, known + 1)

@@ -1,0 +1,109 @@
+"""Amendments of a run's configuration, as its driver follows them.
+
+Each attempt begins with one configuration, ``config.yaml`` or ``config-<n>.yaml``. Later amendments whose keys change
+at once are put into the context while the flow runs. What the trainer itself must know is written to the attempt's file
+of orders: new values of :data:`conf.amendable.LIVE`, and the step after which it ends for an amendment.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from conf.amendments import beginning_at, ends_after, live, live_values, new_values, with_changes
+from conf.of_run import of_run, write_amended
+from conf.schema import Config
+from flows.runtime.context import FlowContext
+from hlatctl.run import files
+from hlatctl.run.errors import StorageError
+from hlatctl.run.state import AmendmentState, AttemptState
+
+#: Interval at which the file of orders is touched while the trainer is to end for an amendment. It doesn't end if the
+#: file was not touched lately: without a driver, nobody would start the next attempt.
+_TOUCH_S = 20.0
+
+
+def adopt(ctx: FlowContext) -> Config:
+    """Put the configuration of the running attempt, or else of the next one, into a context; return the one before."""
+    state, before = ctx.refresh(), ctx.config
+    attempt = state.attempt
+    if attempt is not None and attempt.ended_unix_s is None:
+        ctx.config_number = attempt.config_number
+    else:
+        ctx.config_number = beginning_at(state.amendments, _next_start(ctx))
+    ctx.config = _in_force(ctx)
+    return before
+
+
+def config_words(ctx: FlowContext) -> tuple[str, str]:
+    """Return the words of a job's command that name its configuration's file, which is written if it is missing."""
+    file = ctx.when_there_is_room(lambda: write_amended(ctx.run, ctx.config_number))
+    return "--config", os.fspath(file)
+
+
+def follow(ctx: FlowContext) -> None:
+    """Put amendments that change at once into the context, and journal the beginning of those that begin with it."""
+    later = live(ctx.state.amendments, ctx.config_number)
+    newest = later[-1].number if later else 0
+    if newest > ctx.newest_live:
+        ctx.config = _in_force(ctx)
+        trains = ctx.training_lives()
+        for amendment in later:
+            # The trainer journals those that it takes itself.
+            if amendment.applied_step is None and not (trains and live_values([amendment])):
+                _begun(ctx, amendment, ctx.state.step)
+        ctx.newest_live = newest
+
+
+def note_begun(ctx: FlowContext, attempt: AttemptState) -> None:
+    """Journal that an attempt has begun with its amendments, once it has started to train."""
+    start = attempt.resumed_from_step
+    if start is None:
+        return
+    for amendment in ctx.state.amendments:
+        applied = amendment.applied_step
+        if amendment.number <= attempt.config_number and (applied is None or applied > start):
+            _begun(ctx, amendment, start)
+
+
+def _begun(ctx: FlowContext, amendment: AmendmentState, step: int) -> None:
+    ctx.event("amendment_applied", number=amendment.number, step=step)
+    ctx.message(f"amendment {amendment.number} is in force after step {step}: {', '.join(amendment.changes)}")
+
+
+class Orders:
+    """What the driver asks of a running attempt because of amendments: a small file that rank 0 reads."""
+
+    def __init__(self, ctx: FlowContext, attempt: AttemptState) -> None:
+        self._ctx, self._attempt = ctx, attempt
+        self._path = ctx.run.orders(attempt.number)
+        self._written: dict[str, Any] = {}
+        self._touched_s = 0.0
+
+    def give(self) -> None:
+        """Write the file if there is something new. A full disk takes it later."""
+        if self._ctx.world is not None:
+            return
+        amendments, number = self._ctx.state.amendments, self._attempt.config_number
+        later = [a for a in live(amendments, number) if live_values([a])]
+        end = ends_after(amendments, number)
+        order = {"numbers": [a.number for a in later], "values": live_values(later), "end_after_step": end}
+        now_s = self._ctx.clock.monotonic_s()
+        stale = end is not None and now_s - self._touched_s > _TOUCH_S
+        if (later or end is not None) and (order != self._written or stale):
+            with suppress(StorageError):
+                files.write_json(self._path, order)
+                self._written, self._touched_s = order, now_s
+
+
+def _next_start(ctx: FlowContext) -> int:
+    """Return the step from which the next attempt would continue; 0: from the beginning."""
+    newest = ctx.state.attempt
+    ceiling = newest.next_max_checkpoint_step if newest else None
+    return max((step for step in ctx.state.checkpoints if ceiling is None or step <= ceiling), default=0)
+
+
+def _in_force(ctx: FlowContext) -> Config:
+    config = of_run(ctx.run, number=ctx.config_number)
+    return with_changes(config, new_values(live(ctx.state.amendments, ctx.config_number)))
