@@ -25,6 +25,7 @@ COMMANDS = (
     "logs",
     "stop",
     "resume",
+    "amend",
     "show",
     "diff",
     "compare",
