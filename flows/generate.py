@@ -174,7 +174,7 @@ def opened(source: Source, *, needs_device: bool, say: Say) -> Iterator[Model]:
         scratch = os.fspath(own.path)
         with conversation("eval.generate", "--scratch", scratch, folder=own.path, yields=source.yields) as talk:
             folder, facts = _model_of(source, own.path / "model", say)
-            say(f"loading on {source.device}")
+            say(f"loading {source.folder or 'it'} on {source.device}")
             talk.say(
                 model=os.fspath(folder),
                 context_tokens=source.context_tokens,

@@ -10,7 +10,7 @@ import json
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,7 +126,10 @@ def _opened(target: Any, *, step: int | None, device: str | None) -> Iterator[Mo
     if device is not None and device not in DEVICES:
         raise ConfigError(f"--device={device}: unknown", hint=f"use one of {', '.join(DEVICES)}")
     source = flow.source_of(target, step=step, device=device)
-    with flow.opened(source, needs_device=device is not None, say=say) as model:
+    with (
+        _handled(_end, signal.SIGTERM, signal.SIGHUP),
+        flow.opened(source, needs_device=device is not None, say=say) as model,
+    ):
         facts = model.facts
         say(f"ready on {facts['device']}: context of {facts['context_tokens']:,} tokens")
         yield model
@@ -253,11 +256,27 @@ def _stopping(model: Model) -> Iterator[None]:
         asked = True
         model.stop()
 
-    before = signal.signal(signal.SIGINT, stop)
+    with _handled(stop, signal.SIGINT):
+        yield
+
+
+def _end(number: int, frame: Any) -> None:
+    """End the command like an exception does, so that the exported model is removed; a signal handler."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _handled(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals in the block, except those that are ignored, as `nohup` does."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, old in before.items():
+        if old is not signal.SIG_IGN:
+            signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def _print_history(target: Any, *, as_json: bool) -> None:

@@ -188,7 +188,7 @@ def test_a_process_continues_prompts_until_it_is_stopped_and_leaves_nothing(
         assert model.is_running
     assert not model.is_running
     assert list(tmp_path.iterdir()) == []
-    assert said == ["loading on cpu"]
+    assert said == [f"loading {hugging_face} on cpu"]
 
 
 @pytest.mark.processes

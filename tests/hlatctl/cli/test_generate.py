@@ -33,6 +33,7 @@ class _Model:
     is_running = True
 
     def __init__(self) -> None:
+        self.is_closed = False
         self.asked: list[tuple[str, Sampling]] = []
         self.stops = 0
 
@@ -40,8 +41,8 @@ class _Model:
         self.asked.append((prompt, sampling))
         if prompt == "long":
             raise EvaluationError("prompt: has 9 tokens", hint="shorten the prompt")
-        if prompt == "stop":
-            os.kill(os.getpid(), signal.SIGINT)
+        if prompt in ("SIGINT", "SIGTERM"):
+            os.kill(os.getpid(), signal.Signals[prompt])
         for piece in _HOSTILE:
             write(piece)
         return {"text": _HOSTILE, "token_ids": [1, 2], "prompt_tokens": 3, "stop": "max_new_tokens", "wall_s": 0.5}
@@ -57,7 +58,10 @@ def model(monkeypatch: pytest.MonkeyPatch) -> _Model:
 
     @contextmanager
     def opened(*arguments: Any, **keys: Any) -> Iterator[_Model]:
-        yield made
+        try:
+            yield made
+        finally:
+            made.is_closed = True
 
     monkeypatch.setattr(flow, "opened", opened)
     return made
@@ -159,18 +163,26 @@ def test_a_wrong_option_is_an_error_with_a_hint(
 def test_a_terminal_is_asked_for_prompts_until_it_quits(
     model: _Model, hf: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = iter(["first", "", "long", "stop", "/quit", "never"])
+    typed = iter(["first", "", "long", "SIGINT", "/quit", "never"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     before = signal.getsignal(signal.SIGINT)
     assert main(["generate", hf, "--seed", "5"]) == 0
-    assert [(prompt, sampling.seed) for prompt, sampling in model.asked] == [("first", 5), ("long", 6), ("stop", 7)]
+    assert [(prompt, sampling.seed) for prompt, sampling in model.asked] == [("first", 5), ("long", 6), ("SIGINT", 7)]
     assert model.stops == 1, "Ctrl-C ends the text, not the command"
     assert signal.getsignal(signal.SIGINT) is before
     errors = capsys.readouterr().err
     assert "This model continues texts" in errors
     assert "error: prompt: has 9 tokens\nhint: shorten the prompt\n" in errors
+
+
+def test_a_request_to_end_closes_the_model(model: _Model, hf: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["generate", hf, "--prompt", "SIGTERM", "--prompt", "never"]) == 143
+    assert model.is_closed, "so that the exported checkpoint is removed"
+    assert [prompt for prompt, _ in model.asked] == ["SIGTERM"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_texts_of_milestones_are_printed_by_prompt(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
