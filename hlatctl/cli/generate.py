@@ -147,7 +147,7 @@ def _prompts(given: list[str], file: Path | None) -> list[str]:
     if file is None:
         return given
     try:
-        lines = file.read_bytes().decode("utf-8-sig").splitlines()
+        lines = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except OSError as error:
         raise StorageError(f"--prompts={file}: can't be read ({error.strerror})", hint="name a text file") from None
     except UnicodeDecodeError as error:

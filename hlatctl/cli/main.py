@@ -24,6 +24,7 @@ from hlatctl.cli import (
     drill,
     evaluate,
     forecast,
+    fork,
     generate,
     goodput,
     logs,
@@ -38,6 +39,7 @@ from hlatctl.cli import (
     sync,
     train,
     ui,
+    verify_resume,
 )
 from hlatctl.run.errors import HlatctlError
 from hlatctl.units import printable
@@ -65,6 +67,8 @@ for _command in (
     stop.stop,
     resume.resume,
     amend.amend,
+    fork.fork,
+    verify_resume.verify_resume,
     show.show,
     diff.diff,
     compare.compare,

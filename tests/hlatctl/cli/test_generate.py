@@ -102,13 +102,13 @@ def test_json_has_the_exact_text(model: _Model, hf: str, capsys: pytest.CaptureF
 def test_prompts_come_from_files_and_from_a_pipe(
     model: _Model, hf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "plain.txt").write_bytes("\ufeffone\r\n\n two\n".encode())
+    (tmp_path / "plain.txt").write_bytes("\ufeffone\r\n\n two\u2028\n".encode())
     (tmp_path / "lines.jsonl").write_text('{"prompt": "a\\nb"}\n', encoding="utf-8")
     assert main(["generate", hf, "--prompts", str(tmp_path / "plain.txt"), "--prompt", "zero"]) == 0
     assert main(["generate", hf, "--prompts", str(tmp_path / "lines.jsonl")]) == 0
     _pipe(monkeypatch, "piped\né\n\n".encode())
     assert main(["generate", hf]) == 0
-    assert [prompt for prompt, _ in model.asked] == ["zero", "one", " two", "a\nb", "piped\né\n"]
+    assert [prompt for prompt, _ in model.asked] == ["zero", "one", " two\u2028", "a\nb", "piped\né\n"]
 
 
 @pytest.mark.parametrize(
