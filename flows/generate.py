@@ -20,7 +20,7 @@ from conf.sampling import Sampling
 from flows.runtime.ask import ask
 from flows.runtime.conversation import Conversation, conversation
 from flows.targets import FolderTarget, Target
-from hlatctl.run.errors import CheckpointError, ConfigError, DependencyError, EvaluationError
+from hlatctl.run.errors import CheckpointError, ConfigError, DependencyError, EvaluationError, LaunchError
 from hlatctl.run.fold import read_state
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import folder_steps
@@ -207,14 +207,7 @@ def _export(source: Source, run: RunPaths, to: Path) -> dict[str, Any]:
         try:
             written: dict[str, Any] = json.loads(ask("trainer.convert.export", *argv, yields=source.yields))
             return written
-        except CheckpointError:
+        except (CheckpointError, LaunchError):
             if source.step is not None or not left or folder_steps(run) == before:
                 raise
     raise AssertionError("the last export returns or raises")
-
-
-def title(facts: dict[str, Any]) -> str:
-    """Return the name of a loaded model for people."""
-    if "run_id" not in facts:
-        return str(facts["model"])
-    return f"{facts['run_id']}, step {facts['step']} ({count(facts['tokens'])} tokens)"

@@ -52,7 +52,8 @@ class Conversation:
         code = self._process.wait()
         words = (self._folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         why = one_line(words[-1]) if words else f"exit code {code}, no output"
-        raise load_error(self._folder / "error.json") or LaunchError(f"{self._module}: ended ({why})")
+        hint = "memory probably ran out; use a smaller model or a larger machine" if code == -signal.SIGKILL else ""
+        raise load_error(self._folder / "error.json") or LaunchError(f"{self._module}: ended ({why})", hint=hint)
 
     @property
     def is_running(self) -> bool:
