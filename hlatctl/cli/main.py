@@ -25,6 +25,7 @@ from hlatctl.cli import (
     evaluate,
     forecast,
     fork,
+    generate,
     goodput,
     logs,
     note,
@@ -43,6 +44,7 @@ from hlatctl.cli import (
     verify_resume,
 )
 from hlatctl.run.errors import HlatctlError
+from hlatctl.units import printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
 _INTERRUPTED = 130
@@ -74,6 +76,7 @@ for _command in (
     diff.diff,
     compare.compare,
     goodput.goodput,
+    generate.generate,
     drill.drill,
     doctor.doctor,
     ui.ui,
@@ -118,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HlatctlError as error:
-        print(f"{error.word}: {error}", file=sys.stderr)
+        print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

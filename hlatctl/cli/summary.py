@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hlatctl.report.run_view import RunView
+from hlatctl.run import continuations
 from hlatctl.run.host import host_names
 from hlatctl.run.journal import number
 from hlatctl.run.labels import LabelState
@@ -13,7 +14,10 @@ from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
-from hlatctl.units import count, duration, queued, utc
+from hlatctl.units import count, duration, one_line, queued, utc
+
+#: Characters of a model's text that one line shows.
+_TEXT_LENGTH = 100
 
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
@@ -47,6 +51,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
             yield f"{at}, contract {other.contract[:8]}", in_words(other.scores)
         if milestone.progress:
             yield f"{at}, now", evaluation_line(milestone)
+    yield from _text_rows(view)
     for warning in state.warnings:
         yield "warning", warning
     if (view.run.report / "index.html").is_file():
@@ -106,6 +111,17 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
         ended = f" to {attempt.last_step}: {attempt.cause}" if attempt.ended_unix_s is not None else ", not ended"
         why = f" ({attempt.why})" if attempt.why else ""
         yield f"attempt {attempt.number}", begun + ended + why
+
+
+def _text_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield how the newest evaluated checkpoint continues the first prompt."""
+    kept = continuations.newest(view.run, view.state.milestones)
+    if kept and kept.continuations:
+        first = kept.continuations[0]
+        yield (
+            f"text at {count(kept.milestone_tokens)}",
+            one_line(" ".join(f"{first.prompt} → {first.text}".split())[:_TEXT_LENGTH]),
+        )
 
 
 def end_lines(view: RunView) -> Iterator[str]:

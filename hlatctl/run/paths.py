@@ -97,6 +97,10 @@ class RunPaths:
         """Folder of one milestone's evaluation."""
         return self.evals / f"tokens-{milestone_tokens}"
 
+    def continuations(self, milestone_tokens: int) -> Path:
+        """How one milestone continues the prompts of ``eval.prompts``."""
+        return self.eval(milestone_tokens) / "continuations.json"
+
     @property
     def contract(self) -> Path:
         """``evals/contract.json``: what the run's evaluations measure, and how."""

@@ -33,6 +33,7 @@ COMMANDS = (
     "diff",
     "compare",
     "goodput",
+    "generate",
     "drill",
     "doctor",
     "ui",
