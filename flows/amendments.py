@@ -83,7 +83,9 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
         raise ConfigError("no key is given, so nothing changes", hint=f"`hlatctl amend {run.run_id} optimizer.lr=1e-4`")
     if changes or (not overrides and _has_waiting(state)):
         _check_keys(run, changes)
-        _check_values(run, state, before, after, changes)
+        _check_values(run, state, before, after)
+        if is_driven and at_step is None and after.total_steps < before.total_steps:
+            raise _passed_meanwhile(after)
         _check_order(run, state, changes, at_step)
         _check_like_new(run, before, after, changes)
         _write(run, known, changes=changes, by=by, why=hide(why), at_step=at_step)
@@ -142,6 +144,8 @@ def _at_step(state: RunState, at: int | str | None, config: Config, changes: Cha
             f"--at={at}: is not after the newest step, {state.step}",
             hint="--at now begins as soon as a checkpoint is written",
         )
+    if int(at) >= config.total_steps:
+        raise ConfigError(f"--at={at}: training ends with step {config.total_steps}", hint="name an earlier step")
     return int(at)
 
 
@@ -155,7 +159,15 @@ def _check_keys(run: RunPaths, changes: Changes) -> None:
             )
 
 
-def _check_values(run: RunPaths, state: RunState, before: Config, after: Config, changes: Changes) -> None:
+def _passed_meanwhile(config: Config) -> ConfigError:
+    return ConfigError(
+        f"train.tokens={config.train.tokens}, train.max_steps={config.train.max_steps}: end training earlier, and the "
+        "running attempt could pass that step",
+        hint="--at now restarts training with the new end",
+    )
+
+
+def _check_values(run: RunPaths, state: RunState, before: Config, after: Config) -> None:
     """Check the rules that depend on what the run has done."""
     trained = max(state.step, newest_checkpoint(state))
     if after.total_steps != before.total_steps and after.total_steps <= trained:

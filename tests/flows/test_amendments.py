@@ -117,7 +117,18 @@ def test_a_step_must_lie_ahead(run: RunPaths) -> None:
         amend(run, "optimizer.lr=1e-4", at="soon")
     with pytest.raises(ConfigError, match=r"--at=90: checkpoint\.keep changes at once"):
         amend(run, "checkpoint.keep=9", at="90")
+    with pytest.raises(ConfigError, match="--at=306: training ends with step 306"):
+        amend(run, "optimizer.lr=1e-4", at="306")
     assert amend(run, "optimizer.lr=1e-4", at="90").at_step == 90
+
+
+def test_a_running_attempt_must_not_pass_an_earlier_end(run: RunPaths) -> None:
+    with hold_driver(run):
+        with pytest.raises(ConfigError, match="the running attempt could pass that step") as caught:
+            amend(run, "train.max_steps=100")
+        assert caught.value.hint == "--at now restarts training with the new end"
+        assert amend(run, "train.max_steps=400").number == 0, "it ends with train.tokens"
+    assert amend(run, "train.max_steps=100").number == 1
 
 
 def test_amendments_begin_in_order_except_those_at_once(run: RunPaths) -> None:
