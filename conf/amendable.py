@@ -73,7 +73,7 @@ ROWS: tuple[Row, ...] = (
     Row("train.global_batch_size", "never", "tokens and schedule are counted in steps of this size"),
     Row("train.seq_len", "never", "tokens and packing are counted in sequences of this length"),
     Row("train.micro_batch_size", "next_attempt", _GRAPHS),
-    Row("train.z_loss", "next_attempt", _GRAPHS),
+    Row("train.z_loss", "next_attempt", _NOTHING),
     Row("train.on_nonfinite", "next_attempt", _NOTHING),
     Row("train.max_nonfinite_steps", "next_attempt", _NOTHING),
     Row("checkpoint.mode", "next_attempt", _NOTHING),

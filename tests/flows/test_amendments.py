@@ -127,7 +127,6 @@ def test_a_running_attempt_must_not_pass_an_earlier_end(run: RunPaths) -> None:
         with pytest.raises(ConfigError, match="the running attempt could pass that step") as caught:
             amend(run, "train.max_steps=100")
         assert caught.value.hint == "--at now restarts training with the new end"
-        assert amend(run, "train.max_steps=400").number == 0, "it ends with train.tokens"
     assert amend(run, "train.max_steps=100").number == 1
 
 

@@ -96,7 +96,7 @@ def test_every_verified_checkpoint_is_copied_and_the_run_waits_for_the_last_one(
 def test_the_copy_of_the_configuration_is_the_newest_one(
     mirrored: RunPaths, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    amended = mirrored.config.read_text(encoding="utf-8") + "# after amendment 2\n"
+    amended = files.seal_lines(files.unseal_lines(mirrored.config.read_text(encoding="utf-8"))[0])
     files.write_text(mirrored.amended_config(1), "not this one")
     files.write_text(mirrored.amended_config(2), amended)
     arrived = _broken(monkeypatch, lambda number: False)
