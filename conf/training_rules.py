@@ -53,8 +53,7 @@ class CheckpointPolicy:
         candidates = [(step // every_steps + 1) * every_steps, config.total_steps]
         candidates += [milestone for milestone in self._milestones if milestone > step]
         if every_tokens:
-            permanent_tokens = (step * config.tokens_per_step // every_tokens + 1) * every_tokens
-            candidates.append(-(-permanent_tokens // config.tokens_per_step))
+            candidates.append(config.step_reaching((config.tokens_at(step) // every_tokens + 1) * every_tokens))
         return min(candidates)
 
     def to_delete(

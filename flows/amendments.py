@@ -10,6 +10,7 @@ from typing import Any
 from conf import compose
 from conf.amendable import When, begins, row_of
 from conf.amendments import Changes, changes_between, waiting
+from conf.fork import have_same_tensors
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.schema import Config
 from flows.runtime.ask import ask_about
@@ -25,8 +26,6 @@ from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 
 _TIMEOUT_S = 120
-#: Formats whose checkpoints have the same tensors.
-_SAME_TENSORS = (frozenset({"fp32", "mixed"}), frozenset({"bf16_sr", "bf16"}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +177,11 @@ def _check_values(run: RunPaths, state: RunState, before: Config, after: Config)
             f"{trained * after.tokens_per_step} tokens",
         )
     old, new = before.precision.name, after.precision.name
-    if state.checkpoints and old != new and not any({old, new} <= same for same in _SAME_TENSORS):
+    if state.checkpoints and not have_same_tensors(old, new):
         raise ConfigError(
             f"precision.name={new}: the checkpoints have the weights and moments of {old}, which {new} can't continue",
-            hint=f"`hlatctl fork {run.run_id} --at STEP precision.name={new}` begins a new run",
+            hint=f"`hlatctl train train.init_from={run.checkpoint(max(state.checkpoints))} precision.name={new}` "
+            "begins a new run with the weights alone",
         )
     if is_mock(before) != is_mock(after):
         raise ConfigError(

@@ -246,7 +246,7 @@ class Training:
         )
 
     def _tokens(self, step: int) -> int:
-        return step * self.config.tokens_per_step
+        return self.config.tokens_at(step)
 
     def _note_start(self) -> None:
         self._note(

@@ -24,6 +24,7 @@ from hlatctl.cli import (
     drill,
     evaluate,
     forecast,
+    fork,
     goodput,
     logs,
     plan,
@@ -37,6 +38,7 @@ from hlatctl.cli import (
     sync,
     train,
     ui,
+    verify_resume,
 )
 from hlatctl.run.errors import HlatctlError
 
@@ -63,6 +65,8 @@ for _command in (
     stop.stop,
     resume.resume,
     amend.amend,
+    fork.fork,
+    verify_resume.verify_resume,
     show.show,
     diff.diff,
     compare.compare,

@@ -26,6 +26,8 @@ COMMANDS = (
     "stop",
     "resume",
     "amend",
+    "fork",
+    "verify-resume",
     "show",
     "diff",
     "compare",
