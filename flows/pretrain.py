@@ -245,6 +245,15 @@ def _prepare(ctx: FlowContext, caller: Caller, *, measure: bool) -> None:
     caller.call("coverage", partial(check_coverage, ctx))
 
 
+def _keep_up(ctx: FlowContext, caller: Caller) -> None:
+    """Prepare for the configuration of the next attempt until no further amendment has come meanwhile."""
+    before = ctx.config
+    while _adopt(ctx):
+        measured, wanted = map(fingerprint.hardware_fingerprint, (before, ctx.config))
+        _prepare(ctx, caller, measure=measured != wanted)
+        before = ctx.config
+
+
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
     """Train to the last step and evaluate milestones meanwhile; returns each milestone's status."""
     pending: list[Future[Any]] = []
@@ -259,15 +268,12 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         for left_over in due_milestones(ctx):
             on_milestone(left_over)
         while (number := next_attempt(ctx)) is not None:
+            _keep_up(ctx, caller)
             decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, on_milestone))
             if decision.action == "done":
                 ctx.clock.sleep(0)
             else:
                 ctx.pause(decision.wait_s)
-                before = ctx.config
-                if _adopt(ctx):
-                    measured, wanted = map(fingerprint.hardware_fingerprint, (before, ctx.config))
-                    _prepare(ctx, caller, measure=measured != wanted)
         ctx.launcher.release(ctx.run.root)
         announce_milestones(ctx, on_milestone)
         for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since

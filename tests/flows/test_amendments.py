@@ -17,6 +17,7 @@ from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.runtime import amended
 from flows.runtime.amended import Orders
+from flows.runtime.context import FlowContext
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import read_state
@@ -219,6 +220,29 @@ def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_n
     assert (state.status, state.step, len(state.attempts)) == ("finished", 367, 2)
     assert [(a.number, a.applied_step) for a in state.amendments] == [(1, 306)]
     assert state.milestones[3_006_464].status == "evaluated"
+
+
+@pytest.mark.processes
+def test_an_amendment_that_comes_during_the_preparation_begins_with_the_first_attempt(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[str] = []
+
+    def meanwhile(ctx: FlowContext) -> None:
+        prepared.append(ctx.config.optimizer.schedule)
+        if len(prepared) == 1:
+            with JournalWriter(ctx.run, OPERATOR_WRITER, now_unix_s=ctx.clock.now_unix_s) as journal:
+                changes = {"optimizer.schedule": ["cosine", "linear"]}
+                journal.append(CONFIG_AMENDED, number=1, changes=changes, by="ana", why="", at_step=None)
+
+    monkeypatch.setattr("flows.pretrain.check_coverage", meanwhile)
+    run = pretrain.create(mock_config, argv=[])
+    drive(run)
+    state = read_state(run)
+    assert prepared == ["cosine", "linear"]
+    assert {attempt.config_number for attempt in state.attempts} == {1}
+    assert [a.applied_step for a in state.amendments] == [0]
+    assert [e["stage"] for e in read_events(run) if e["kind"] == "stage_finished"].count("preflight") == 1
 
 
 def test_a_simulated_run_is_amended_only_while_it_rests(mock_config: Config) -> None:
