@@ -29,6 +29,11 @@ def is_of_data(before: Config, after: Config) -> bool:
     return _data(before) == _data(after)
 
 
+def is_of_weights(key: str) -> bool:
+    """Return whether a checkpoint's weights belong to one value of a key."""
+    return key.startswith(("model.", "tokenizer.")) and key not in _FREE_MODEL
+
+
 def have_same_tensors(precision: str, other: str) -> bool:
     """Return whether a checkpoint of one number format can be continued in the other."""
     return precision == other or any({precision, other} <= same for same in SAME_TENSORS)
@@ -52,8 +57,7 @@ def check_continues(before: Config, after: Config, parent: str) -> None:
 def _errors(before: Config, after: Config, parent: str) -> Iterator[ConfigError]:
     old, new = flatten(before), flatten(after)
     for key in new:
-        fixed = key.startswith(("model.", "tokenizer.")) and key not in _FREE_MODEL
-        if fixed and new[key] != old.get(key):
+        if is_of_weights(key) and new[key] != old.get(key):
             what = "tokens" if key.startswith("tokenizer.") else "shape"
             yield ConfigError(
                 f"{key}={new[key]}: the checkpoint's weights are of another {what} ({old.get(key)})",

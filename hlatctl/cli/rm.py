@@ -53,7 +53,7 @@ def archive(
     yes: Yes = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Remove the checkpoints of runs, and keep what their reports need.
+    """Remove the checkpoints of runs, but keep their reports.
 
     Asks first. The newest verified checkpoint stays, unless --all-checkpoints is given. An archived run can't be
     resumed; `status`, `show`, `compare` and its report work as before.

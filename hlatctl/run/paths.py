@@ -65,6 +65,12 @@ class RunPaths:
         return sorted(int(name) for name in names if name.isdecimal())
 
     @property
+    def newest_config(self) -> Path:
+        """The file of the newest amendment's configuration, or ``config.yaml``."""
+        numbers = self.amended_configs()
+        return self.amended_config(numbers[-1]) if numbers else self.config
+
+    @property
     def provenance(self) -> Path:
         """argv, git state, versions, host."""
         return self.root / "provenance.json"
