@@ -53,10 +53,6 @@ class Sampling:
         return self.temperature == 0
 
 
-def _out_of_range(option: str, value: float, rule: str) -> ConfigError:
-    return ConfigError(f"--{option}={value}: must be {rule}", hint=f"`--{option} {_USUAL[option]}` is the usual value")
-
-
 _USUAL = {
     "max-new-tokens": Sampling.max_new_tokens,
     "temperature": Sampling.temperature,
@@ -64,3 +60,7 @@ _USUAL = {
     "top-k": Sampling.top_k,
     "seed": Sampling.seed,
 }
+
+
+def _out_of_range(option: str, value: float, rule: str) -> ConfigError:
+    return ConfigError(f"--{option}={value}: must be {rule}", hint=f"`--{option} {_USUAL[option]}` is the usual value")

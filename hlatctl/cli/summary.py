@@ -149,4 +149,7 @@ def end_lines(view: RunView) -> Iterator[str]:
         yield f"  restarts    {restarts}"
     if (view.run.report / "index.html").is_file():
         yield f"  report      {view.run.report / 'index.html'}"
-    yield f"  next        hlatctl show {view.run.run_id} · hlatctl ui"
+    for _, text in _text_rows(view):
+        yield f"  text        {text}"
+    talk = f"hlatctl generate {view.run.run_id} · " if state.checkpoints and not state.simulated else ""
+    yield f"  next        {talk}hlatctl show {view.run.run_id} · hlatctl ui"

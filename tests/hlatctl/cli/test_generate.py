@@ -17,6 +17,8 @@ import pytest
 from conf.sampling import Sampling
 from flows import generate as flow
 from hlatctl.cli.main import main
+from hlatctl.cli.summary import end_lines
+from hlatctl.report.run_view import view_run
 from hlatctl.run import continuations
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.fold import read_state
@@ -204,3 +206,6 @@ def test_the_texts_of_milestones_are_printed_by_prompt(make_run: MakeRun, capsys
     assert len(json.loads(capsys.readouterr().out)) == 2
     assert main(["status", run.run_id, *where]) == 0
     assert f"a → {milestones[1]}\\x1b end" in capsys.readouterr().out
+    text, following = list(end_lines(view_run(run)))[-2:]
+    assert text == f"  text        a → {milestones[1]}\\x1b end"
+    assert f"hlatctl generate {run.run_id} · " in following
