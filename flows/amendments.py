@@ -80,8 +80,8 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
     if changes or (not overrides and _has_waiting(state)):
         _check_keys(run, changes)
         _check_values(run, state, before, after)
-        if is_driven and at_step is None and after.total_steps < before.total_steps:
-            raise _passed_meanwhile(after)
+        if is_driven:
+            _check_running(run, before, after, changes, at_step)
         _check_order(run, state, changes, at_step)
         _check_like_new(run, before, after, changes)
         _write(run, known, changes=changes, by=by, why=hide(why), at_step=at_step)
@@ -156,12 +156,20 @@ def _check_keys(run: RunPaths, changes: Changes) -> None:
             )
 
 
-def _passed_meanwhile(config: Config) -> ConfigError:
-    return ConfigError(
-        f"train.tokens={config.train.tokens}, train.max_steps={config.train.max_steps}: end training earlier, and the "
-        "running attempt could pass that step",
-        hint="--at now restarts training with the new end",
-    )
+def _check_running(run: RunPaths, before: Config, after: Config, changes: Changes, at_step: int | None) -> None:
+    """Refuse what could end a run that is running now."""
+    if at_step is None and after.total_steps < before.total_steps:
+        raise ConfigError(
+            f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}: end training earlier, and "
+            "the running attempt could pass that step",
+            hint="--at now restarts training with the new end",
+        )
+    for key in sorted({"data.path", "tokenizer.path"} & set(changes)):
+        new = changes[key][1]
+        raise ConfigError(
+            f"{key}={new}: is compared with the run's corpus first, and the run is running",
+            hint=f"`hlatctl stop {run.run_id}`, then `hlatctl resume {run.run_id} {key}={new}`",
+        )
 
 
 def _check_values(run: RunPaths, state: RunState, before: Config, after: Config) -> None:

@@ -70,7 +70,8 @@ def note_begun(ctx: FlowContext, attempt: AttemptState) -> None:
 
 def _begun(ctx: FlowContext, amendment: AmendmentState, step: int) -> None:
     ctx.event("amendment_applied", number=amendment.number, step=step)
-    ctx.message(f"amendment {amendment.number} is in force after step {step}: {', '.join(amendment.changes)}")
+    keys = ", ".join(amendment.changes)
+    ctx.message(f"amendment {amendment.number} is in force after step {step}" + f": {keys}" * bool(keys))
 
 
 class Orders:

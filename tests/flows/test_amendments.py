@@ -128,6 +128,8 @@ def test_a_running_attempt_must_not_pass_an_earlier_end(run: RunPaths) -> None:
         with pytest.raises(ConfigError, match="the running attempt could pass that step") as caught:
             amend(run, "train.max_steps=100")
         assert caught.value.hint == "--at now restarts training with the new end"
+        with pytest.raises(ConfigError, match=r"data\.path=.*: is compared with the run's corpus first"):
+            amend(run, f"data.path={run.config}")
     assert amend(run, "train.max_steps=100").number == 1
 
 
