@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hlatctl.report.numbers import amended
 from hlatctl.report.run_view import RunView
+from hlatctl.report.summary import value_text
 from hlatctl.run import continuations
 from hlatctl.run.host import host_names
 from hlatctl.run.journal import number
@@ -40,6 +42,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "model", state.evaluates
     else:
         yield from _training_rows(view)
+    yield from _amendment_rows(state)
     yield from _attempt_rows(state)
     if not view.ended:
         for name, job in state.queued.items():
@@ -102,6 +105,15 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "speed", speed + (f", {duration(left_s)} of training left" if left_s else "")
     if state.checkpoints:
         yield "checkpoints", ", ".join(str(step) for step in state.checkpoints)
+
+
+def _amendment_rows(state: RunState) -> Iterator[tuple[str, str]]:
+    """Yield the newest amendment, and those that have not begun."""
+    waiting = [a for a in state.amendments if a.applied_step is None]
+    for amendment in sorted([*state.amendments[-1:], *waiting[:-1]], key=lambda a: a.number):
+        shown = amended(amendment)
+        changes = (f"{key} {value_text(old)} -> {value_text(new)}" for key, (old, new) in shown.changes.items())
+        yield f"amendment {shown.number}", f"{shown.begins}: {', '.join(changes)}"
 
 
 def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:

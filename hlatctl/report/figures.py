@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from conf.schedule import learning_rate
 from conf.schema import Config
 from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import Goodput, label
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Names of figures; the others are named in ``draw``.
 TIME, SCORES = "time", "scores"
-INK, FAINT, MARK, QUIET = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98"
+INK, FAINT, MARK, QUIET, AMENDED = "#1c4e80", "#a9c3dd", "#c4561a", "#8a8f98", "#5b8e7d"
 #: Colours of the categories of wall time. Restarts share one colour; categories not listed here share others.
 _TIME_COLOURS = {
     "productive": INK,
@@ -112,18 +113,21 @@ def draw(state: RunState, config: Config, run: Numbers, time: Goodput) -> dict[s
         "loss": lambda axes: _loss(axes, series, run),
         "gradient_norm": lambda axes: _gradient_norm(axes, series, state),
         "parameter_norm": lambda axes: _line(axes, series, "param_norm", "parameter norm (L2)"),
-        "learning_rate": lambda axes: _line(axes, series, "lr", "learning rate"),
+        "learning_rate": lambda axes: _learning_rate(axes, series, state, config),
         "throughput": lambda axes: _throughput(axes, series),
     }
-    restarts = [attempt.tokens for attempt in run.attempts[1:]]
+    lines = _Lines(
+        restarts=[attempt.tokens for attempt in run.attempts[1:]],
+        amendments={str(a.number): a.tokens for a in run.amendments if a.tokens is not None},
+    )
     last_tokens = max(config.total_tokens, series.tokens[-1])
     drawn = {
-        name: svg(partial(_over_tokens, plot, restarts, last_tokens), height_in=3.4 if name == "loss" else 2.1)
+        name: svg(partial(_over_tokens, plot, lines, last_tokens), height_in=3.4 if name == "loss" else 2.1)
         for name, plot in figures.items()
     }
-    lines = _score_lines(run)
-    if lines:
-        drawn[SCORES] = svg(partial(_over_tokens, partial(_scores, lines), restarts, last_tokens), height_in=3.4)
+    scores = _score_lines(run)
+    if scores:
+        drawn[SCORES] = svg(partial(_over_tokens, partial(_scores, scores), lines, last_tokens), height_in=3.4)
     return {**drawn, TIME: svg(partial(_time, time), height_in=1.9)}
 
 
@@ -146,10 +150,29 @@ def draw_forecast(variants: Mapping[str, Sequence[Simulation]]) -> str:
     return svg(plot, height_in=0.6 + 0.35 * len(variants))
 
 
-def _over_tokens(plot: Callable[[Axes], None], restarts: Sequence[int], last_tokens: float, axes: Axes) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Lines:
+    """Vertical lines of a figure, in tokens: restarts, and amendments by their label."""
+
+    restarts: Sequence[int]
+    amendments: Mapping[str, int]
+
+
+def _over_tokens(plot: Callable[[Axes], None], lines: _Lines, last_tokens: float, axes: Axes) -> None:
     plot(axes)
-    for tokens in restarts:
+    for tokens in lines.restarts:
         axes.axvline(tokens, color=QUIET, linewidth=0.9, linestyle=(0, (3, 3)))
+    for number, tokens in lines.amendments.items():
+        axes.axvline(tokens, color=AMENDED, linewidth=0.9)
+        axes.annotate(
+            number,
+            (tokens, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(2, -8),
+            textcoords="offset points",
+            color=AMENDED,
+            fontsize=7,
+        )
     axes.set_xlim(0, last_tokens)
     axes.xaxis.set_major_formatter(lambda value, _: count(value))
     axes.set_xlabel("tokens")
@@ -266,6 +289,17 @@ def _gradient_norm(axes: Axes, series: Series, state: RunState) -> None:
     ]
     if spikes:
         axes.plot(*zip(*spikes, strict=True), "^", color=MARK, markersize=4, label="spike")
+
+
+def _learning_rate(axes: Axes, series: Series, state: RunState, config: Config) -> None:
+    """Draw the learning rate of the trained steps, and that of the planned ones."""
+    _line(axes, series, "lr", "learning rate")
+    left = range(state.step + 1, config.total_steps + 1)
+    if left:
+        every = max(1, len(left) // MAX_POINTS)
+        steps = [*left[::every], left[-1]]
+        planned = [learning_rate(step, config) for step in steps]
+        axes.plot([config.tokens_at(step) for step in steps], planned, color=FAINT, linestyle="--", label="planned")
 
 
 def _throughput(axes: Axes, series: Series) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from conf.schema import Config
 from hlatctl.plan import checkpoint_interval
 from hlatctl.report import measured, timeline
+from hlatctl.report.in_force import mean_paid_nodes, mean_processes
 from hlatctl.report.numbers import column, mean, median
 from hlatctl.report.timeline import RESTART, Account, account
 from hlatctl.run.journal import Event
@@ -120,8 +121,8 @@ def measure_goodput(events: Iterable[Event], config: Config, state: RunState) ->
         uptime_fraction=_share(up_s, time.training_s),
         ettr_fraction=_share(seconds.get(measured.PRODUCTIVE, 0.0), time.training_s),
         accelerators=config.backend.device != "cpu",
-        process_hours=config.world_size * held_s / 3600,
-        cost_usd=_cost_usd(held_s, config),
+        process_hours=mean_processes(state, config) * held_s / 3600,
+        cost_usd=_cost_usd(held_s, config, state),
         checkpointing=_checkpointing(state, config, time, up_s),
     )
 
@@ -228,6 +229,6 @@ def _part(category: str, seconds: float, held_s: float) -> float:
     return min(1.0, seconds / held_s)
 
 
-def _cost_usd(held_s: float, config: Config) -> float | None:
+def _cost_usd(held_s: float, config: Config, state: RunState) -> float | None:
     price = config.cluster.price_usd_per_node_hour
-    return None if price is None else config.cluster.paid_nodes * price * held_s / 3600
+    return None if price is None else mean_paid_nodes(state, config) * price * held_s / 3600

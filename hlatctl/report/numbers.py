@@ -12,7 +12,8 @@ from typing import Any
 
 from conf.schema import Config
 from hlatctl.plan.arithmetic import flops_per_token
-from hlatctl.run.state import ContractScores, RunState
+from hlatctl.report.in_force import size_since_step
+from hlatctl.run.state import AmendmentState, ContractScores, RunState
 
 #: Steps over which the newest loss is averaged, because the loss of one batch is noisy.
 LOSS_WINDOW_STEPS = 20
@@ -81,6 +82,33 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Amendment:
+    """A change of the run's configuration.
+
+    Args:
+        changes: old and new value by key.
+        at_step: the step after which it is to begin; None: as soon as possible.
+        after_step, tokens: the last step without it, and the tokens until then; None: it is not in force yet.
+    """
+
+    number: int
+    time_unix_s: float
+    by: str
+    why: str
+    changes: dict[str, list[Any]]
+    at_step: int | None
+    after_step: int | None
+    tokens: int | None
+
+    @property
+    def begins(self) -> str:
+        """Return when it begins or began, in words."""
+        if self.after_step is not None:
+            return f"from step {self.after_step + 1:,}"
+        return "pending" if self.at_step is None else f"pending, after step {self.at_step:,}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Numbers:
     """A run in numbers.
 
@@ -112,6 +140,7 @@ class Numbers:
     gradient_spikes: int
     milestones: list[Milestone]
     attempts: list[Attempt]
+    amendments: list[Amendment]
     stages: list[Stage]
     warnings: list[str]
     message: str
@@ -142,12 +171,13 @@ def numbers(state: RunState, config: Config) -> Numbers:
         last_loss=mean(losses[-LOSS_WINDOW_STEPS:]),
         validation_loss=_newest_validation(milestones),
         tokens_per_s=tokens_per_s,
-        mfu_fraction=_mfu(state, config, tokens_per_s),
+        mfu_fraction=_mfu(state, config),
         data_wait_fraction=_ratio(sum(waits_s), sum(step_s)),
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
         gradient_spikes=len(state.spikes),
         milestones=milestones,
         attempts=attempts,
+        amendments=[amended(amendment, config) for amendment in state.amendments],
         stages=[
             Stage(name=stage.name, status=stage.status, wall_s=float(stage.wall_s), message=stage.message)
             for stage in state.stages.values()
@@ -296,8 +326,30 @@ def _attempts(state: RunState, config: Config) -> list[Attempt]:
     return rows
 
 
-def _mfu(state: RunState, config: Config, tokens_per_s: float | None) -> float | None:
-    """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B); None without the device's peak."""
+def amended(amendment: AmendmentState, config: Config | None = None) -> Amendment:
+    """Return an amendment as the report shows it; its tokens only with the run's configuration."""
+    after = amendment.applied_step
+    return Amendment(
+        number=amendment.number,
+        time_unix_s=amendment.time_unix_s,
+        by=amendment.by,
+        why=amendment.why,
+        changes=amendment.changes,
+        at_step=amendment.at_step,
+        after_step=after,
+        tokens=None if after is None or config is None else config.tokens_at(after),
+    )
+
+
+def _mfu(state: RunState, config: Config) -> float | None:
+    """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B); None without the device's peak.
+
+    Only steps of the newest number of processes count.
+    """
+    since = size_since_step(state)
+    steps, rates = state.steps.columns("step", "tokens_per_s")
+    newest = rates if not since else [rate for step, rate in zip(steps, rates, strict=True) if step > since]
+    tokens_per_s = median(newest)
     if tokens_per_s is None or not state.peak_flops_per_s:
         return None
     used = tokens_per_s * flops_per_token(config.model, config.train.seq_len)

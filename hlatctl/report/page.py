@@ -10,7 +10,7 @@ from hlatctl.report import drill, goodput, html_pages
 from hlatctl.report.drill import Drill
 from hlatctl.report.goodput import Goodput
 from hlatctl.report.numbers import Attempt, Milestone, Numbers, Stage
-from hlatctl.report.summary import contract_note, facts, score_table
+from hlatctl.report.summary import AMENDMENTS, amendment_rows, contract_note, facts, score_table
 from hlatctl.report.texts import by_prompt, evenly
 from hlatctl.run.continuations import Kept
 from hlatctl.run.scores import headlines
@@ -56,6 +56,8 @@ def render(
         texts=by_prompt(evenly(texts, _TEXTS)),
         left_out=max(0, len(texts) - _TEXTS),
         time={"categories": goodput.time_table(time), "facts": goodput.facts(time)} if time.wall_s else None,
+        amendment_header=AMENDMENTS,
+        amendments=[row for amendment in run.amendments for row in amendment_rows(amendment)],
         attempts=[_attempt_row(attempt) for attempt in run.attempts],
         stages=[_stage_row(stage) for stage in run.stages],
         warnings=run.warnings,

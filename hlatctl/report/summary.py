@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from conf.schema import Config
 from hlatctl.report.goodput import Goodput, measure_goodput
-from hlatctl.report.numbers import Milestone, Numbers, Score, comparable, numbers
+from hlatctl.report.numbers import Amendment, Milestone, Numbers, Score, comparable, numbers
 from hlatctl.report.run_view import read_without_steps
 from hlatctl.run.labels import in_words
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.simulated import MARK, REPORT
-from hlatctl.units import count, duration
+from hlatctl.units import count, duration, utc
 
 #: Marks scores that can't be compared with the first score of their row.
 _OTHER = "†"
@@ -37,6 +38,9 @@ def render(run: Numbers, time: Goodput) -> str:
         parts.append("## Scores\n")
         parts.append(table(*score_table(run.milestones)))
         parts += [f"{note}\n" for note in [contract_note(run.milestones)] if note]
+    if run.amendments:
+        parts.append("## Amendments\n")
+        parts.append(table(AMENDMENTS, [row for amendment in run.amendments for row in amendment_rows(amendment)]))
     if len(run.attempts) > 1:
         parts.append("## Attempts\n")
         rows = [[str(a.number), f"{a.from_step} to {a.last_step}", a.cause or "running", a.why] for a in run.attempts]
@@ -69,6 +73,27 @@ def facts(run: Numbers, time: Goodput) -> list[tuple[str, str]]:
         ("wall time", duration(time.wall_s)),
     ]
     return [(name, text) for name, text in known if text]
+
+
+_LONGEST_VALUE = 60
+#: Header of :func:`amendment_rows`.
+AMENDMENTS = ["amendment", "made (UTC)", "by", "begins", "key", "from", "to", "reason"]
+
+
+def amendment_rows(amendment: Amendment) -> list[list[str]]:
+    """Return a row for each key that an amendment changes."""
+    made = utc(amendment.time_unix_s).removesuffix(" UTC")
+    head = [str(amendment.number), made, amendment.by, amendment.begins]
+    pairs = ((key, value_text(old), value_text(new)) for key, (old, new) in amendment.changes.items())
+    return [[*head, *pair, amendment.why] for pair in pairs]
+
+
+def value_text(value: Any) -> str:
+    """Return a value of the configuration as short text."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 def score_table(milestones: Sequence[Milestone]) -> tuple[list[str], list[list[str]]]:
