@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.load import flatten
+from conf.of_run import of_run
 from conf.schema import Config
 from flows.runtime.context import is_mock
 from flows.tracking import mlflow_client
+from flows.tracking.mlflow_amendments import copy_amendments
 from flows.tracking.mlflow_labels import copy_labels
 from flows.tracking.mlflow_progress import Progress
 from flows.tracking.mlflow_rewind import BY_STEP, BY_TOKENS, new_steps, remove
@@ -187,7 +189,7 @@ class MirrorRun:
         else:
             known = self._create(experiment_id, created, identity)
         self._cursor.mlflow_run_id = known.info.run_id
-        mlflow_client.log_params(self._client, self._cursor.mlflow_run_id, flatten(self._config))
+        mlflow_client.log_params(self._client, self._cursor.mlflow_run_id, flatten(of_run(self._run, number=0)))
         return True
 
     def _create(self, experiment_id: str, created: Event, identity: dict[str, str]) -> Run:
@@ -267,6 +269,7 @@ class MirrorRun:
         if any(event["kind"] == "stage_finished" and event.get("stage") == "provenance" for event in events):
             for name, value in self._provenance_tags().items():
                 self._client.set_tag(run_id, name, value)
+        copy_amendments(self._client, run_id, self._run, events)
         copy_labels(self._client, run_id, self._run, events, simulated=is_mock(self._config))
         newest = next((e for e in reversed(events) if e["kind"] in ("head_started", "run_finished")), None)
         if newest is None:

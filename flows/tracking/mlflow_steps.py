@@ -11,13 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from conf.mlflow_steps import FIRST_STEPS, every_steps
 from hlatctl.run.journal import Event, JournalTail, no_steps
 from hlatctl.run.paths import RunPaths
 
-#: MLflow takes 0.1 ms of processor time for each of a step's eight values, and a chart shows at most 2,500 points.
-MOST_STEPS = 100_000
-#: All steps up to this one: people look at each step when a run begins.
-FIRST_STEPS = 1_000
 _STEP = re.compile(rb'"step": ?(\d+)')
 
 
@@ -33,8 +30,8 @@ class Shown:
 
     @property
     def every(self) -> int:
-        """Steps from one to the next. A power of two: if a run is extended, a later copy has some of the same steps."""
-        return 1 << max(0, math.ceil(math.log2(max(1, self.total_steps) / MOST_STEPS)))
+        """Steps from one to the next."""
+        return every_steps(self.total_steps)
 
     def step(self, step: int) -> bool:
         """Return whether MLflow gets a step."""

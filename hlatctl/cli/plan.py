@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, columns, print_json
+from hlatctl.cli.common import Json, Overrides, RunsDir, columns, find_run, print_json
+from hlatctl.cli.completion import run_names
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.simulated import MARK
 
 _SIMULATED = (
@@ -29,7 +31,18 @@ def plan(
     search: Annotated[
         bool, typer.Option("--search", help="Rank the layouts that fit the nodes, cheapest first.")
     ] = False,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--of",
+            metavar="RUN",
+            help="Plan the rest of this run with OVERRIDES.",
+            autocompletion=run_names,
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Show what `train` would run, without changing anything.
 
@@ -38,6 +51,9 @@ def plan(
     """
     from conf.compose import compose
 
+    if of is not None:
+        _rest(find_run(of, runs_dir), overrides or [], as_json=as_json)
+        return
     config = compose(overrides or [], to_start=False)
     if search:
         _search(config, as_json)
@@ -71,6 +87,38 @@ def plan(
         return
     for title, text in _texts(config, flow, tables):
         typer.echo(f"# {title}\n{text.rstrip()}\n")
+
+
+def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
+    """Print what overrides would change in a run that has begun, and what is left of it."""
+    from conf.amendable import IN_WORDS, row_of
+    from conf.amendments import changes_between
+    from conf.compose import amend, compose
+    from conf.of_run import of_run
+    from hlatctl.plan.continuation import continuation_section, rate_chart
+    from hlatctl.plan.sections import sections
+    from hlatctl.report.summary import value_text
+    from hlatctl.run.fold import read_state
+
+    before, step = of_run(run), read_state(run).step
+    after = amend(before, overrides) if overrides else before
+    changes = changes_between(before, after)
+    rest = continuation_section(before, after, step)
+    others = [section for section in sections(after, compose) if section.title.startswith(("memory", "time"))]
+    if as_json:
+        figures = {section.title: [dataclasses.asdict(f) for f in section.figures] for section in [rest, *others]}
+        print_json({"run_id": run.run_id, "changes": changes, "plan": figures})
+        return
+    rows = [
+        [key, value_text(old), value_text(new), IN_WORDS[row_of(key).when], row_of(key).redoes]
+        for key, (old, new) in changes.items()
+    ]
+    if rows:
+        typer.echo(f"# changes\n{columns([['KEY', 'FROM', 'TO', 'BEGINS', 'REDOES, OR WHY NOT'], *rows])}\n")
+    for section in [rest, *others]:
+        typer.echo(f"# {section.title}\n{columns([[f.name, f.kind, f.text] for f in section.figures])}\n")
+        if section is rest:
+            typer.echo(f"# learning rate: * with the changes, . without\n{rate_chart(before, after, step)}\n")
 
 
 def _texts(config: Config, flow: FlowDescription, tables: list[Section]) -> list[tuple[str, str]]:

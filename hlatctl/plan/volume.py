@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conf.mlflow_steps import copied_steps
 from conf.schema import Config
 from conf.sizes import checkpoint_bytes, checkpoints_kept, fast_dir_bytes, runs_dir_bytes
 
@@ -55,5 +56,5 @@ def volume(config: Config, step_s: float | None) -> Volume:
         disk_bytes=runs_dir_bytes(config),
         fast_disk_bytes=fast_dir_bytes(config),
         journal_bytes=steps * JOURNAL_BYTES_PER_STEP,
-        mlflow_bytes=steps * MLFLOW_ROWS_PER_STEP * MLFLOW_BYTES_PER_ROW if tracked else 0,
+        mlflow_bytes=copied_steps(steps) * MLFLOW_ROWS_PER_STEP * MLFLOW_BYTES_PER_ROW if tracked else 0,
     )
