@@ -13,6 +13,7 @@ from conf.amendments import Changes, changes_between, waiting
 from conf.fork import have_same_tensors, is_of_weights
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.schema import Config
+from flows.runtime.amended import next_start
 from flows.runtime.ask import ask_about
 from flows.runtime.context import is_mock
 from flows.stages.validate import check, check_mirror, check_shape
@@ -28,7 +29,7 @@ from hlatctl.run.state import RunState
 _TIMEOUT_S = 120
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Amended:
     """An amendment that was made, or not needed.
 
@@ -68,42 +69,25 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
         RunBusyError: another amendment was made meanwhile.
         StorageError: the journal can't be written.
     """
-    state, known = read_state(run), newest_amendment(run)
+    state, known, before = read_state(run), newest_amendment(run), of_run(run)
     is_driven = driver(run) is not None
-    before = of_run(run)
     _check_run(run, state, before, is_driven)
     after = compose.amend(before, overrides)
     changes = changes_between(before, after)
-    at_step = _at_step(state, at, before, changes)
+    at_step = _at_step(state, at, changes, before, after)
     if not overrides and at is None:
         raise ConfigError("no key is given, so nothing changes", hint=f"`hlatctl amend {run.run_id} optimizer.lr=1e-4`")
-    if changes or (not overrides and _has_waiting(state)):
+    is_new = bool(changes) or (not overrides and any(a.applied_step is None for a in state.amendments))
+    if is_new:
         _check_keys(run, changes)
         _check_values(run, state, before, after)
         if is_driven:
             _check_running(run, before, after, changes, at_step)
-        _check_order(run, state, changes, at_step)
+        _check_order(state, changes, at_step)
         _check_like_new(run, before, after, changes)
         _write(run, known, changes=changes, by=by, why=hide(why), at_step=at_step)
-        known += 1
-    else:
-        known = 0
-    return Amended(
-        number=known,
-        changes=changes,
-        begins=begins(changes),
-        at_step=at_step,
-        step=state.step,
-        is_driven=is_driven,
-        before=before,
-        after=after,
-    )
-
-
-def newest_checkpoint(state: RunState) -> int:
-    """Return the step of the newest checkpoint that the next attempt may load; 0: none."""
-    ceiling = state.attempts[-1].next_max_checkpoint_step if state.attempts else None
-    return max((step for step in state.checkpoints if ceiling is None or step <= ceiling), default=0)
+    number, when = (known + 1 if is_new else 0), begins(changes)
+    return Amended(number, changes, when, at_step, state.step, is_driven, before, after)
 
 
 def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) -> None:
@@ -118,20 +102,16 @@ def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) 
         )
 
 
-def _has_waiting(state: RunState) -> bool:
-    return any(a.applied_step is None for a in state.amendments)
-
-
-def _at_step(state: RunState, at: int | str | None, config: Config, changes: Changes) -> int | None:
+def _at_step(state: RunState, at: int | str | None, changes: Changes, before: Config, after: Config) -> int | None:
     """Return the step that ``--at`` names. ``now`` is the newest checkpoint's: that step has been reached."""
     if at is None:
         return None
-    if is_mock(config):
+    if is_mock(before):
         raise ConfigError(f"--at={at}: simulated training doesn't end for an amendment", hint="leave out --at")
     if changes and begins(changes) == "at_once":
         raise ConfigError(f"--at={at}: {next(iter(changes))} changes at once, without a restart", hint="leave out --at")
     if at == "now":
-        return newest_checkpoint(state)
+        return next_start(state)
     if not str(at).isdecimal():
         raise ConfigError(f"--at={at}: must be a step or `now`", hint=f"--at {state.step + 100}")
     if int(at) <= state.step:
@@ -139,8 +119,9 @@ def _at_step(state: RunState, at: int | str | None, config: Config, changes: Cha
             f"--at={at}: is not after the newest step, {state.step}",
             hint="--at now begins as soon as a checkpoint is written",
         )
-    if int(at) >= config.total_steps:
-        raise ConfigError(f"--at={at}: training ends with step {config.total_steps}", hint="name an earlier step")
+    last = min(before.total_steps, after.total_steps)
+    if int(at) >= last:
+        raise ConfigError(f"--at={at}: training ends with step {last}", hint="name an earlier step")
     return int(at)
 
 
@@ -174,7 +155,7 @@ def _check_running(run: RunPaths, before: Config, after: Config, changes: Change
 
 def _check_values(run: RunPaths, state: RunState, before: Config, after: Config) -> None:
     """Check the rules that depend on what the run has done."""
-    trained = max(state.step, newest_checkpoint(state))
+    trained = max(state.step, next_start(state))
     if after.total_steps != before.total_steps and after.total_steps <= trained:
         length = f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}"
         raise ConfigError(
@@ -186,7 +167,7 @@ def _check_values(run: RunPaths, state: RunState, before: Config, after: Config)
     if (state.checkpoints or before.fork.run) and not have_same_tensors(old, new):
         raise ConfigError(
             f"precision.name={new}: the checkpoints have the weights and moments of {old}, which {new} can't continue",
-            hint=f"`hlatctl train train.init_from={run.checkpoint(newest_checkpoint(state))} precision.name={new}` "
+            hint=f"`hlatctl train train.init_from={run.checkpoint(next_start(state))} precision.name={new}` "
             "begins a new run with the weights alone",
         )
     if is_mock(before) != is_mock(after):
@@ -196,9 +177,9 @@ def _check_values(run: RunPaths, state: RunState, before: Config, after: Config)
         )
 
 
-def _check_order(run: RunPaths, state: RunState, changes: Changes, at_step: int | None) -> None:
+def _check_order(state: RunState, changes: Changes, at_step: int | None) -> None:
     """Refuse an amendment that would begin before one that waits for a step, unless it is at once."""
-    held = waiting(state.amendments, newest_checkpoint(state))
+    held = waiting(state.amendments, next_start(state))
     later = next((a for a in held if a.at_step is not None), None)
     if later is None or begins(changes) == "at_once":
         return

@@ -17,7 +17,7 @@ from conf.schema import Config
 from flows.runtime.context import FlowContext
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
-from hlatctl.run.state import AmendmentState, AttemptState
+from hlatctl.run.state import AmendmentState, AttemptState, RunState
 
 #: Interval at which the file of orders is touched while the trainer is to end for an amendment. It doesn't end if the
 #: file was not touched lately: without a driver, nobody would start the next attempt.
@@ -31,12 +31,19 @@ def adopt(ctx: FlowContext) -> Config:
     if attempt is not None and attempt.ended_unix_s is None:
         number = attempt.config_number
     else:
-        number = beginning_at(state.amendments, _next_start(ctx))
+        number = beginning_at(state.amendments, next_start(state))
     newest = _newest(ctx, number)
     if (number, newest) != (ctx.config_number, ctx.newest_live):  # a simulation has thousands of attempts
         ctx.config_number, ctx.newest_live = number, newest
         ctx.config = _in_force(ctx)
     return before
+
+
+def next_start(state: RunState) -> int:
+    """Return the step from which a run's next attempt would continue; 0: from the beginning."""
+    newest = state.attempt
+    ceiling = newest.next_max_checkpoint_step if newest else None
+    return max((step for step in state.checkpoints if ceiling is None or step <= ceiling), default=0)
 
 
 def config_words(ctx: FlowContext) -> tuple[str, str]:
@@ -97,13 +104,6 @@ class Orders:
             with suppress(StorageError):
                 files.write_json(self._path, order)
                 self._written, self._touched_s = order, now_s
-
-
-def _next_start(ctx: FlowContext) -> int:
-    """Return the step from which the next attempt would continue; 0: from the beginning."""
-    newest = ctx.state.attempt
-    ceiling = newest.next_max_checkpoint_step if newest else None
-    return max((step for step in ctx.state.checkpoints if ceiling is None or step <= ceiling), default=0)
 
 
 def _newest(ctx: FlowContext, number: int) -> int:
