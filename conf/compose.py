@@ -183,6 +183,28 @@ def with_defaults(typed: list[str]) -> list[str]:
     return [*project, *typed]
 
 
+def composed_files(overrides: list[str]) -> list[tuple[Path, str]]:
+    """Return the YAML files that Hydra composes for these overrides, in its order, each with its dotted package.
+
+    Args:
+        overrides: with those of the user's ``hlatctl.yaml``; they have been composed without an error.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    places = [CONF_DIR, *folders.checked_folders()]
+    with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        defaults = loader.compute_defaults_list("config", [*overrides, *search_path()], RunMode.RUN).defaults
+    found = []
+    for default in defaults:
+        candidates = [place / f"{default.config_path}.yaml" for place in places]
+        if path := next((path for path in candidates if path.is_file()), None):
+            found.append((path, default.package or ""))
+    return found
+
+
 def search_path() -> list[str]:
     """Return the override that lets Hydra find the user's folders.
 

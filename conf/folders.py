@@ -30,7 +30,7 @@ SWEEP = "sweep"
 _MAX_BYTES = 2**20
 _OPTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RULE = "a configuration names programs to run, so no other user may be able to write to it"
-#: Folders that a ``with using(...)`` names; None: the environment and the working directory name them.
+#: Folders that a ``with using(...)`` names, and whether the environment and the working directory name more.
 _chosen: ContextVar[tuple[tuple[Path, ...], bool]] = ContextVar("_chosen", default=((), True))
 
 
@@ -63,7 +63,7 @@ def using(folders: Sequence[Path], *, others: bool = True) -> Iterator[None]:
 
 
 def user_folders() -> list[Path]:
-    """Return the user's folders, absolute, the first one wins: --config-dir, $HLATCTL_CONFIG_DIR, ./conf. Not checked."""
+    """Return the user's folders, not checked: --config-dir, $HLATCTL_CONFIG_DIR, ./conf; the first wins."""
     chosen, others = _chosen.get()
     folders = list(chosen)
     if others:
@@ -129,7 +129,7 @@ def project_file(folder: Path) -> ProjectFile:
     for text in content.overrides:
         key = text.partition("=")[0].lstrip("+~")
         if key == "runs_dir":
-            raise ConfigError(f"{path}: overrides: {text}: runs_dir has its own key here", hint="write runs_dir: FOLDER")
+            raise ConfigError(f"{path}: overrides: {text}: runs_dir is a key of this file", hint="write runs_dir: DIR")
     return content
 
 
@@ -147,7 +147,7 @@ def project_overrides(typed: Sequence[str]) -> dict[str, Path]:
     for folder in user_folders():  # the first one wins
         own = {_key(text): text for text in project_file(folder).overrides if _key(text) not in taken}
         taken |= set(own)
-        found = {**{text: folder / PROJECT_FILE for text in own.values()}, **found}
+        found = {**dict.fromkeys(own.values(), folder / PROJECT_FILE), **found}
     return found
 
 
@@ -217,8 +217,10 @@ def _check_option(path: Path, folder: Path, ours: list[str]) -> None:
     values = _mapping(path)
     if path.parent.name == SWEEP:
         arguments = values.get("arguments")
-        if set(values) != {"arguments"} or not isinstance(arguments, list) or not all(
-            isinstance(text, str) for text in arguments
+        if (
+            set(values) != {"arguments"}
+            or not isinstance(arguments, list)
+            or not all(isinstance(text, str) for text in arguments)
         ):
             hint = "write arguments: [optimizer.lr=1e-3, 'optimizer.beta2=0.95,0.99']"
             raise ConfigError(f"{path}: a sweep's file has one key, arguments, a list of texts", hint=hint)
@@ -228,7 +230,9 @@ def _check_file(path: Path, folder: Path) -> None:
     try:
         _check_inside(path, folder)
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{_shown(path)}: is not a regular file", hint="remove it, or replace it with a YAML file")
+            raise ConfigError(
+                f"{_shown(path)}: is not a regular file", hint="remove it, or replace it with a YAML file"
+            )
     except OSError as error:
         raise ConfigError(f"{_shown(path)}: can't be read ({why(error)})", hint="remove or replace it") from None
     _check_own(path)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from conf.axes import Axis, make_axis, parse_override
 from conf import folders
+from conf.axes import Axis, make_axis, parse_override
 from conf.constraints import violations
 from conf.load import decode_dataclass, parse_yaml
 from conf.schema import SweepConfig

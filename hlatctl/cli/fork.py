@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, RunName, RunsDir, find_run, say
+from hlatctl.cli.common import ConfigDirs, Detach, Overrides, RunName, RunsDir, find_run, say
 from hlatctl.cli.driving import drive
 
 
 def fork(
     run: RunName,
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     at: Annotated[
         str, typer.Option(metavar="STEP|TOKENS|latest", help="The checkpoint, such as 5000 or 200B.")
     ] = "latest",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, columns, print_json
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, columns, print_json
 from hlatctl.run.simulated import MARK
 
 _SIMULATED = (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 def plan(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     search: Annotated[
         bool, typer.Option("--search", help="Rank the layouts that fit the nodes, cheapest first.")
     ] = False,

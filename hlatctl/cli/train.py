@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, announce
+from hlatctl.cli.common import ConfigDirs, Detach, Overrides, announce
 from hlatctl.cli.driving import drive
 
 #: Added by --dry-run: a simulated cluster plays every job; the stages and the journal are real.
@@ -17,6 +17,7 @@ _SIMULATE = "add --dry-run to simulate it, or run `hlatctl plan` with the same c
 
 def train(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every stage; nothing is trained.")] = False,
     run_id: Annotated[str | None, typer.Option(help="Id of the run.  [default: made from name and time]")] = None,
     detach: Detach = False,
@@ -26,13 +27,15 @@ def train(
     Prints the run's id. Ctrl-C stops the run with a checkpoint.
     """
     from conf.compose import compose
+    from conf.origins import origins
 
-    config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
+    typed = [*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])]
+    config = compose(typed)
     from flows import pretrain
     from flows.stages.validate import refuse_simulation
 
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id)
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=origins(typed, config))
     announce(run)
     drive(run, detach=detach)
