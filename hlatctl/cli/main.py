@@ -25,10 +25,13 @@ from hlatctl.cli import (
     evaluate,
     forecast,
     fork,
+    generate,
     goodput,
     logs,
+    note,
     plan,
     resume,
+    rm,
     runs,
     show,
     status,
@@ -41,6 +44,7 @@ from hlatctl.cli import (
     verify_resume,
 )
 from hlatctl.run.errors import HlatctlError
+from hlatctl.units import printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
 _INTERRUPTED = 130
@@ -62,6 +66,7 @@ for _command in (
     runs.runs,
     status.status,
     logs.logs,
+    note.note,
     stop.stop,
     resume.resume,
     amend.amend,
@@ -71,10 +76,13 @@ for _command in (
     diff.diff,
     compare.compare,
     goodput.goodput,
+    generate.generate,
     drill.drill,
     doctor.doctor,
     ui.ui,
     sync.sync,
+    rm.rm,
+    rm.archive,
 ):
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
@@ -113,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HlatctlError as error:
-        print(f"{error.word}: {error}", file=sys.stderr)
+        print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
