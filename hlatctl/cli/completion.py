@@ -32,7 +32,8 @@ def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
     Bash takes ``=`` for a word of its own, and completes only what follows it; zsh and fish complete the whole word.
     """
-    with suppress(HlatctlError, OSError):
+    chosen = [Path(folder) for folder in ctx.params.get("config_dir") or []]
+    with suppress(HlatctlError, OSError), folders.using(chosen):
         typed = ctx.params.get("overrides") or []
         if not incomplete and typed and "=" not in typed[-1]:  # in bash, the cursor is behind the "="
             return _values(typed[-1])
