@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conf import folders
 from conf.listing import is_url
 from conf.load import decode, flatten, parse_yaml
 from conf.schema import CodeConfig, Config, EvalConfig
@@ -22,7 +23,7 @@ from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import nearest, suggest
 
 RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
-CONF_DIR = Path(__file__).parent
+CONF_DIR = folders.OURS
 #: More processes don't speed up training, because they share the machine's memory bandwidth.
 _MAX_LOCAL_PROCESSES = 16
 
@@ -111,9 +112,12 @@ def amend(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the configuration groups and their options."""
-    folders = sorted(p for p in CONF_DIR.iterdir() if p.is_dir() and p.name != "sweep" and any(p.glob("*.yaml")))
-    return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in folders}
+    """Return the configuration groups and their options, ours and the user's."""
+    found: dict[str, set[str]] = {}
+    for folder in (CONF_DIR, *folders.user_folders()):
+        for group, names in folders.options(folder).items():
+            found.setdefault(group, set()).update(names)
+    return {group: sorted(found[group]) for group in sorted(found) if group != folders.SWEEP}
 
 
 def default_options() -> dict[str, str]:
@@ -123,8 +127,12 @@ def default_options() -> dict[str, str]:
 
 
 def default_runs_dir() -> Path:
-    """Return the default runs folder: ``$HLATCTL_RUNS_DIR`` or ``./runs``."""
-    return Path(os.environ.get(RUNS_DIR_ENV) or "runs").expanduser().absolute()
+    """Return the default runs folder: ``$HLATCTL_RUNS_DIR``, ``runs_dir`` of a ``hlatctl.yaml``, or ``./runs``.
+
+    Raises:
+        ConfigError: a ``hlatctl.yaml`` can't be used.
+    """
+    return Path(os.environ.get(RUNS_DIR_ENV) or folders.project_runs_dir() or "runs").expanduser().absolute()
 
 
 def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[str, Any]:
@@ -141,19 +149,88 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
     from omegaconf.errors import OmegaConfBaseException
 
     check_overrides(overrides)
+    _check_options(overrides)
+    if of_run is None:
+        overrides = with_defaults(overrides)
     store = ConfigStore.instance()
     store.store(name="schema", node=dataclasses.asdict(of_run or Config()), provider="conf.schema")
     store.store(name="of_run", node={"defaults": ["schema", "_self_"]}, provider="conf.compose")
     OmegaConf.register_new_resolver("local_processes", local_processes, replace=True)
     try:
         with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
-            composed = hydra_compose("of_run" if of_run else "config", overrides=overrides)
+            composed = hydra_compose("of_run" if of_run else "config", overrides=[*overrides, *search_path()])
         check_interpolations(OmegaConf.to_container(composed, resolve=False))
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra on `model=null`
         raise explain(error, overrides) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def with_defaults(typed: list[str]) -> list[str]:
+    """Return the overrides with those of the user's ``hlatctl.yaml`` in front; what is typed wins.
+
+    Raises:
+        ConfigError: a folder of the user's can't be used, or holds a secret.
+    """
+    folders.checked_folders()
+    project = list(folders.project_overrides(typed))
+    check_overrides(project)
+    _check_options(project)
+    runs_dir = None if os.environ.get(RUNS_DIR_ENV) else folders.project_runs_dir()
+    if runs_dir and not any(text.startswith("runs_dir=") for text in typed):
+        project.insert(0, f"runs_dir={_quoted(runs_dir)}")
+    return [*project, *typed]
+
+
+def composed_files(overrides: list[str]) -> list[tuple[Path, str]]:
+    """Return the YAML files that Hydra composes for these overrides, in its order, each with its dotted package.
+
+    Args:
+        overrides: with those of the user's ``hlatctl.yaml``; they have been composed without an error.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    places = [CONF_DIR, *folders.checked_folders()]
+    with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        defaults = loader.compute_defaults_list("config", [*overrides, *search_path()], RunMode.RUN).defaults
+    found = []
+    for default in defaults:
+        candidates = [place / f"{default.config_path}.yaml" for place in places]
+        if path := next((path for path in candidates if path.is_file()), None):
+            found.append((path, default.package or ""))
+    return found
+
+
+def search_path() -> list[str]:
+    """Return the override that lets Hydra find the user's folders.
+
+    Raises:
+        ConfigError: a folder can't be used.
+    """
+    places = [_quoted(f"file://{folder}") for folder in folders.checked_folders()]
+    return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
+
+
+def _quoted(text: str) -> str:
+    """Return a text as Hydra's grammar quotes it."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\'", text)
+    return f"'{escaped}'"
+
+
+def _check_options(overrides: Sequence[str]) -> None:
+    """Refuse overrides of Hydra itself, and options that are paths."""
+    known = groups()
+    for text in overrides:
+        key, _, value = text.lstrip("+~").partition("=")
+        if key.partition(".")[0].partition("/")[0] == "hydra":
+            raise ConfigError(f"{text}: Hydra's own settings are fixed", hint="--config-dir names folders of options")
+        group = key.partition("@")[0]
+        if group in known and ("/" in value or ".." in value) and not value.startswith("{"):
+            raise _unknown_option(group, value)
 
 
 def local_cores() -> int:

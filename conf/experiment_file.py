@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from conf import folders
 from conf.compose import compose
 
 
@@ -24,7 +25,8 @@ def as_experiment(overrides: Sequence[str], folder: Path, remark: str) -> str:
         ConfigError: as ``conf.compose.compose``.
     """
     config = dataclasses.asdict(compose(overrides, folder))
-    without = dataclasses.asdict(compose(["~experiment"], folder))
+    with folders.using([], others=False):  # the file has all that differs from our defaults
+        without = dataclasses.asdict(compose(["~experiment"], folder))
     differs = _difference(config, without)
     differs.pop("runs_dir", None)
     text = yaml.safe_dump(differs, sort_keys=False, allow_unicode=True)

@@ -189,5 +189,7 @@ def token_count(text: str, key: str) -> int:
 
 
 def _type_error(key: str, value: object, expected: str) -> ConfigError:
-    hint = "put the value in quotes, as YAML text" if expected == "str" and not isinstance(value, list | dict) else ""
+    hint = f"`hlatctl config keys {key}` says what it accepts"
+    if expected == "str" and not isinstance(value, list | dict):
+        hint = "put the value in quotes, as YAML text"
     return ConfigError(f"{key}={_shown.repr(value)}: is {type(value).__name__}, must be {expected}", hint=hint)

@@ -32,12 +32,14 @@ class Key:
         accepts: type and rule, in words.
         default: of the schema, before any option or experiment; None: none, or it belongs to a list's entry.
         meaning: one or two sentences.
+        choices: its values, as far as they can be listed.
     """
 
     name: str
     accepts: str
     default: Any
     meaning: str
+    choices: tuple[str, ...] = ()
 
 
 def keys(pattern: str | None = None) -> list[Key]:
@@ -76,7 +78,13 @@ def _keys_of(cls: type, prefix: str) -> Iterator[Key]:
         if dataclasses.is_dataclass(expected) and isinstance(expected, type):
             yield from _keys_of(expected, f"{name}.")
             continue
-        yield Key(name=name, accepts=_accepts(expected), default=_default(field), meaning=meanings[field.name])
+        yield Key(
+            name=name,
+            accepts=_accepts(expected),
+            default=_default(field),
+            meaning=meanings[field.name],
+            choices=_choices(expected),
+        )
         entry, place = _entry(expected)
         if entry:
             yield from _keys_of(entry, f"{name}{place}.")
@@ -94,6 +102,16 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return None if field.default is dataclasses.MISSING else field.default
+
+
+def _choices(expected: Any) -> tuple[str, ...]:
+    """Return the values of a type that has few."""
+    origin, inner = typing.get_origin(expected), typing.get_args(expected)
+    if origin is Literal:
+        return tuple(map(str, inner))
+    if origin in (types.UnionType, typing.Union):
+        return tuple(choice for kind in inner for choice in _choices(kind))
+    return {bool: ("true", "false"), types.NoneType: ("null",)}.get(expected, ())
 
 
 def _accepts(expected: Any) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from conf import folders
 from conf.axes import Axis, make_axis, parse_override
-from conf.compose import CONF_DIR
 from conf.constraints import violations
 from conf.load import decode_dataclass, parse_yaml
 from conf.schema import SweepConfig
@@ -27,7 +27,6 @@ from hlatctl.run.suggest import suggest
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-SWEEP_FILES = CONF_DIR / "sweep"
 #: Settings that an extended sweep may change, because they affect no trial and no comparison.
 _MAY_CHANGE = ("trials", "parallel", "confirm_above_usd")
 #: Arms to draw if `sweep.trials` is not set.
@@ -43,12 +42,14 @@ class Space:
         axes: in the order given.
         settings: of the sweep.
         folder: base of relative paths.
+        config_dirs: the user's folders of configuration; its trials are composed with them.
     """
 
     overrides: list[str]
     axes: list[Axis]
     settings: SweepConfig
     folder: str
+    config_dirs: list[str] = field(default_factory=list)
 
     @property
     def is_finite(self) -> bool:
@@ -100,7 +101,8 @@ def parse(arguments: Sequence[str], folder: Path) -> Space:
     own = {key: override for key, override in parsed.items() if key.startswith("sweep.")}
     axes = [make_axis(o) for key, o in parsed.items() if o.is_sweep_override() and key not in own]
     overrides = [str(o.input_line) for key, o in parsed.items() if not o.is_sweep_override() and key not in own]
-    space = Space(overrides=overrides, axes=axes, settings=_settings(own), folder=str(folder))
+    dirs = [str(path) for path in folders.checked_folders()]
+    space = Space(overrides=overrides, axes=axes, settings=_settings(own), folder=str(folder), config_dirs=dirs)
     _check(space)
     return space
 
@@ -109,8 +111,9 @@ def expand(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with ``sweep=NAME`` replaced by the arguments in that file.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or a folder of the user's can't be used.
     """
+    folders.checked_folders()
     expanded: list[str] = []
     for text in arguments:
         if not text.startswith("sweep="):
@@ -119,13 +122,16 @@ def expand(arguments: Sequence[str]) -> list[str]:
         name, known = text.removeprefix("sweep="), sweep_files()
         if name not in known:
             raise ConfigError(f"sweep={name}: no such sweep", hint=suggest(name, known, prefix="sweep="))
-        expanded += yaml.safe_load((SWEEP_FILES / f"{name}.yaml").read_text(encoding="utf-8"))["arguments"]
+        path = folders.file_of(folders.SWEEP, name)
+        assert path is not None
+        expanded += parse_yaml(read_text(path))["arguments"]
     return expanded
 
 
 def sweep_files() -> list[str]:
-    """Return the names of the predefined sweeps."""
-    return sorted(path.stem for path in SWEEP_FILES.glob("*.yaml"))
+    """Return the names of the predefined sweeps, ours and the user's."""
+    places = (folders.OURS, *folders.user_folders())
+    return sorted({name for place in places for name in folders.options(place).get(folders.SWEEP, [])})
 
 
 def extend(space: Space, arguments: Sequence[str]) -> Space:
@@ -156,7 +162,7 @@ def extend(space: Space, arguments: Sequence[str]) -> Space:
         if name not in _MAY_CHANGE:
             raise _changed(f"sweep.{name}={given[name]}", f"it was created with {getattr(space.settings, name)}")
     settings = decode_dataclass(SweepConfig, {**asdict(space.settings), **given}, "sweep.")
-    extended = Space(overrides=space.overrides, axes=list(axes.values()), settings=settings, folder=space.folder)
+    extended = replace(space, axes=list(axes.values()), settings=settings)
     _check(extended)
     if extended.arms < space.arms:
         raise _changed(f"sweep.trials={settings.trials}", f"it has {space.arms} arms, and can't have fewer")

@@ -10,9 +10,11 @@ import copy
 import dataclasses
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from conf import folders
 from conf.compose import CONF_DIR, compose, compose_plain, finish, groups
 from conf.schema import Config
 
@@ -24,14 +26,23 @@ class Variations:
         overrides: common to all configurations.
         folder: base of relative paths.
         runs_dir: of all configurations; none: as composed.
+        config_dirs: the user's folders of configuration; none: those that are in use now.
     """
 
-    def __init__(self, overrides: Sequence[str], folder: Path, runs_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        folder: Path,
+        runs_dir: str | None = None,
+        config_dirs: Sequence[str] | None = None,
+    ) -> None:
+        self._config_dirs = [str(path) for path in folders.user_folders()] if config_dirs is None else config_dirs
         self._overrides, self._folder, self._runs_dir = list(overrides), folder, runs_dir
         #: Composed groups by their overrides and by the other keys that differ, which are known to exist.
         self._bases: dict[tuple[str, ...], dict[str, Any]] = {}
-        self._groups = set(groups())
-        self._quick = not any(map(_refers, overrides)) and not any(map(_refers, _yaml_texts()))
+        with self._using():
+            self._groups = set(groups())
+            self._quick = not any(map(_refers, overrides)) and not any(map(_refers, _yaml_texts()))
 
     def compose(self, point: dict[str, str]) -> Config:
         """Return the configuration with these overrides, by key, and the common ones.
@@ -39,8 +50,12 @@ class Variations:
         Raises:
             ConfigError: as ``conf.compose.compose``.
         """
-        config = self._compose(point)
+        with self._using():
+            config = self._compose(point)
         return dataclasses.replace(config, runs_dir=self._runs_dir) if self._runs_dir else config
+
+    def _using(self) -> AbstractContextManager[None]:
+        return folders.using([Path(path) for path in self._config_dirs], others=False)
 
     def _compose(self, point: dict[str, str]) -> Config:
         texts = {key: f"{key}={value}" for key, value in point.items()}
@@ -68,7 +83,9 @@ def _refers(text: str) -> bool:
 
 
 def _yaml_texts() -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in sorted(CONF_DIR.rglob("*.yaml"))]
+    paths = [path for folder in (CONF_DIR, *folders.checked_folders()) for path in sorted(folder.glob("*.yaml"))]
+    paths += [path for folder in (CONF_DIR, *folders.user_folders()) for path in sorted(folder.glob("*/*.yaml"))]
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def _put(plain: dict[str, Any], path: list[str], value: Any) -> None:

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
 from conf import fingerprint
+from conf.origins import Origins
 from conf.schema import Config
 from flows.launchers import launcher_for, open_context
 from flows.runtime import amended
@@ -82,7 +83,13 @@ class TrialOf:
 
 
 def create(
-    config: Config, *, argv: list[str], run_id: str | None = None, of: TrialOf | None = None, forked: bool = False
+    config: Config,
+    *,
+    argv: list[str],
+    run_id: str | None = None,
+    of: TrialOf | None = None,
+    forked: bool = False,
+    origins: Origins | None = None,
 ) -> RunPaths:
     """Create a run's directory, after checking the configuration and its inputs.
 
@@ -92,6 +99,7 @@ def create(
         run_id: None: made from the experiment's name and the time.
         of: the run's place in a sweep.
         forked: it continues from the checkpoint that ``fork`` names.
+        origins: where the configuration's values came from, for provenance; None: unknown.
 
     Raises:
         ConfigError, DataError: the configuration or an input is wrong; nothing was created.
@@ -112,6 +120,8 @@ def create(
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
     argv = [hide(word) for word in argv]
     with files.created_like(run.root), JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
+        if origins is not None:
+            files.write_json(run.origins, asdict(origins))
         place = {"sweep": of.sweep, "trial": of.trial} if of else {}
         journal.append("run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place)
     return run

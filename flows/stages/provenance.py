@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
         record["simulated"] = ctx.state.simulated
         record["initial_weights"] = _initial_weights(ctx.config)
         record["fork"] = _fork(ctx.config, ctx.run)
+        record["origins"] = _origins(ctx.run)
         files.write_json(ctx.run.provenance, record)
+        ctx.run.origins.unlink(missing_ok=True)
         return {"commit": (record["git"] or {}).get("commit")}
 
     def done() -> str:
@@ -41,6 +44,13 @@ def _initial_weights(config: Config) -> dict[str, str] | None:
         return None
     manifest = Path(config.train.init_from) / MANIFEST
     return {"path": config.train.init_from, "manifest_sha256": files.sha256_file(manifest)}
+
+
+def _origins(run: RunPaths) -> dict[str, Any] | None:
+    """Return where the configuration's values came from; None: unknown, as for trials and forks."""
+    with suppress(OSError, ValueError):
+        return dict(files.read_json(run.origins))
+    return None
 
 
 def _fork(config: Config, run: RunPaths) -> dict[str, Any] | None:

@@ -36,7 +36,9 @@ class Book:
         self.settings = self.space.settings
         self.state = SweepState()
         self.lock = threading.RLock()
-        self.variations = Variations(self.space.overrides, Path(self.space.folder), os.fspath(sweep.root.parent))
+        self.variations = Variations(
+            self.space.overrides, Path(self.space.folder), os.fspath(sweep.root.parent), self.space.config_dirs
+        )
         self._tail = JournalTail(sweep)
         self._journal = JournalWriter(sweep, FLOW_WRITER)
         self.refresh()

@@ -226,4 +226,4 @@ def _check_task(aim: Objective, config: Config) -> None:
 
 
 def _variations(space: Space) -> Variations:
-    return Variations(space.overrides, Path(space.folder))
+    return Variations(space.overrides, Path(space.folder), config_dirs=space.config_dirs)

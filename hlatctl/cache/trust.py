@@ -34,11 +34,16 @@ def make_private(folder: Path) -> None:
     require_own(folder)
 
 
-def require_own(place: Path) -> None:
-    """Refuse a cache that another user could have filled, or can replace.
+def require_own(place: Path, rule: str = _RULE, hint: str = "") -> None:
+    """Refuse a file or folder, such as a cache, that another user could have filled, or can replace.
 
     The folder or archive itself must belong to this user or root, and nobody else may write to it. Below a folder that
     all users may write to (``/tmp``), every folder on the path must belong to them too.
+
+    Args:
+        place: the file or folder.
+        rule: why it must be so, for the error.
+        hint: of the error; empty: how to use another cache.
 
     Raises:
         StorageError: another user owns or may write to one of these.
@@ -46,7 +51,7 @@ def require_own(place: Path) -> None:
     place = Path(os.path.abspath(place))
     # A link on the path could be replaced later, so its own place must be as safe as its target.
     for path in dict.fromkeys([place, Path(os.path.realpath(place))]):
-        _require_own_way(path)
+        _require_own_way(path, rule, hint)
 
 
 def belongs_to_us(status: os.stat_result) -> bool:
@@ -54,20 +59,20 @@ def belongs_to_us(status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), _ROOT)
 
 
-def _require_own_way(place: Path) -> None:
+def _require_own_way(place: Path, rule: str, hint: str) -> None:
     open_to_all = False
     for path in (*reversed(place.parents), place):
         status = _status(path)
         if (open_to_all or path == place) and not belongs_to_us(status):
-            _refuse(place, path, f"belongs to user {status.st_uid}, not to you")
+            _refuse(place, path, f"belongs to user {status.st_uid}, not to you; {rule}", hint)
         if stat.S_ISLNK(status.st_mode):
             continue
         mode = f"other users may write there (mode {stat.S_IMODE(status.st_mode):04o})"
         if path == place and status.st_mode & _WRITE_FOR_OTHERS:
-            _refuse(place, path, mode)
+            _refuse(place, path, f"{mode}; {rule}", hint)
         if path != place and status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            hint = f"`chmod +t {shlex.quote(os.fspath(path))}` lets users replace only their own files there"
-            raise StorageError(f"{path}: {mode}, and could replace {place}; {_RULE}", hint=hint)
+            sticky = f"`chmod +t {shlex.quote(os.fspath(path))}` lets users replace only their own files there"
+            raise StorageError(f"{path}: {mode}, and could replace {place}; {rule}", hint=sticky)
         open_to_all = open_to_all or bool(status.st_mode & stat.S_IWOTH)
 
 
@@ -78,10 +83,11 @@ def _status(path: Path) -> os.stat_result:
         raise StorageError(f"{path}: can't be examined ({error.strerror})", hint=f"see `ls -ld {path}`") from None
 
 
-def _refuse(place: Path, path: Path, why: str) -> None:
+def _refuse(place: Path, path: Path, why: str, hint: str) -> None:
     quoted = shlex.quote(os.fspath(place))
     raise StorageError(
-        f"{path}: {why}; {_RULE}",
-        hint=f"if you trust its contents, copy it: `cp -r --no-preserve=all {quoted} COPY && "
+        f"{path}: {why}",
+        hint=hint
+        or f"if you trust its contents, copy it: `cp -r --no-preserve=all {quoted} COPY && "
         f"chmod -R go-w COPY`, and use COPY; else use another folder (cluster.worker_cache_dir, runs_dir, --to)",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Overrides, RunName, RunsDir, columns, find_run, say, user_name
+from hlatctl.cli.common import ConfigDirs, Overrides, RunName, RunsDir, columns, find_run, say, user_name
 from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def _show_table(wanted: bool) -> None:
 def amend(
     run: RunName,
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     why: Why = "",
     at: Annotated[
         str | None,

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hlatctl.cli.completion import run_names, run_or_sweep_names
+from conf import folders
+from hlatctl.cli.completion import override_words, run_names, run_or_sweep_names
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run import runs
 from hlatctl.run.errors import ConfigError, RunNotFoundError
@@ -23,6 +24,27 @@ Overrides = Annotated[
         metavar="OVERRIDES",
         help="Configuration keys to set, such as experiment=quickstart train.tokens=10M.",
         show_default=False,
+        autocompletion=override_words,
+    ),
+]
+
+
+def _use_config_dirs(ctx: typer.Context, value: list[Path] | None) -> list[Path] | None:
+    """Use the folders of ``--config-dir`` until the command has ended."""
+    ctx.with_resource(folders.using(value or []))
+    return value
+
+
+#: The callback does all that the option is for; commands take the argument and ignore it.
+ConfigDirs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config-dir",
+        metavar="DIR",
+        help="Folder with options, experiments and sweeps of your own; can be repeated.  [also: $HLATCTL_CONFIG_DIR, "
+        "and ./conf if it contains hlatctl.yaml]",
+        show_default=False,
+        callback=_use_config_dirs,
     ),
 ]
 RunName = Annotated[

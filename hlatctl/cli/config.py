@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, print_json
+from conf import folders
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import suggest
 
@@ -23,19 +24,21 @@ def list_options(
     group: Annotated[
         str | None, typer.Argument(metavar="GROUP", help="Show this group only.", show_default=False)
     ] = None,
+    config_dir: ConfigDirs = None,
     as_json: Json = False,
 ) -> None:
     """List groups, their options and the experiments.
 
     `GROUP=OPTION` selects an option, such as cluster=slurm; `*` marks the options that are used if none is given.
     """
-    from conf.compose import CONF_DIR, default_options, groups
+    from conf.compose import default_options, groups
 
+    folders.checked_folders()
     known = groups()
     if group is not None and group not in known:
         raise ConfigError(f"{group}: no such group", hint=suggest(group, list(known)))
     shown = {name: options for name, options in known.items() if group in (None, name)}
-    rows = {name: {o: _first_remark(CONF_DIR / name / f"{o}.yaml") for o in options} for name, options in shown.items()}
+    rows = {name: {option: _remark(name, option) for option in options} for name, options in shown.items()}
     if as_json:
         print_json(rows)
         return
@@ -72,24 +75,34 @@ def keys(
 
 
 @app.command()
-def show(overrides: Overrides = None, as_json: Json = False) -> None:
+def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Json = False) -> None:
     """Show the configuration that overrides result in.
 
     Prints the keys that differ from those without overrides, and then, as YAML, all of them.
     """
     from conf.compose import compose
     from conf.load import dump, flatten
+    from conf.origins import SCHEMA, origins
 
     config = compose(overrides or [])
     without, values = flatten(compose([])), flatten(config)
     differ = {key: [without.get(key), values.get(key)] for key in {**without, **values}}
     differ = {key: pair for key, pair in differ.items() if pair[0] != pair[1]}
+    known = origins(overrides or [], config)
     if as_json:
-        print_json({"config": dataclasses.asdict(config), "differs": differ})
+        print_json({"config": dataclasses.asdict(config), "differs": differ, "origins": dataclasses.asdict(known)})
         return
     for key, (before, after) in differ.items():
-        typer.echo(f"# {key}: {_text(after)}, not {_text(before)}")
+        typer.echo(f"# {key}: {_text(after)}, not {_text(before)} ({known.keys.get(key, SCHEMA)})")
     typer.echo(dump(config), nl=False)
+
+
+def _remark(group: str, option: str) -> str:
+    """Return what an option is, and its folder unless it is one of ours."""
+    path = folders.file_of(group, option)
+    assert path is not None
+    where = "" if path.is_relative_to(folders.OURS) else f"[{path.parent.parent}]"
+    return f"{_first_remark(path)} {where}".strip()
 
 
 def _first_remark(path: Path) -> str:

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, columns, find_run, print_json, say, user_name
+from hlatctl.cli.common import (
+    ConfigDirs,
+    Json,
+    Overrides,
+    RunName,
+    RunsDir,
+    columns,
+    find_run,
+    print_json,
+    say,
+    user_name,
+)
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run.errors import DataError
 from hlatctl.run.paths import RunPaths
@@ -34,6 +45,7 @@ Why = Annotated[str, typer.Option(help="Reason, recorded in the journal.")]
 @app.command("inspect")
 def inspect(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     documents: Annotated[int, typer.Option(help="Documents per source whose tokens are counted.", min=1)] = 2000,
     as_json: Json = False,
 ) -> None:
@@ -56,6 +68,7 @@ def inspect(
 def tokenize(
     to: Annotated[Path, typer.Option(help="Folder to write. It appears when it is complete.")],
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     processes: Annotated[int | None, typer.Option(help="Processes; by default one per core.", min=1)] = None,
     as_json: Json = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, print_json
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import PreflightError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def doctor(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     neuron: Annotated[bool, typer.Option("--neuron", help="Also check a Trainium node; takes up to an hour.")] = False,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Also check the Slurm or Kubernetes cluster: commands, rights, limits.")

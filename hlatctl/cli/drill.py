@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, columns, print_json, say
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, columns, print_json, say
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.paths import RunPaths
 
@@ -17,6 +17,7 @@ _EXPERIMENT = "experiment="
 
 def drill(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     fault: Annotated[
         list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]", show_default=False)
     ] = None,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlatctl.cli.common import Json, Overrides, RunsDir, announce, columns, print_json, runs_folder, say
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, announce, columns, print_json, runs_folder, say
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import size
@@ -53,6 +53,7 @@ def evaluate(
         str, typer.Argument(metavar="TARGET", help="Run, checkpoint folder, or Hugging Face model folder.")
     ],
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     at: Annotated[
         str | None,
         typer.Option(metavar="TOKENS", help="Evaluate only this milestone of a run, such as 200B.", show_default=False),
@@ -122,7 +123,7 @@ def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) ->
 
 
 @data.command("status")
-def status(overrides: Overrides = None, as_json: Json = False) -> None:
+def status(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Json = False) -> None:
     """List the datasets a suite needs, and which are present.
 
     Lists the datasets of all suites (eval=hlat) if eval=SUITE is not given.
@@ -136,6 +137,7 @@ def mirror(
         Path, typer.Option("--to", help="Folder for the datasets; evaluate with eval.data_dir=DIR.", metavar="DIR")
     ],
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     as_json: Json = False,
 ) -> None:
     """Download a suite's datasets from the Hugging Face Hub.

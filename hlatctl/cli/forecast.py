@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, columns, print_json, say
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, columns, print_json, say
 from hlatctl.run import files
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.simulated import WARNING
@@ -19,6 +19,7 @@ _LAUNCHER = "cluster.launcher=mock"
 
 def forecast(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Simulations per variant.")] = 20,
     figure: Annotated[
         Path | None, typer.Option(help="Draw the simulations into this SVG file.", show_default=False)

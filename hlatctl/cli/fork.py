@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Name, Note, Overrides, RunName, RunsDir, Tags, find_run, say, user_name
+from hlatctl.cli.common import (
+    ConfigDirs,
+    Detach,
+    Name,
+    Note,
+    Overrides,
+    RunName,
+    RunsDir,
+    Tags,
+    find_run,
+    say,
+    user_name,
+)
 from hlatctl.cli.driving import drive
 from hlatctl.run.labels import change, write
 
@@ -15,6 +27,7 @@ from hlatctl.run.labels import change, write
 def fork(
     run: RunName,
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     at: Annotated[
         str, typer.Option(metavar="STEP|TOKENS|latest", help="The checkpoint, such as 5000 or 200B.")
     ] = "latest",

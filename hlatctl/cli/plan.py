@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, RunsDir, columns, find_run, print_json
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, columns, find_run, print_json
 from hlatctl.cli.completion import run_names
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.simulated import MARK
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 def plan(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     search: Annotated[
         bool, typer.Option("--search", help="Rank the layouts that fit the nodes, cheapest first.")
     ] = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hlatctl.cli.amend import Why, make
-from hlatctl.cli.common import Detach, Overrides, RunOrSweepName, RunsDir, announce, find_run, find_sweep
+from hlatctl.cli.common import ConfigDirs, Detach, Overrides, RunOrSweepName, RunsDir, announce, find_run, find_sweep
 from hlatctl.cli.driving import drive
 from hlatctl.run.errors import ConfigError, RunBusyError
 from hlatctl.run.lease import driver
@@ -11,7 +11,12 @@ from hlatctl.run.paths import RunPaths
 
 
 def resume(
-    run: RunOrSweepName, overrides: Overrides = None, why: Why = "", detach: Detach = False, runs_dir: RunsDir = None
+    run: RunOrSweepName,
+    overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
+    why: Why = "",
+    detach: Detach = False,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Continue a run or a sweep after a stop or a failure.
 

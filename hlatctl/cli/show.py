@@ -18,13 +18,15 @@ def show(
     created: Annotated[
         bool, typer.Option("--created", help="Show the configuration as it was, without amendments.")
     ] = False,
+    origins: Annotated[bool, typer.Option("--origins", help="Print where each value came from.")] = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Print a run's configuration and provenance.
 
     Prints the amendments, and two YAML documents: the configuration with all amendments, and the provenance. Prints
-    JSON with --json.
+    JSON with --json. --origins prints the file, or the command line, or the amendment that set each value; the other
+    values are defaults.
     """
     import dataclasses
 
@@ -37,6 +39,9 @@ def show(
     announce(paths)
     provenance, amendments = _provenance(paths), read_state(paths).amendments
     config = of_run(paths, number=0 if created else None)
+    if origins:
+        _show_origins(paths, provenance or {}, as_json=as_json)
+        return
     if as_json:
         print_json(
             {
@@ -62,6 +67,25 @@ def _rows(amendments: list[AmendmentState]) -> list[list[str]]:
 
     rows = [row for amendment in amendments for row in amendment_rows(amended(amendment))]
     return [[cell.upper() for cell in AMENDMENTS], *rows]
+
+
+def _show_origins(run: RunPaths, provenance: dict[str, Any], *, as_json: bool) -> None:
+    from conf.load import flatten
+    from conf.of_run import of_run
+    from conf.origins import SCHEMA
+
+    values = flatten(of_run(run))
+    record = provenance.get("origins")
+    known = isinstance(record, dict) and isinstance(record.get("keys"), dict)
+    keys = dict.fromkeys(values, SCHEMA if known else "unknown")
+    keys |= record["keys"] if isinstance(record, dict) and known else {}
+    for amendment in read_state(run).amendments:
+        keys |= dict.fromkeys(amendment.changes, f"amendment {amendment.number}")
+    if as_json:
+        rows = {key: {"value": value, "origin": keys[key]} for key, value in values.items()}
+        print_json({"run_id": run.run_id, "origins": rows, "files": (record or {}).get("files", {})})
+        return
+    typer.echo(columns([["key", "value", "origin"], *([k, str(v), keys[k]] for k, v in values.items())]))
 
 
 def _provenance(run: RunPaths) -> dict[str, Any] | None:

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Name, Note, Overrides, RunsDir, Tags, announce, find_sweep_only, say, user_name
+from hlatctl.cli.common import (
+    ConfigDirs,
+    Detach,
+    Name,
+    Note,
+    Overrides,
+    RunsDir,
+    Tags,
+    announce,
+    find_sweep_only,
+    say,
+    user_name,
+)
 from hlatctl.cli.driving import drive
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.labels import change, write
@@ -20,6 +32,7 @@ if TYPE_CHECKING:
 
 def sweep(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every trial; nothing is trained.")] = False,
     sweep_id: Annotated[str | None, typer.Option(help="Id of the sweep.  [default: made from name and time]")] = None,
     extend: Annotated[

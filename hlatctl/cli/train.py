@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Name, Note, Overrides, Tags, announce, user_name
+from hlatctl.cli.common import ConfigDirs, Detach, Name, Note, Overrides, Tags, announce, user_name
 from hlatctl.cli.driving import drive
 from hlatctl.run.labels import change, write
 
@@ -18,6 +18,7 @@ _SIMULATE = "add --dry-run to simulate it, or run `hlatctl plan` with the same c
 
 def train(
     overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every stage; nothing is trained.")] = False,
     run_id: Annotated[str | None, typer.Option(help="Id of the run.  [default: made from name and time]")] = None,
     name: Name = None,
@@ -30,15 +31,17 @@ def train(
     Prints the run's id. Ctrl-C stops the run with a checkpoint.
     """
     from conf.compose import compose
+    from conf.origins import origins
 
     labels = change(name=name, tags=tag or (), note=note)
-    config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
+    typed = [*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])]
+    config = compose(typed)
     from flows import pretrain
     from flows.stages.validate import refuse_simulation
 
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id)
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=origins(typed, config))
     write(run, labels, by=user_name())
     announce(run)
     drive(run, detach=detach)

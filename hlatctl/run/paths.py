@@ -76,6 +76,11 @@ class RunPaths:
         return self.root / "provenance.json"
 
     @property
+    def origins(self) -> Path:
+        """Where each value of the configuration came from, until ``provenance.json`` has it."""
+        return self.root / "origins.json"
+
+    @property
     def journal(self) -> Path:
         """Folder of the append-only event files, one file per writer."""
         return self.root / "journal"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import space
+from conf import folders, space
 from conf.axes import Axis
 from conf.compose import compose, groups
 from conf.schema import SweepConfig
@@ -98,12 +98,14 @@ def test_each_mistake_has_one_clear_error(arguments: list[str], message: str, hi
     assert hint in caught.value.hint
 
 
-def test_a_file_of_conf_sweep_stands_for_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beta2.yaml").write_text("arguments: [optimizer.beta2=0.9,0.99, sweep.seeds=2]")
-    monkeypatch.setattr(space, "SWEEP_FILES", tmp_path)
-    with pytest.raises(ConfigError, match="sweep=beta: no such sweep") as caught:
-        parse("sweep=beta")
-    assert caught.value.hint == "did you mean sweep=beta2? known: beta2"
+def test_a_file_of_conf_sweep_stands_for_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "two_betas.yaml").write_text("arguments: ['optimizer.beta2=0.9,0.99', sweep.seeds=2]")
+    with folders.using([tmp_path]):
+        assert parse("sweep=two_betas").settings.seeds == 2
+        with pytest.raises(ConfigError, match="sweep=two_beta: no such sweep") as caught:
+            parse("sweep=two_beta")
+    assert "did you mean sweep=two_betas?" in caught.value.hint
     assert "sweep" not in groups(), "it is no group of a run's configuration"
 
 

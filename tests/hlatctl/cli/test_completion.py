@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,41 @@ def test_a_folder_that_is_missing_or_a_file_offers_nothing_but_latest(tmp_path: 
     (tmp_path / "file").touch()
     for folder in (tmp_path / "none", tmp_path / "file"):
         assert offered("hlatctl logs ", folder) == ["latest"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("hlatctl train exp", {"experiment=", "experiment_name="}),
+        ("hlatctl train experiment=qu", {"experiment=quickstart"}),
+        ("hlatctl train experiment = qu", {"quickstart"}),  # bash splits at "="
+        ("hlatctl plan precision.name = bf", {"bf16", "bf16_sr"}),
+        ("hlatctl train seed=3 optimizer.lr", {"optimizer.lr=", "optimizer.lr=0.0003"}),
+        ("hlatctl sweep sweep = wei", {"weight_decay"}),
+        ("hlatctl config show tracking.ena", {"tracking.enabled=", "tracking.enabled=true", "tracking.enabled=false"}),
+        ("hlatctl train nothing.at.all", set()),
+    ],
+)
+def test_overrides_are_completed(tmp_path: Path, words: str, expected: set[str]) -> None:
+    assert set(offered(words, tmp_path)) == expected
+
+
+def test_bash_offers_values_behind_the_equals_sign(tmp_path: Path) -> None:
+    assert {"quickstart", "hlat_7b"} < set(offered("hlatctl train experiment =", tmp_path))
+
+
+def test_options_of_the_users_folder_are_offered(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").touch()
+    assert offered(f"hlatctl train --config-dir {tmp_path} model = mi", tmp_path) == ["mine"]
+    assert offered("hlatctl train model = mi", tmp_path) == []
+
+
+@pytest.mark.processes
+def test_completion_imports_neither_hydra_nor_torch() -> None:
+    code = (
+        "import sys; from hlatctl.cli import main, completion; from types import SimpleNamespace as N;"
+        "completion.override_words(N(params={}, info_name='train'), 'optimizer.l');"
+        "print([name for name in ('hydra', 'omegaconf', 'torch', 'prefect') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

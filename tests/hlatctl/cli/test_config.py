@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
@@ -53,8 +54,8 @@ def test_show_prints_what_overrides_result_in_and_what_they_change(cli: Cli) -> 
     overrides = ("train.seq_len=256", "backend.compile=false")
     text = cli("show", *overrides)
     assert [line for line in text.splitlines() if line.startswith("#")] == [
-        "# train.seq_len: 256, not 512",
-        "# backend.compile: false, not true",
+        "# train.seq_len: 256, not 512 (command line)",
+        "# backend.compile: false, not true (command line)",
     ]
     assert decode(yaml.safe_load(text)) == compose(overrides)
     assert json.loads(cli("show", "seed=7", "--json"))["differs"] == {"seed": [1234, 7]}
@@ -77,3 +78,19 @@ def test_what_does_not_exist_is_refused_with_the_nearest(
 ) -> None:
     assert main(["config", *argv]) == ConfigError.exit_code
     assert capsys.readouterr().err.startswith(says)
+
+
+def test_a_folder_of_the_user_is_listed_composed_and_named_as_the_origin(cli: Cli, tmp_path: Path) -> None:
+    own = tmp_path / "experiment" / "mine.yaml"
+    own.parent.mkdir()
+    own.write_text("# @package _global_\n# Mine alone.\nseed: 7\n")
+    listed = json.loads(cli("list", "experiment", "--json", "--config-dir", str(tmp_path)))
+    assert listed["experiment"]["mine"] == f"Mine alone. [{tmp_path}]"
+    shown = cli("show", "experiment=mine", "--config-dir", str(tmp_path))
+    assert f"# seed: 7, not 1234 ({own})" in shown
+    assert "mine" not in json.loads(cli("list", "experiment", "--json"))["experiment"]
+
+
+def test_a_value_of_a_wrong_type_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "train.max_steps=abc"]) == ConfigError.exit_code
+    assert "hint: `hlatctl config keys train.max_steps` says what it accepts" in capsys.readouterr().err
