@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+#: Longer values of the configuration are cut.
+_LONGEST_VALUE = 60
 _BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -51,6 +54,14 @@ def queued(reason: str, expected_start_unix_s: float | None) -> str:
     why = f" ({reason})" if reason else ""
     expected = f", expected to start at {utc(expected_start_unix_s)}" if expected_start_unix_s else ""
     return f"queued{why}{expected}"
+
+
+def value_text(value: Any) -> str:
+    """Return a value of the configuration as short text."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 def one_line(text: str) -> str:

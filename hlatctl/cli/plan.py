@@ -98,8 +98,8 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     from conf.of_run import of_run
     from hlatctl.plan.continuation import continuation_section, rate_chart
     from hlatctl.plan.sections import sections
-    from hlatctl.report.summary import value_text
     from hlatctl.run.fold import read_state
+    from hlatctl.units import value_text
 
     before, step = of_run(run), read_state(run).step
     after = amend(before, overrides) if overrides else before

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hlatctl.report.numbers import amended
 from hlatctl.report.run_view import RunView
-from hlatctl.report.summary import value_text
 from hlatctl.run import continuations
 from hlatctl.run.host import host_names
 from hlatctl.run.journal import number
@@ -16,7 +14,7 @@ from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
-from hlatctl.units import count, duration, one_line, queued, utc
+from hlatctl.units import count, duration, one_line, queued, utc, value_text
 
 #: Characters of a model's text that one line shows.
 _TEXT_LENGTH = 100
@@ -111,9 +109,8 @@ def _amendment_rows(state: RunState) -> Iterator[tuple[str, str]]:
     """Yield the newest amendment, and those that have not begun."""
     waiting = [a for a in state.amendments if a.applied_step is None]
     for amendment in sorted([*state.amendments[-1:], *waiting[:-1]], key=lambda a: a.number):
-        shown = amended(amendment)
-        changes = (f"{key} {value_text(old)} -> {value_text(new)}" for key, (old, new) in shown.changes.items())
-        yield f"amendment {shown.number}", f"{shown.begins}: {', '.join(changes)}"
+        changes = (f"{key} {value_text(old)} -> {value_text(new)}" for key, (old, new) in amendment.changes.items())
+        yield f"amendment {amendment.number}", f"{amendment.begins}: {', '.join(changes)}"
 
 
 def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:

@@ -87,7 +87,7 @@ class Amendment:
 
     Args:
         changes: old and new value by key.
-        at_step: the step after which it is to begin; None: as soon as possible.
+        begins: when it begins or began, in words.
         after_step, tokens: the last step without it, and the tokens until then; None: it is not in force yet.
     """
 
@@ -96,16 +96,9 @@ class Amendment:
     by: str
     why: str
     changes: dict[str, list[Any]]
-    at_step: int | None
+    begins: str
     after_step: int | None
     tokens: int | None
-
-    @property
-    def begins(self) -> str:
-        """Return when it begins or began, in words."""
-        if self.after_step is not None:
-            return f"from step {self.after_step + 1:,}"
-        return "pending" if self.at_step is None else f"pending, after step {self.at_step:,}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +328,7 @@ def amended(amendment: AmendmentState, config: Config | None = None) -> Amendmen
         by=amendment.by,
         why=amendment.why,
         changes=amendment.changes,
-        at_step=amendment.at_step,
+        begins=amendment.begins,
         after_step=after,
         tokens=None if after is None or config is None else config.tokens_at(after),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from conf.schema import Config
 from hlatctl.report.goodput import Goodput, measure_goodput
@@ -12,7 +11,7 @@ from hlatctl.report.run_view import read_without_steps
 from hlatctl.run.labels import in_words
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.simulated import MARK, REPORT
-from hlatctl.units import count, duration, utc
+from hlatctl.units import count, duration, utc, value_text
 
 #: Marks scores that can't be compared with the first score of their row.
 _OTHER = "†"
@@ -75,7 +74,6 @@ def facts(run: Numbers, time: Goodput) -> list[tuple[str, str]]:
     return [(name, text) for name, text in known if text]
 
 
-_LONGEST_VALUE = 60
 #: Header of :func:`amendment_rows`.
 AMENDMENTS = ["amendment", "made (UTC)", "by", "begins", "key", "from", "to", "reason"]
 
@@ -86,14 +84,6 @@ def amendment_rows(amendment: Amendment) -> list[list[str]]:
     head = [str(amendment.number), made, amendment.by, amendment.begins]
     pairs = ((key, value_text(old), value_text(new)) for key, (old, new) in amendment.changes.items())
     return [[*head, *pair, amendment.why] for pair in pairs]
-
-
-def value_text(value: Any) -> str:
-    """Return a value of the configuration as short text."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    text = str(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 def score_table(milestones: Sequence[Milestone]) -> tuple[list[str], list[list[str]]]:

@@ -184,6 +184,13 @@ class AmendmentState:
     at_step: int | None = None
     applied_step: int | None = None
 
+    @property
+    def begins(self) -> str:
+        """When it begins or began, in words."""
+        if self.applied_step is not None:
+            return f"from step {self.applied_step + 1:,}"
+        return "pending" if self.at_step is None else f"pending, after step {self.at_step:,}"
+
 
 @dataclass
 class RunState:

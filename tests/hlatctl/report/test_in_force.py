@@ -15,11 +15,8 @@ CONFIG = Config(cluster=ClusterConfig(nodes=4, processes_per_node=8, spare_nodes
 
 @pytest.fixture
 def state() -> RunState:
-    changes: tuple[dict[str, list[Any]], ...] = (
-        {"cluster.nodes": [2, 1]},
-        {"optimizer.lr": [1e-3, 1e-4]},
-        {"cluster.nodes": [1, 4]},
-    )
+    changes: tuple[dict[str, list[Any]], ...]
+    changes = ({"cluster.nodes": [2, 1]}, {"optimizer.lr": [1e-3, 1e-4]}, {"cluster.nodes": [1, 4]})
     amendments = [
         AmendmentState(number, 0.0, change, applied_step=100 * number) for number, change in enumerate(changes, start=1)
     ]
