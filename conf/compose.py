@@ -271,7 +271,7 @@ def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
 
 
 #: What Hydra's parser says of a value that it can't read (ANTLR's messages).
-_GRAMMAR = re.compile(r"no viable alternative|(mismatched|extraneous) input|token recognition error")
+_GRAMMAR = re.compile(r"LexerNoViableAlt|no viable alternative|(mismatched|extraneous) input|token recognition error")
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
