@@ -156,9 +156,12 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
     store.store(name="schema", node=dataclasses.asdict(of_run or Config()), provider="conf.schema")
     store.store(name="of_run", node={"defaults": ["schema", "_self_"]}, provider="conf.compose")
     OmegaConf.register_new_resolver("local_processes", local_processes, replace=True)
+    root = "of_run" if of_run else "config"
     try:
+        if folders.user_folders():
+            folders.require_options([path for path, _ in composed_files(overrides, root)])
         with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
-            composed = hydra_compose("of_run" if of_run else "config", overrides=[*overrides, *search_path()])
+            composed = hydra_compose(root, overrides=[*overrides, *search_path()])
         check_interpolations(OmegaConf.to_container(composed, resolve=False))
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra on `model=null`
@@ -183,11 +186,15 @@ def with_defaults(typed: list[str]) -> list[str]:
     return [*project, *typed]
 
 
-def composed_files(overrides: list[str]) -> list[tuple[Path, str]]:
+def composed_files(overrides: list[str], root: str = "config") -> list[tuple[Path, str]]:
     """Return the YAML files that Hydra composes for these overrides, in its order, each with its dotted package.
 
     Args:
-        overrides: with those of the user's ``hlatctl.yaml``; they have been composed without an error.
+        overrides: with those of the user's ``hlatctl.yaml``.
+        root: the configuration that composition begins with.
+
+    Raises:
+        HydraException: an option or group is unknown.
     """
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -196,7 +203,7 @@ def composed_files(overrides: list[str]) -> list[tuple[Path, str]]:
     places = [CONF_DIR, *folders.checked_folders()]
     with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        defaults = loader.compute_defaults_list("config", [*overrides, *search_path()], RunMode.RUN).defaults
+        defaults = loader.compute_defaults_list(root, [*overrides, *search_path()], RunMode.RUN).defaults
     found = []
     for default in defaults:
         candidates = [place / f"{default.config_path}.yaml" for place in places]
@@ -271,7 +278,7 @@ def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
 
 
 #: What Hydra's parser says of a value that it can't read (ANTLR's messages).
-_GRAMMAR = re.compile(r"no viable alternative|(mismatched|extraneous) input|token recognition error")
+_GRAMMAR = re.compile(r"LexerNoViableAlt|no viable alternative|(mismatched|extraneous) input|token recognition error")
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:

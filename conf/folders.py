@@ -85,6 +85,21 @@ def checked_folders() -> list[Path]:
     return folders
 
 
+def require_options(files: Sequence[Path]) -> None:
+    """Refuse files of the user's folders that are no options of a group, because they are not checked.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    for folder in user_folders():
+        for path in files:
+            if path.is_relative_to(folder) and path.parent.parent != folder:
+                raise ConfigError(
+                    f"{_shown(path)}: only GROUP/OPTION.yaml in {folder} can be used",
+                    hint=f"move it to {folder}/experiment, or rename it",
+                )
+
+
 def options(folder: Path) -> dict[str, list[str]]:
     """Return the groups of a folder of configuration with their options, ``sweep`` included."""
     found = {}

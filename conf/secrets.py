@@ -15,6 +15,8 @@ from hlatctl.run.redact import is_secret_name, secret_in
 #: Variables that a configuration may read: conf/config.yaml does, and they are not secrets.
 _HARMLESS_VARIABLES = ("HLATCTL_RUNS_DIR",)
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\s*\.\s*env\s*:\s*([^,}\s]*)")
+#: A resolver whose name is computed, such as ``${oc.${experiment_name}:HOME}``: it could be ``oc.env``.
+_COMPUTED_RESOLVER = re.compile(r"\$\{[^:}]*\$\{[^}]*\}[^:}]*:")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -44,6 +46,11 @@ def check_interpolations(values: Any, key: str = "") -> None:
         ConfigError: names the key and the variable.
     """
     for name, text in _strings(values, key):
+        if _COMPUTED_RESOLVER.search(text):
+            raise ConfigError(
+                f"{name}: computes the name of a resolver, which could read an environment variable",
+                hint="write the name, such as ${local_processes:}",
+            )
         for variable in _FROM_ENVIRONMENT.findall(text):
             if variable not in _HARMLESS_VARIABLES:
                 raise ConfigError(

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from conf.of_run import of_run
+from flows.sweep.report import build
 from hlatctl.cli.main import main
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.runs import list_runs
+from hlatctl.run.runs import list_runs, list_sweeps
 
 PAGE = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```yaml\n# (conf/\S+)\n(.*?)```", PAGE, re.DOTALL))
@@ -34,7 +35,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.processes
-def test_the_example_runs_as_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs_as_written(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(FILES) == 4
     for line in COMMANDS.splitlines():
         assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
@@ -45,6 +48,10 @@ def test_the_example_runs_as_written(project: Path, capsys: pytest.CaptureFixtur
     assert record["keys"]["train.tokens"] == mine
     assert set(record["files"]) == {str(project / name) for name in FILES if "sweep" not in name}
     assert not run.origins.exists()
+    monkeypatch.chdir(project.parent)
+    (sweep,) = list_sweeps(project / "project-runs")
+    build(sweep)
+    assert "experiment_name: annealed" in sweep.best.read_text()
     _needs_the_folder_no_more(run, project, capsys)
 
 

@@ -8,6 +8,7 @@ import math
 import shlex
 from pathlib import Path
 
+from conf import folders
 from conf import space as spaces
 from conf.experiment_file import as_experiment
 from flows.sweep.create import MOCK
@@ -34,7 +35,7 @@ def build(sweep: SweepPaths) -> Path:
     """
     state = fold(read_events(sweep))
     importances = _importances(sweep, state)
-    winner = _winner(state)
+    winner = _winner(state, spaces.load(sweep.space).config_dirs)
     curves = {number: Curve.of(read_state(sweep.trial(number))) for number in sorted(state.trials)}
     drawn = sweep_figures.draw(state, curves, importances)
     try:
@@ -56,17 +57,16 @@ def _importances(sweep: SweepPaths, state: SweepState) -> dict[str, float]:
     return study.importances()
 
 
-def _winner(state: SweepState) -> Winner | None:
+def _winner(state: SweepState, config_dirs: list[str]) -> Winner | None:
     arm = best(state)
     if arm is None:
         return None
     overrides = [*state.overrides, *(f"{key}={value}" for key, value in arm.point.items())]
     typed = [text for text in overrides if not text.startswith("runs_dir=") and text not in MOCK]
-    return Winner(
-        text=arm.text,
-        command=shlex.join(["hlatctl", "train", *typed]),
-        experiment=as_experiment(typed, Path(state.folder), f"The best arm of the sweep {state.sweep_id}."),
-    )
+    with folders.using([Path(folder) for folder in config_dirs], others=False):
+        experiment = as_experiment(typed, Path(state.folder), f"The best arm of the sweep {state.sweep_id}.")
+    named = [word for folder in config_dirs for word in ("--config-dir", folder)]
+    return Winner(text=arm.text, command=shlex.join(["hlatctl", "train", *typed, *named]), experiment=experiment)
 
 
 def _numbers(state: SweepState, importances: dict[str, float], winner: Winner | None) -> str:

@@ -160,3 +160,12 @@ def test_a_missing_folder_and_paths_as_options_are_refused(own: Path) -> None:
     assert "quickstart" in error.value.hint
     with pytest.raises(ConfigError, match="Hydra's own settings are fixed"):
         compose([f"hydra.searchpath=[{own}]"])
+
+
+@pytest.mark.parametrize("place", ["schema.yaml", "experiment/deep/other.yaml"])
+def test_a_file_that_is_no_option_is_refused_if_it_would_be_used(own: Path, place: str) -> None:
+    written(own / place, "seed: 5\n")
+    if "deep" in place:
+        written(own / "experiment" / "mine.yaml", MINE.replace("quickstart]", "quickstart, /experiment/deep/other]"))
+    with using([own]), pytest.raises(ConfigError, match=r"only GROUP/OPTION.yaml in .* can be used"):
+        compose(["experiment=mine"])

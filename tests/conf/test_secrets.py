@@ -77,3 +77,10 @@ def test_a_variable_that_a_run_unsets_is_reported_without_its_secret() -> None:
     config = compose(["+backend.env.HF_TOKEN=null", "+backend.env.HTTPS_PROXY=http://proxy:3128"])
     around = {"HF_TOKEN": SECRET, "HTTPS_PROXY": f"http://u:{SECRET}@other"}
     assert [collision.present for collision in collisions(config, around)] == ["***", "http://***@other"]
+
+
+def test_a_resolver_whose_name_is_computed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_VALUE", "leaked")
+    with pytest.raises(ConfigError, match=r"tokenizer\.path: computes the name of a resolver") as error:
+        compose(["experiment_name=env", "tokenizer.path='${oc.${experiment_name}:MY_VALUE}'"])
+    assert "leaked" not in str(error.value)
