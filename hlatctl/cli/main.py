@@ -26,6 +26,7 @@ from hlatctl.cli import (
     forecast,
     goodput,
     logs,
+    notify,
     plan,
     resume,
     runs,
@@ -37,6 +38,7 @@ from hlatctl.cli import (
     sync,
     train,
     ui,
+    watch,
 )
 from hlatctl.run.errors import HlatctlError
 
@@ -59,6 +61,7 @@ for _command in (
     sweep_report.sweep_report,
     runs.runs,
     status.status,
+    watch.watch,
     logs.logs,
     stop.stop,
     resume.resume,
@@ -71,6 +74,7 @@ for _command in (
     doctor.doctor,
     ui.ui,
     sync.sync,
+    notify.notify,
 ):
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")
