@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlatctl.cli.common import RunsDir, columns, runs_folder, say
-from hlatctl.run.simulated import marked
+from hlatctl.run.simulated import leading, marked
 from hlatctl.units import count, duration, one_line, utc
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 2.0
 _HEADER = ["RUN", "STATUS", "STEP", "LOSS", "TOKENS/S", "LEFT", "WHAT"]
-#: Lines of the screen besides those of runs.
+#: Lines of the screen besides those of runs; the last one of the terminal stays empty.
 _OTHER_LINES = 4
+_LEAST_RUN_WIDTH, _GAP = 12, 2
 
 
 def watch(
@@ -64,47 +66,63 @@ def watch(
 
 
 def _cells(row: LiveRow) -> list[str]:
+    """Return a run's cells for plain text; all but the first and the last are numbers or a status."""
     return [
         row.run_id,
         marked(row.status, simulated=row.simulated) + (" !" if row.needs_person else ""),
-        f"{row.step}/{row.total_steps or '?'}",
-        "-" if row.loss is None else f"{row.loss:.4f}",
-        "-" if row.tokens_per_s is None else count(row.tokens_per_s),
-        "-" if row.left_s is None else duration(row.left_s),
+        *_numbers(row),
         row.what,
     ]
 
 
+def _numbers(row: LiveRow) -> list[str]:
+    return [
+        f"{row.step}/{row.total_steps or '?'}",
+        "-" if row.loss is None else f"{row.loss:.4f}",
+        "-" if row.tokens_per_s is None else count(row.tokens_per_s),
+        "-" if row.left_s is None else duration(row.left_s),
+    ]
+
+
 class _Screen:
-    """The table, drawn for the terminal's size at that moment."""
+    """The runs, drawn for the terminal's size at that moment: a line each, and one for what it does."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.rows: list[LiveRow] = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        import time
-
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, expand=True, padding=(0, 2, 0, 0))
-        for name in _HEADER:
-            least = {"RUN": 12, "STATUS": 9, "WHAT": 8}.get(name)
-            table.add_column(
-                name, no_wrap=True, overflow="ellipsis", min_width=least, ratio=1 if name == "WHAT" else None
-            )
-        room = max(1, console.size.height - _OTHER_LINES)
-        for row in self.rows[:room]:
-            style = "bold red" if row.needs_person else ""
-            table.add_row(*(Text(one_line(cell), style=style) for cell in _cells(row)))
-        left_out = len(self.rows) - room
-        needing = sum(row.needs_person for row in self.rows)
-        yield Text(f"{self._folder}  {utc(time.time())}", no_wrap=True, overflow="ellipsis")
-        yield table
-        more = f"{left_out} more · " if left_out > 0 else ""
-        nothing = "" if self.rows else "no run is running · "
-        yield Text(f"{nothing}{more}{needing} need a person (!) · q ends", no_wrap=True, overflow="ellipsis")
+        for text, style in _lines(self._folder, self.rows, console.size.width, console.size.height):
+            yield Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _lines(folder: str, rows: list[LiveRow], width: int, height: int) -> Iterator[tuple[str, str]]:
+    """Yield each line of the screen and its style."""
+    cells = [[row.status + " !" * row.needs_person, *_numbers(row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(_HEADER[1:-1], *cells, strict=True)]
+    run_width = max(_LEAST_RUN_WIDTH, width - sum(widths) - _GAP * len(widths))
+    yield f"{one_line(folder)}  {utc(time.time())}", ""
+    yield _joined("RUN", _HEADER[1:-1], run_width, widths), "bold"
+    room, left_out = height - _OTHER_LINES, 0
+    for row, numbers in zip(rows, cells, strict=True):
+        lines = [_joined(one_line(row.run_id), numbers, run_width, widths)]
+        if what := leading(one_line(row.what), simulated=row.simulated).removesuffix(" · "):
+            lines.append(f"  {what}")
+        room -= len(lines)
+        left_out += room < 0
+        if not left_out:
+            yield from ((line, "red" if row.needs_person else "") for line in lines)
+    more = f"{left_out} more · " if left_out else ""
+    nothing = "" if rows else "no run is running · "
+    yield f"{nothing}{more}{sum(row.needs_person for row in rows)} need a person (!) · q ends", ""
+
+
+def _joined(run: str, cells: list[str], run_width: int, widths: list[int]) -> str:
+    run = run if len(run) <= run_width else f"{run[: run_width - 1]}…"
+    others = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return (" " * _GAP).join([run.ljust(run_width), *others]).rstrip()
 
 
 class _Keys:

@@ -14,8 +14,11 @@ from flows.launch.records import started
 from hlatctl.run import processes
 from hlatctl.run.errors import StoppedError
 from tests.e2e.conftest import Cli
+from tests.flows.tracking.notify.conftest import TOKEN, Hook, hook
 from tests.sockets import IPV4_LOOPBACK, hosts, listening
 from tests.waiting import wait_for
+
+__all__ = ["hook"]
 
 pytestmark = pytest.mark.processes
 
@@ -58,8 +61,8 @@ def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, driver: subprocess.P
     assert "stopped" in cli.run("status", run_id).stdout
 
 
-def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float]) -> None:
-    driver = cli.start_train("stopped", LONG)
+def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float], hook: Hook) -> None:
+    driver = cli.start_train("stopped", LONG, "notify.urls=[env:HOOK_URL]", "notify.on=[stopped,finished]")
     wait_for_new_checkpoints(cli, "stopped", 1)
     if sys.platform == "linux":
         assert hosts(listening(pids_of(cli, "stopped", driver))) == {IPV4_LOOPBACK}, "it listens on loopback only"
@@ -84,3 +87,6 @@ def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses
     result = cli.run("resume", "stopped")
     assert result.returncode == 0, result.stderr
     assert cli.losses("stopped") == losses
+    assert [title.partition(" at ")[0] for title in hook.titles] == [*2 * ["stopped: stopped"], "stopped: finished"]
+    for path in cli.paths("stopped").root.rglob("*"):
+        assert path.is_dir() or TOKEN.encode() not in path.read_bytes(), f"{path} has the address of the service"

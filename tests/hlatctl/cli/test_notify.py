@@ -18,9 +18,7 @@ def in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path))
 
 
-def test_a_test_message_reaches_the_service(
-    hook: Hook, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_test_message_reaches_the_service(hook: Hook, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     make_run()
     assert main(["notify", "one", "--test"]) == 0
     assert hook.titles == ["one: test message"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,8 +83,8 @@ MakeRun = Callable[..., RunPaths]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    def make(run_id: str = "one", **notify: object) -> RunPaths:
-        config = Config(runs_dir=str(tmp_path), notify=NotifyConfig(**{"urls": [ENTRY], **notify}))  # type: ignore[arg-type]
+    def make(run_id: str = "one", **notify: Any) -> RunPaths:
+        config = Config(runs_dir=str(tmp_path), notify=NotifyConfig(**{"urls": [ENTRY], **notify}))
         run = runs.create_run(tmp_path, run_id, load.dump(config))
         journal(run, "run_created", run_id=run_id, simulated=False)
         journal(run, "head_started", pid=1, host="here")
@@ -92,7 +93,7 @@ def make_run(tmp_path: Path) -> MakeRun:
     return make
 
 
-def journal(run: RunPaths, kind: str, **fields: object) -> None:
+def journal(run: RunPaths, kind: str, **fields: Any) -> None:
     """Journal an event as the flow."""
     with JournalWriter(run, FLOW_WRITER) as writer:
         writer.append(kind, **fields)
