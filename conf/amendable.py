@@ -69,6 +69,7 @@ ROWS: tuple[Row, ...] = (
     Row("train.z_loss", "next_attempt", _GRAPHS),
     Row("train.on_nonfinite", "next_attempt", _NOTHING),
     Row("train.max_nonfinite_steps", "next_attempt", _NOTHING),
+    Row("fork.", "never", "the run has begun from this checkpoint"),
     Row("checkpoint.mode", "next_attempt", _NOTHING),
     Row("checkpoint.every_steps", "at_once", _NOTHING),
     Row("checkpoint.keep", "at_once", _NOTHING),

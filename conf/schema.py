@@ -205,6 +205,20 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForkConfig:
+    """The checkpoint of another run that the run continues from; only `hlatctl fork` sets it."""
+
+    run: str | None = None
+    """Id of the other run; none: the run begins with its initial weights."""
+    step: NonNegativeInt = 0
+    """Step of the checkpoint; the run's own steps follow it."""
+    tokens: NonNegativeInt = 0
+    """Tokens that the optimizer had consumed until then."""
+    restarts_data: bool = False
+    """Read the corpus from its beginning; otherwise continue where the other run was."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When to write checkpoints, and which to keep."""
 
@@ -673,6 +687,7 @@ class Config:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    fork: ForkConfig = field(default_factory=ForkConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
@@ -708,33 +723,49 @@ class Config:
         """Tokens that one optimizer step consumes."""
         return self.train.global_batch_size * self.train.seq_len
 
+    def tokens_at(self, step: int) -> int:
+        """Return the tokens that the optimizer has consumed after a step of this run."""
+        return self.fork.tokens + (step - self.fork.step) * self.tokens_per_step
+
+    def step_reaching(self, tokens: int) -> int:
+        """Return the first step of this run after which the optimizer has consumed so many tokens."""
+        return self.fork.step - (self.fork.tokens - tokens) // self.tokens_per_step
+
+    def begins_data_at(self, step: int) -> bool:
+        """Whether the corpus is read from its beginning although the training continues from this step."""
+        return self.fork.restarts_data and step == self.fork.step
+
     @property
     def warmup_steps(self) -> int:
         """Optimizer steps of the warm-up."""
         tokens = self.optimizer.warmup_tokens
-        return self.optimizer.warmup_steps if tokens is None else -(-tokens // self.tokens_per_step)
+        return self.optimizer.warmup_steps if tokens is None else max(0, self.step_reaching(tokens))
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        steps = -(-self.train.tokens // self.tokens_per_step)
+        """Number of the run's last optimizer step."""
+        steps = self.step_reaching(self.train.tokens)
         return steps if self.train.max_steps is None else min(steps, self.train.max_steps)
 
     @property
     def total_tokens(self) -> int:
         """Tokens that the optimizer has consumed at the end of the run."""
-        return self.total_steps * self.tokens_per_step
+        return self.tokens_at(self.total_steps)
 
     def is_permanent(self, step: int) -> bool:
         """Whether the step is the first to reach another multiple of `checkpoint.keep_every_tokens`."""
-        every, tokens = self.checkpoint.keep_every_tokens, step * self.tokens_per_step
-        return every is not None and tokens // every > (tokens - self.tokens_per_step) // every
+        every = self.checkpoint.keep_every_tokens
+        return every is not None and self.tokens_at(step) // every > self.tokens_at(step - 1) // every
 
     @property
-    def permanent_checkpoints(self) -> int:
-        """Number of permanent checkpoints of the whole run."""
+    def permanent_steps(self) -> list[int]:
+        """The steps of the run's permanent checkpoints, ascending."""
         every = self.checkpoint.keep_every_tokens
-        return self.total_tokens // every if every else 0
+        return [self.step_reaching(tokens) for tokens in self._multiples(every)] if every else []
+
+    def _multiples(self, every_tokens: int) -> range:
+        """Return the multiples of a number of tokens that the run reaches, without those before its fork."""
+        return range((self.fork.tokens // every_tokens + 1) * every_tokens, self.total_tokens + 1, every_tokens)
 
     @property
     def milestones(self) -> dict[int, int]:
@@ -745,10 +776,7 @@ class Config:
         """
         if not self.eval.enabled:
             return {}
-        milestones: dict[int, int] = {}
-        for nth in range(1, self.total_tokens // self.eval.every_tokens + 1):
-            tokens = nth * self.eval.every_tokens
-            milestones[-(-tokens // self.tokens_per_step)] = tokens
+        milestones = {self.step_reaching(tokens): tokens for tokens in self._multiples(self.eval.every_tokens)}
         milestones[self.total_steps] = self.total_tokens
         return milestones
 

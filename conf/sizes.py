@@ -146,16 +146,11 @@ def checkpoints_kept(config: Config) -> int:
     the others. A step that is permanent and a milestone counts once.
     """
     every, total = config.checkpoint.every_steps, config.total_steps
-    protected = {*config.milestones, *_permanent_steps(config)}
-    written = total // every + (total % every > 0)
+    protected = {*config.milestones, *config.permanent_steps}
+    begun_with = config.fork.run is not None
+    written = begun_with + total // every - config.fork.step // every + (total % every > 0)
     others = written - sum(step % every == 0 or step == total for step in protected)
     return len(protected) + min(config.checkpoint.keep, others)
-
-
-def _permanent_steps(config: Config) -> set[int]:
-    """Return the steps for which ``Config.is_permanent`` is true."""
-    every = config.checkpoint.keep_every_tokens or 0
-    return {-(-nth * every // config.tokens_per_step) for nth in range(1, config.permanent_checkpoints + 1)}
 
 
 def runs_dir_bytes(config: Config, existing: int = 0) -> int:

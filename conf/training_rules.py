@@ -16,10 +16,11 @@ REQUIRED: frozenset[SaveReason] = frozenset({"final", "stop", "milestone"})
 #: Training waits until a save for one of these reasons is complete.
 BLOCKING: frozenset[SaveReason] = frozenset({"final", "stop"})
 
-Outcome = Literal["finished", "stop", "rollback"]
-#: Exit code of a training process that ends without an error. After ``stop`` (SIGTERM) a checkpoint has been written;
-#: after ``rollback`` the run continues from the newest checkpoint. 75 is EX_TEMPFAIL of sysexits.h.
-EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stop": 75, "rollback": 76}
+Outcome = Literal["finished", "stop", "rollback", "amend"]
+#: Exit code of a training process that ends without an error. After ``stop`` (SIGTERM) and ``amend`` (the next attempt
+#: begins with an amendment) a checkpoint has been written; after ``rollback`` the run continues from the newest
+#: checkpoint. 75 is EX_TEMPFAIL of sysexits.h.
+EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stop": 75, "rollback": 76, "amend": 77}
 
 
 class CheckpointPolicy:
@@ -52,8 +53,7 @@ class CheckpointPolicy:
         candidates = [(step // every_steps + 1) * every_steps, config.total_steps]
         candidates += [milestone for milestone in self._milestones if milestone > step]
         if every_tokens:
-            permanent_tokens = (step * config.tokens_per_step // every_tokens + 1) * every_tokens
-            candidates.append(-(-permanent_tokens // config.tokens_per_step))
+            candidates.append(config.step_reaching((config.tokens_at(step) // every_tokens + 1) * every_tokens))
         return min(candidates)
 
     def to_delete(

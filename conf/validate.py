@@ -58,7 +58,8 @@ def _milestones(config: Config) -> Iterator[ConfigError]:
             hint=f"use at least {config.tokens_per_step}, or eval.enabled=false",
         )
 
-    count = config.total_tokens // config.eval.every_tokens
+    every = config.eval.every_tokens
+    count = config.total_tokens // every - config.fork.tokens // every
     if config.eval.enabled and count > _MAX_MILESTONES:
         yield ConfigError(
             f"eval.every_tokens={config.eval.every_tokens}: gives {count} milestones in {config.total_tokens} tokens; "

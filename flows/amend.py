@@ -36,7 +36,9 @@ def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
             hint=f"choose steps after {newest}, or move the checkpoints from step {numbers[0]} on out of the run first",
         )
     events = events_about(run, newest)
-    drawn, skipped = batches_drawn(run, newest, events), skipped_batches(of_run(run), events)
+    config = of_run(run)
+    drawn = 0 if config.begins_data_at(newest) else batches_drawn(run, newest, events)
+    skipped = skipped_batches(config, events)
     batches = [batch_after(drawn, step - newest, skipped) for step in numbers]
     _amend(run, SKIP_STEPS, batches, by, reason)
     return batches

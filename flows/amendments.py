@@ -10,6 +10,7 @@ from typing import Any
 from conf import compose
 from conf.amendable import When, begins, row_of
 from conf.amendments import Changes, changes_between, waiting
+from conf.fork import have_same_tensors
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.schema import Config
 from flows.runtime.ask import ask_about
@@ -25,8 +26,6 @@ from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 
 _TIMEOUT_S = 120
-#: Formats whose checkpoints have the same tensors.
-_SAME_TENSORS = (frozenset({"fp32", "mixed"}), frozenset({"bf16_sr", "bf16"}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
     after = compose.amend(before, overrides)
     changes = changes_between(before, after)
     behind = tuple(a.number for a in waiting(state.amendments, newest_checkpoint(state)))
-    at_step = _at_step(run, state, at, changes)
+    at_step = _at_step(state, at, before, changes)
     if not overrides and at is None:
         raise ConfigError("no key is given, so nothing changes", hint=f"`hlatctl amend {run.run_id} optimizer.lr=1e-4`")
     if changes or (not overrides and _has_waiting(state)):
@@ -125,10 +124,12 @@ def _has_waiting(state: RunState) -> bool:
     return any(a.applied_step is None for a in state.amendments)
 
 
-def _at_step(run: RunPaths, state: RunState, at: int | str | None, changes: Changes) -> int | None:
+def _at_step(state: RunState, at: int | str | None, config: Config, changes: Changes) -> int | None:
     """Return the step that ``--at`` names. ``now`` is the newest checkpoint's: that step has been reached."""
     if at is None:
         return None
+    if is_mock(config):
+        raise ConfigError(f"--at={at}: simulated training doesn't end for an amendment", hint="leave out --at")
     if changes and begins(changes) == "at_once":
         raise ConfigError(f"--at={at}: {next(iter(changes))} changes at once, without a restart", hint="leave out --at")
     if at == "now":
@@ -164,10 +165,11 @@ def _check_values(run: RunPaths, state: RunState, before: Config, after: Config,
             f"{trained * after.tokens_per_step} tokens",
         )
     old, new = before.precision.name, after.precision.name
-    if state.checkpoints and old != new and not any({old, new} <= same for same in _SAME_TENSORS):
+    if state.checkpoints and not have_same_tensors(old, new):
         raise ConfigError(
             f"precision.name={new}: the checkpoints have the weights and moments of {old}, which {new} can't continue",
-            hint=f"`hlatctl fork {run.run_id} --at STEP precision.name={new}` begins a new run",
+            hint=f"`hlatctl train train.init_from={run.checkpoint(max(state.checkpoints))} precision.name={new}` "
+            "begins a new run with the weights alone",
         )
     if is_mock(before) != is_mock(after):
         raise ConfigError(

@@ -94,7 +94,7 @@ def of_run(
     }
     known = planned | {tokens: milestone.step for tokens, milestone in state.milestones.items()}
     if step is not None:
-        tokens = next((t for t, s in known.items() if s == step), step * config.tokens_per_step)
+        tokens = next((t for t, s in known.items() if s == step), config.tokens_at(step))
         return Request(run=run, config=config, steps={tokens: step}, new_contract=new_contract)
     if at is not None:
         chosen = _milestone_at(run, known, at)
@@ -182,7 +182,7 @@ def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[P
     failed = []
     for tokens, step in request.steps.items():
         if tokens not in ctx.refresh().milestones:
-            ctx.event("milestone", milestone_tokens=tokens, tokens=step * ctx.config.tokens_per_step, step=step)
+            ctx.event("milestone", milestone_tokens=tokens, tokens=ctx.config.tokens_at(step), step=step)
         folder = ctx.run.eval(tokens) / inner
         if _is_done(ctx, tokens, folder, asked):
             ctx.message(f"{title(tokens)}: done before")

@@ -37,7 +37,7 @@ from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, check_mirror, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
-from hlatctl.run.errors import EvaluationError, HlatctlError, StoppedError, storage_errors
+from hlatctl.run.errors import ConfigError, EvaluationError, HlatctlError, StoppedError, storage_errors
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
@@ -81,7 +81,9 @@ class TrialOf:
     trial: int
 
 
-def create(config: Config, *, argv: list[str], run_id: str | None = None, of: TrialOf | None = None) -> RunPaths:
+def create(
+    config: Config, *, argv: list[str], run_id: str | None = None, of: TrialOf | None = None, forked: bool = False
+) -> RunPaths:
     """Create a run's directory, after checking the configuration and its inputs.
 
     Args:
@@ -89,6 +91,7 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
         argv: the command line, for provenance.
         run_id: None: made from the experiment's name and the time.
         of: the run's place in a sweep.
+        forked: it continues from the checkpoint that ``fork`` names.
 
     Raises:
         ConfigError, DataError: the configuration or an input is wrong; nothing was created.
@@ -98,8 +101,11 @@ def create(config: Config, *, argv: list[str], run_id: str | None = None, of: Tr
     if run_id is not None:
         runs.check_run_id(run_id)
     run_id = run_id or runs.new_run_id(config.experiment_name)
+    if config.fork.run is not None and not forked:
+        at = f"--at {config.fork.step}"
+        raise ConfigError("fork.run: only `hlatctl fork` sets it", hint=f"`hlatctl fork {config.fork.run} {at}`")
     if of is None:
-        check(config)
+        check(config, begun=forked)
         check_shape(config)
         check_mirror(config, run_id)
         if not is_mock(config):

@@ -52,7 +52,7 @@ def open_batches(
     """
     events: list[Event] = _on_rank0(backend, lambda: _amendments(run))
     state: State | None = None
-    if last:
+    if last and not config.begins_data_at(last.step):
         check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
         state = last.loader
     sequences, length = config.train.global_batch_size // backend.data_parallel_size, config.train.seq_len

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.amend import AMENDED, SKIP_STEPS, TRAIN_STARTED
+from conf.amendments import with_changes
 from conf.schedule import learning_rate
 from conf.schema import Config
 from conf.sizes import parameters
@@ -20,10 +21,11 @@ from hlatctl.run.fence import Fence
 from hlatctl.run.host import node_name
 from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
-from trainer.backends.base import Backend, StepMetrics
+from trainer.backends.base import STOP, Backend, StepMetrics
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, seed_rng, set_rng_state
 from trainer.inputs import open_batches, read_dataset
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
+from trainer.orders import Orders
 from trainer.process import StopRequest
 
 
@@ -70,6 +72,7 @@ class Training:
         self.config, self.backend, self.journal = config, backend, journal
         self.policy = CheckpointPolicy(config)
         self.stop = StopRequest()
+        self.orders = Orders(run, attempt, ahead=backend.steps_ahead) if attempt and backend.rank == 0 else None
         dataset = read_dataset(run, backend)
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
         self.model = backend.build_model(document_end_id=end_id)
@@ -101,7 +104,7 @@ class Training:
         return restored
 
     def run(self) -> int:
-        """Train to the last step, or until SIGTERM.
+        """Train to the last step, or until SIGTERM or an amendment ends the attempt.
 
         Returns:
             The process's exit code, from ``conf.training_rules.EXIT_CODES``.
@@ -145,7 +148,8 @@ class Training:
         self.backend.wait()
         self.rank_times.add(time.perf_counter() - started_s)
         lr = learning_rate(self.step, self.config)
-        metrics = self.backend.update(self.optimizer, loss_share, lr=lr, asked_to_stop=self.stop.requested)
+        signal = STOP * self.stop.requested + (self.orders.signal(self.step) if self.orders else 0)
+        metrics = self.backend.update(self.optimizer, loss_share, lr=lr, signal=signal)
         self.backend.step_boundary()
         self.pending.append(_PendingStep(self.step, self.batches.batch, started_s, lr, self.batches.wait_s, metrics))
 
@@ -158,7 +162,9 @@ class Training:
         return outcome
 
     def _finish_step(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
-        stopping: Outcome | None = "stop" if metrics.stops else None
+        if metrics.has_news:
+            self._take_orders()
+        stopping: Outcome | None = "stop" if metrics.stops else "amend" if metrics.ends else None
         if not metrics.finite:
             return self._nonfinite(pending, metrics) or stopping
         self.nonfinite_steps = 0
@@ -181,6 +187,15 @@ class Training:
         self._watch(pending.step, metrics, step_s)
         self.checkpoints.healthy_step()
         return stopping
+
+    def _take_orders(self) -> None:
+        """Change, on every rank, the values that rank 0 has found in the driver's file."""
+        numbers, values = self.backend.from_rank0(self.orders.take() if self.orders else None)
+        self.config = with_changes(self.config, values)
+        self.policy = CheckpointPolicy(self.config)
+        self.checkpoints.reconfigure(self.config)
+        for number in numbers:
+            self._note("amendment_applied", durable=True, number=number, step=self.step)
 
     def _nonfinite(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
         """Skip the update, roll back or stop, as the configuration says."""
@@ -214,7 +229,7 @@ class Training:
     def _reason_to_save(self, outcome: Outcome | None) -> SaveReason | None:
         if outcome == "rollback":
             return None
-        return self.policy.reason_to_save(self.step, stopping=outcome == "stop")
+        return self.policy.reason_to_save(self.step, stopping=outcome in ("stop", "amend"))
 
     def _save(self, reason: SaveReason) -> None:
         self.checkpoints.save(
@@ -231,7 +246,7 @@ class Training:
         )
 
     def _tokens(self, step: int) -> int:
-        return step * self.config.tokens_per_step
+        return self.config.tokens_at(step)
 
     def _note_start(self) -> None:
         self._note(

@@ -77,7 +77,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
         failures.append(
             f"free_disk_bytes={worker['free_disk_bytes']}: below the {worker['checkpoints_bytes']} bytes that "
             f"the run's checkpoints still need (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} "
-            f"milestones, {config.permanent_checkpoints} permanent)"
+            f"milestones, {len(config.permanent_steps)} permanent)"
         )
     own_versions, differences = preflight_nodes.compare(run, backend, preflight.timeout_s)
     failures += differences

@@ -91,9 +91,10 @@ class Case:
 
 
 def history(state: RunState) -> list[AttemptState]:
-    """Return the attempts that count: resuming a failed run resets its restart budget."""
-    stopped = [i for i, attempt in enumerate(state.attempts[:-1], start=1) if attempt.decision == "stop"]
-    return state.attempts[max(stopped, default=0) :]
+    """Return the attempts that count: resuming a failed run, or amending one, resets its restart budget."""
+    before = enumerate(state.attempts[:-1], start=1)
+    resets = [i for i, attempt in before if attempt.decision == "stop" or attempt.cause == "amended"]
+    return state.attempts[max(resets, default=0) :]
 
 
 def failing_step(attempt: AttemptState) -> int:

@@ -24,6 +24,7 @@ Cause = Literal[
     "time_limit",
     "cancelled",
     "rollback",
+    "amended",
     "nonfinite",
     "data_error",
     "storage_away",
@@ -99,7 +100,8 @@ class Ending:
     Args:
         cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
-            restarts without the batch of a step that was not finite; ``error`` left an error that a person must fix;
+            restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins;
+            ``error`` left an error that a person must fix;
             ``storage_away`` could not read the corpus in object storage; ``port_in_use`` could not connect its
             processes; ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;
             ``crashed`` by an exception; ``lost`` left no exit code.
@@ -164,7 +166,9 @@ def classify(
     if error and not verdict:
         evidence = f"{type(error).__name__}: {error.message}"
         return Ending(cause=_cause_of_error(error, attempt), evidence=evidence, exit_code=code)
-    if train_stopped == "stop":
+    if train_stopped == "amend" and not stop_requested:
+        return Ending(cause="amended", evidence="ended for an amendment; checkpoint written", exit_code=code)
+    if train_stopped in ("stop", "amend"):
         cause: Cause = "stopped" if stop_requested else verdict or "preempted"
         asked = "asked to stop" if stop_requested else verdict_in_words(status) or "asked to stop"
         return Ending(cause=cause, evidence=f"{asked}; checkpoint written", exit_code=code)

@@ -22,7 +22,7 @@ def write(run: RunPaths, config: Config, step: int) -> tuple[Path, Manifest]:
     (temporary / "simulated.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
     manifest = Manifest(
         step=step,
-        tokens=step * config.tokens_per_step,
+        tokens=config.tokens_at(step),
         files=files.describe_tree(temporary),
         world={"data_parallel_size": config.data_parallel_size},
     )

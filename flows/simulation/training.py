@@ -87,7 +87,7 @@ class Training:
         self._journal.append(
             "train_started",
             resumed_from_step=self._first,
-            tokens=self._first * self._config.tokens_per_step,
+            tokens=self._config.tokens_at(self._first),
             world=self._config.world_size,
             device="simulated",
             parameters=parameters(self._config.model).total,
@@ -143,7 +143,7 @@ class Training:
         self._journal.append(
             "step",
             step=self._step,
-            tokens=self._step * self._config.tokens_per_step,
+            tokens=self._config.tokens_at(self._step),
             **self._curves.step(self._step),
             step_s=step_s,
             data_wait_s=0.0,
@@ -257,14 +257,14 @@ class Training:
         self._journal.append(
             "nonfinite",
             step=step,
-            tokens=step * self._config.tokens_per_step,
+            tokens=self._config.tokens_at(step),
             loss="nan",
             grad_norm="nan",
             action=self._config.train.on_nonfinite,
         )
 
     def _stopped(self, outcome: Outcome) -> Evidence:
-        tokens = self._step * self._config.tokens_per_step
+        tokens = self._config.tokens_at(self._step)
         self._journal.append("train_stopped", step=self._step, tokens=tokens, reason=outcome)
         return Evidence(exit_code=EXIT_CODES[outcome])
 

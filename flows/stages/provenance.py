@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from conf.schema import Config
 from flows.runtime.context import FlowContext
 from flows.stages import run_stage
 from hlatctl.run import files, provenance
-from hlatctl.run.manifest import MANIFEST
+from hlatctl.run.manifest import MANIFEST, read_manifest
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import reading
 
 
@@ -23,6 +25,7 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
         record["config_fingerprint"] = fingerprint.config_fingerprint(ctx.config)
         record["simulated"] = ctx.state.simulated
         record["initial_weights"] = _initial_weights(ctx.config)
+        record["fork"] = _fork(ctx.config, ctx.run)
         files.write_json(ctx.run.provenance, record)
         return {"commit": (record["git"] or {}).get("commit")}
 
@@ -38,6 +41,13 @@ def _initial_weights(config: Config) -> dict[str, str] | None:
         return None
     manifest = Path(config.train.init_from) / MANIFEST
     return {"path": config.train.init_from, "manifest_sha256": files.sha256_file(manifest)}
+
+
+def _fork(config: Config, run: RunPaths) -> dict[str, Any] | None:
+    """Return the checkpoint of another run that a run continues from; None: it begins with its initial weights."""
+    if config.fork.run is None:
+        return None
+    return {**asdict(config.fork), "manifest_sha256": read_manifest(run.checkpoint(config.fork.step)).sha256}
 
 
 def add_data_fingerprints(ctx: FlowContext, dataset: dict[str, Any]) -> None:

@@ -106,7 +106,7 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
         if milestone_tokens in ctx.state.milestones:
             continue
         if (ctx.run.checkpoint(step) / MANIFEST).is_file():
-            tokens = step * ctx.config.tokens_per_step
+            tokens = ctx.config.tokens_at(step)
             ctx.event("milestone", milestone_tokens=milestone_tokens, tokens=tokens, step=step)
             on_milestone(milestone_tokens)
 
@@ -341,7 +341,7 @@ def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
     newest = max((s for s in ctx.state.checkpoints if s < step), default=0)
     events = events_about(ctx.run, newest)
     try:
-        drawn = batches_drawn(ctx.run, newest, events)
+        drawn = 0 if ctx.config.begins_data_at(newest) else batches_drawn(ctx.run, newest, events)
     except DamagedFileError:
         return None
     return batch_after(drawn, step - newest, skipped_batches(ctx.config, events))

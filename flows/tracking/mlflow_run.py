@@ -215,6 +215,8 @@ class MirrorRun:
             "hlatctl.python": str(provenance.get("python", "")).split(" ")[0],
             "hlatctl.host": (provenance.get("host") or {}).get("name"),
         }
+        if self._config.fork.run is not None:
+            tags |= {"hlatctl.parent": self._config.fork.run, "hlatctl.parent_step": self._config.fork.step}
         return {name: str(value) for name, value in tags.items() if value}
 
     def _log_events(self, events: list[Event], counted: Counted | None) -> int:

@@ -43,9 +43,9 @@ def amend(
         typer.Option("--table", callback=_show_table, is_eager=True, help="Print which keys may change, and when."),
     ] = False,
 ) -> None:
-    """Change the configuration of a run, whether it is running or not.
+    """Change the configuration of a run.
 
-    Some keys change at once, others with the run's next attempt, and some never: `hlatctl amend --table` lists them.
+    The run may be running. Some keys change at once, others with the run's next attempt, and some never: `hlatctl amend --table` lists them.
     The new configuration is checked first. config.yaml stays as it was.
     """
     make(find_run(run, runs_dir), overrides or [], why=why, at=at)

@@ -24,7 +24,7 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check this machine, and show how to install what is missing.
+    """Check this machine, and say how to install what lacks.
 
     Changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the Neuron
     tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd unless

@@ -24,6 +24,7 @@ from hlatctl.cli import (
     drill,
     evaluate,
     forecast,
+    fork,
     goodput,
     logs,
     notify,
@@ -38,6 +39,7 @@ from hlatctl.cli import (
     sync,
     train,
     ui,
+    verify_resume,
     watch,
 )
 from hlatctl.run.errors import HlatctlError
@@ -66,6 +68,8 @@ for _command in (
     stop.stop,
     resume.resume,
     amend.amend,
+    fork.fork,
+    verify_resume.verify_resume,
     show.show,
     diff.diff,
     compare.compare,

@@ -66,6 +66,8 @@ def evaluation_line(milestone: MilestoneState) -> str:
 
 
 def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    if view.config and view.config.fork.run:
+        yield "forked from", f"{view.config.fork.run} at step {view.config.fork.step}"
     state, last, total = view.state, view.state.last_step, view.total_steps
     done = f" of {total} ({100 * state.step // total} %)" if total else ""
     yield "step", f"{state.step}{done}, {count(state.tokens)} tokens"

@@ -90,6 +90,7 @@ class Numbers:
         data_wait_fraction: share of the steps' time spent waiting for data.
         evaluates: the external model that the run only evaluates; empty for a training run.
         sweep: the sweep that the run is a trial of; empty if none.
+        forked_from: the other run and its step, if the run is a fork; else empty.
     """
 
     run_id: str
@@ -116,6 +117,7 @@ class Numbers:
     message: str
     evaluates: str
     sweep: str
+    forked_from: str
 
 
 def numbers(state: RunState, config: Config) -> Numbers:
@@ -151,6 +153,7 @@ def numbers(state: RunState, config: Config) -> Numbers:
         message=state.message,
         evaluates=state.evaluates,
         sweep=state.sweep,
+        forked_from="" if config.fork.run is None else f"{config.fork.run} at step {config.fork.step:,}",
     )
 
 
@@ -275,7 +278,7 @@ def _attempts(state: RunState, config: Config) -> list[Attempt]:
                 started_unix_s=attempt.started_unix_s,
                 wall_s=ended - attempt.started_unix_s if ended is not None else None,
                 from_step=begun,
-                tokens=begun * config.tokens_per_step,
+                tokens=config.tokens_at(begun),
                 last_step=attempt.last_step or begun,
                 lost_steps=max(0, attempt.last_step - resumed) if resumed is not None else 0,
                 cause=attempt.cause,

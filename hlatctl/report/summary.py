@@ -49,6 +49,7 @@ def facts(run: Numbers, time: Goodput) -> list[tuple[str, str]]:
     known = [
         ("status", run.status + (f": {run.message}" if run.message else "")),
         ("sweep", run.sweep),
+        ("forked from", run.forked_from),
         ("model", run.evaluates),
         ("steps", "" if run.evaluates else f"{run.step:,} of {run.total_steps:,}"),
         ("tokens", "" if run.evaluates else f"{count(run.tokens)} of {count(run.total_tokens)}"),

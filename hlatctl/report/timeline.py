@@ -110,7 +110,7 @@ def _attempts(items: Sequence[Item]) -> dict[int, _Attempt]:
             attempt.ended, attempt.cause = True, str(event.get("cause") or "unknown")
         elif is_train:
             attempt.last = index
-            attempt.saved |= kind == "train_stopped" and event.get("reason") in (_FINISHED, "stop")
+            attempt.saved |= kind == "train_stopped" and event.get("reason") in (_FINISHED, "stop", "amend")
             attempt.compiled |= kind == "compile_cache" and number(event, "misses") > 0
     return attempts
 

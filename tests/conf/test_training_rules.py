@@ -84,4 +84,4 @@ def test_the_newest_the_permanent_and_the_pending_stay(
 
 
 def test_exit_codes_are_those_that_schedulers_and_old_runs_know() -> None:
-    assert EXIT_CODES == {"finished": 0, "stop": 75, "rollback": 76}
+    assert EXIT_CODES == {"finished": 0, "stop": 75, "rollback": 76, "amend": 77}

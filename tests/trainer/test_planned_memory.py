@@ -52,7 +52,7 @@ def peak_bytes(config: Config, trace: Path) -> int:
         for _ in range(2):
             optimizer.zero_grad()
             loss = backend.forward_backward(model, tokens, tokens)
-            backend.update(optimizer, loss, lr=1e-3, asked_to_stop=False)
+            backend.update(optimizer, loss, lr=1e-3)
     recorded.export_chrome_trace(str(trace))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("name") == "[memory]"]
     events.sort(key=lambda event: event["ts"])

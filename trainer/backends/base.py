@@ -15,6 +15,10 @@ from trainer.model import Llama
 from trainer.shard_file import ShardFile
 from trainer.shard_index import ShardIndex
 
+#: What a process adds to the signal of a step: it was asked to stop; rank 0 has new orders; rank 0 ends training for an
+#: amendment. FP32 adds them exactly for two million processes.
+STOP, NEWS, ENDS = 1, 1 << 21, 1 << 22
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -22,21 +26,36 @@ class StepMetrics:
 
     Args:
         loss: mean of the whole batch.
-        stops: how many processes were asked to stop.
+        signal: sum of what the processes added to it.
         grad_norm: of the whole model before clipping; counts each parameter once.
         param_norm: of the whole model before the update; counts each parameter once.
     """
 
     loss: float
-    stops: float
+    signal: float
     grad_norm: float
     param_norm: float
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> StepMetrics:
-        """Make metrics from loss, stops and the squares of both norms, summed over all processes."""
-        loss, stops, grad_square, param_square = sums
-        return cls(loss, stops, math.sqrt(grad_square), math.sqrt(param_square))
+        """Make metrics from loss, signal and the squares of both norms, summed over all processes."""
+        loss, signal, grad_square, param_square = sums
+        return cls(loss, signal, math.sqrt(grad_square), math.sqrt(param_square))
+
+    @property
+    def stops(self) -> bool:
+        """Whether a process was asked to stop."""
+        return bool(int(self.signal) % NEWS)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether rank 0 has new orders."""
+        return bool(int(self.signal) & NEWS)
+
+    @property
+    def ends(self) -> bool:
+        """Whether training ends for an amendment."""
+        return bool(int(self.signal) & ENDS)
 
     @property
     def finite(self) -> bool:
@@ -100,12 +119,18 @@ class Backend(Protocol):
         """
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, signal: int = 0
     ) -> Callable[[], StepMetrics]:
         """Update the parameters with the clipped gradients of the whole batch.
 
         The loss share is reduced with the gradients. A lazily executing device does all this later. An eager device
         skips an update that is not finite.
+
+        Args:
+            optimizer: whose gradients are collected.
+            loss_share: from :meth:`forward_backward`.
+            lr: learning rate.
+            signal: of this process, summed over all processes (``STOP``, ``NEWS``, ``ENDS``).
 
         Returns:
             A function that returns the step's metrics; it may wait for the device.

@@ -207,15 +207,15 @@ class Nxd(TorchDistributed):
         return self.data_parallel_size * self._config.parallel.tensor_parallel_size
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, signal: int = 0
     ) -> Callable[[], StepMetrics]:
         """Add the update to the step's graph. A step closure fetches the metrics in another thread."""
         from torch_xla.core.xla_model import add_step_closure
 
         assert self._optimizer is not None
         assert optimizer is self._optimizer
-        stop = torch.tensor([float(asked_to_stop)]).to(self.device)  # data of the graph, not a constant in it
-        sums = self._optimizer.step(torch.cat((loss_share.reshape(1), stop)), lr=lr)
+        signals = torch.tensor([float(signal)]).to(self.device)  # data of the graph, not a constant in it
+        sums = self._optimizer.step(torch.cat((loss_share.reshape(1), signals)), lr=lr)
         known: Future[StepMetrics] = Future()
 
         def fetch(values: Tensor) -> None:

@@ -124,15 +124,15 @@ class TorchNative(TorchDistributed):
         return loss_of(model, hidden, targets, self._layout)
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, asked_to_stop: bool
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, signal: int = 0
     ) -> Callable[[], StepMetrics]:
         """Update now: clipping needs the gradient norm."""
         assert isinstance(optimizer, AdamW)
         optimizer.collect_gradients()
         if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
             dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
-        stop = torch.tensor([float(asked_to_stop)], device=self.device)
-        shares = torch.cat((loss_share.reshape(1), stop, optimizer.squared_norms()))
+        signals = torch.tensor([float(signal)], device=self.device)
+        shares = torch.cat((loss_share.reshape(1), signals, optimizer.squared_norms()))
         self.reduce_sum(shares)
         sums = StepMetrics.of(shares.tolist())
         if sums.finite:

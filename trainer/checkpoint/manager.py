@@ -144,6 +144,13 @@ class CheckpointManager:
         if self._mirror:
             self._mirror.close()
 
+    def reconfigure(self, config: Config) -> None:
+        """Take other values of the keys in ``conf.amendable.LIVE``, while training runs."""
+        self._config = config
+        self._records.reconfigure(config)
+        if self._mirror:
+            self._mirror.reconfigure(config)
+
     def healthy_step(self) -> None:
         """Count a finite step for the checkpoints before it."""
         self._records.healthy_step()

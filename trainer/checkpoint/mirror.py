@@ -90,6 +90,10 @@ class Mirror:
             self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
             self._thread.start()
 
+    def reconfigure(self, config: Config) -> None:
+        """Take another number of copies and other milestones, while another thread copies."""
+        self._keep, self._policy = config.checkpoint.mirror_keep, CheckpointPolicy(config)
+
     def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
         """Wait at the end of a run until this process has copied everything, unless nothing moves any more."""
         told_s = time.monotonic()

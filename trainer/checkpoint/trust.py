@@ -59,6 +59,10 @@ class CheckpointRecords:
         self._verified: set[int] = set()
         self._bytes_per_s: float | None = None  # at which the newest checkpoint was written
 
+    def reconfigure(self, config: Config) -> None:
+        """Take another policy, while another thread may use the records."""
+        self._config, self._policy = config, CheckpointPolicy(config)
+
     def note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         """Journal an event."""
         if self._journal:
@@ -159,6 +163,8 @@ class CheckpointRecords:
         steps = [step for step in steps_in(self._tiers.shared) if step not in self._rejected]
         verified = [step for step in steps if self._state.trust.get(step) in ("verified", "survived")]
         unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated)
+        # An amendment may have moved the milestones: one that was announced is still evaluated.
+        unneeded -= {m.step for m in self._state.milestones.values() if m.status != "evaluated"}
         for step in sorted(unneeded | self._rejected):
             with self._counting:
                 self._begun_at.pop(step, None)

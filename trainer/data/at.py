@@ -15,6 +15,7 @@ from typing import Any
 
 from conf.amend import AMENDED, batch_after, skipped_batches
 from conf.of_run import of_run
+from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.batches import events_about
 from hlatctl.run.errors import ConfigError, DataError, HlatctlError, run_main
@@ -51,10 +52,11 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
     from trainer.data.loader import Loader
 
     config, events = of_run(run), events_about(run, step)
-    if not 1 <= step <= config.total_steps:
-        raise ConfigError(f"--step={step}: the run has steps 1 to {config.total_steps}")
+    first = config.fork.step + 1
+    if not first <= step <= config.total_steps:
+        raise ConfigError(f"--step={step}: the run has steps {first} to {config.total_steps}")
     trained = step in read_state(run).steps
-    from_step, state = _checkpoint_before(run, step)
+    from_step, state = _checkpoint_before(config, run, step)
     counted = events_that_count(events, step) if trained else events
     loader = Loader(config, _dataset(run), rank=0, size=1, state=state, events=counted)
     try:
@@ -89,14 +91,27 @@ def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
     return [*events[:began], *own]
 
 
-def _checkpoint_before(run: RunPaths, step: int) -> tuple[int, list[list[int]] | None]:
-    """Return the step and the loader's state of the newest checkpoint before a step; 0 and None if there is none."""
+def _checkpoint_before(config: Config, run: RunPaths, step: int) -> tuple[int, list[list[int]] | None]:
+    """Return the step and the loader's state of the newest checkpoint before a step.
+
+    Without one, or if the corpus begins there: the step that the run began from, and None.
+
+    Raises:
+        DataError: the run continues the data of another one, and none of its checkpoints is left.
+    """
     for earlier in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
+        if config.begins_data_at(earlier):
+            break
         try:
             return earlier, read_rank_states(run.checkpoint(earlier)).loader
         except (OSError, HlatctlError, *DAMAGED) as error:
             print(f"checkpoint of step {earlier}: not readable ({why(error)})", file=sys.stderr)
-    return 0, None
+    if config.fork.run is not None and not config.fork.restarts_data:
+        raise DataError(
+            f"--step={step}: no earlier checkpoint of {run.run_id} is left, and its data continue those of another run",
+            hint=f"name a step after the oldest one that `hlatctl checkpoint ls {run.run_id}` shows",
+        )
+    return config.fork.step, None
 
 
 def _dataset(run: RunPaths) -> dict[str, Any]:

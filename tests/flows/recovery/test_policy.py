@@ -54,6 +54,7 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("cancelled", False, 10, "stop", "hlatctl did not cancel it, so it stops the run"),
         ("cancelled", True, 10, "stop", "stopped on request; it ended before it could write a checkpoint"),
         ("rollback", False, 10, "restart", "restarting from step 5"),
+        ("amended", False, 10, "restart", "restarting from step 5 with the amendment"),
         ("error", False, 10, "stop", "a restart can't fix this"),
         (
             "nonfinite",

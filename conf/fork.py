@@ -1,0 +1,91 @@
+"""Rules for a run that begins from a checkpoint of another; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from conf.load import flatten
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError
+
+#: Keys that don't change which documents come next.
+_FREE_DATA = ("data.prefetch_batches", "data.skip_steps", "data.mask_across_documents", "data.on_corrupt")
+#: Keys of the model that its tensors don't depend on.
+_FREE_MODEL = (
+    "model.name",
+    "model.rope_theta",
+    "model.rms_norm_eps",
+    "model.initializer_range",
+    "model.scaled_initialization",
+)
+#: Formats whose checkpoints have the same tensors.
+SAME_TENSORS = (frozenset({"fp32", "mixed"}), frozenset({"bf16_sr", "bf16"}))
+
+
+def is_of_data(before: Config, after: Config) -> bool:
+    """Return whether a position in the data of one configuration has the same meaning in the other's."""
+    return _data(before) == _data(after)
+
+
+def have_same_tensors(precision: str, other: str) -> bool:
+    """Return whether a checkpoint of one number format can be continued in the other."""
+    return precision == other or any({precision, other} <= same for same in SAME_TENSORS)
+
+
+def check_continues(before: Config, after: Config, parent: str) -> None:
+    """Check that a run can continue from a checkpoint that was written with another configuration.
+
+    Args:
+        before: of the run that wrote it.
+        after: of the new run, with its ``fork``.
+        parent: id of the run that wrote it.
+
+    Raises:
+        ConfigError: it can't; names key and rule.
+    """
+    for error in _errors(before, after, parent):
+        raise error
+
+
+def _errors(before: Config, after: Config, parent: str) -> Iterator[ConfigError]:
+    old, new = flatten(before), flatten(after)
+    for key in new:
+        fixed = key.startswith(("model.", "tokenizer.")) and key not in _FREE_MODEL
+        if fixed and new[key] != old.get(key):
+            what = "tokens" if key.startswith("tokenizer.") else "shape"
+            yield ConfigError(
+                f"{key}={new[key]}: the checkpoint's weights are of another {what} ({old.get(key)})",
+                hint="`hlatctl train` begins a run from initial weights",
+            )
+    if not have_same_tensors(before.precision.name, after.precision.name):
+        yield ConfigError(
+            f"precision.name={after.precision.name}: the checkpoint has the weights and moments of "
+            f"{before.precision.name}, which {after.precision.name} can't continue",
+            hint="`hlatctl train train.init_from=CHECKPOINT` begins with the weights alone",
+        )
+    old_batch, new_batch = before.train.global_batch_size, after.train.global_batch_size
+    if old_batch != new_batch and not after.fork.restarts_data:
+        yield ConfigError(
+            f"train.global_batch_size={new_batch}: the checkpoint has the positions of {old_batch} sequences in the "
+            "corpus",
+            hint="add --restart-data to read the corpus from its beginning",
+        )
+    if after.total_steps <= after.fork.step:
+        length = f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}"
+        yield ConfigError(
+            f"{length}: the checkpoint of {parent} is of step {after.fork.step}, with {after.fork.tokens} tokens, "
+            "so there is nothing left to train",
+            hint=f"train.tokens={after.fork.tokens + 100 * after.tokens_per_step} trains 100 more steps",
+        )
+
+
+def _data(config: Config) -> dict[str, Any]:
+    values = flatten(dataclasses.replace(config, data=dataclasses.replace(config.data, path=None, sources=[])))
+    keys = {key: value for key, value in values.items() if key.startswith("data.") and key not in _FREE_DATA}
+    inputs = [(source.path, source.text_column) for source in config.data.inputs]
+    # Weights are relative, so those of a single source don't matter.
+    total = sum(source.weight for source in config.data.inputs)
+    weights = [source.weight / total for source in config.data.inputs]
+    return {**keys, "inputs": inputs, "weights": weights, "seed": config.seed}

@@ -1,0 +1,51 @@
+"""Puts a checkpoint of one run into another's directory, as hard links where the file system allows them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from hlatctl.run.atomic import fsync
+from hlatctl.run.errors import cannot_write
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter
+from hlatctl.run.manifest import MANIFEST, read_manifest
+from hlatctl.run.paths import RunPaths
+
+#: What the system says if a file can't be linked there: another file system, or the rules for foreign files.
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+
+
+def adopt_checkpoint(owner: RunPaths, run: RunPaths, step: int) -> None:
+    """Give a run, which has not trained, another run's checkpoint.
+
+    It is journalled first: a run that should have a checkpoint and lacks it must not begin anew.
+
+    Raises:
+        CheckpointError: the checkpoint has no manifest.
+        StorageError: a file can't be written.
+    """
+    source, target = owner.checkpoint(step), run.checkpoint(step)
+    manifest = read_manifest(source)
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest.sha256)
+    try:
+        target.mkdir(parents=True)
+        for name in [*(str(entry["path"]) for entry in manifest.files), MANIFEST]:  # last: a part never counts
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            _same_file(source / name, target / name)
+        fsync(target)
+    except OSError as error:
+        raise cannot_write(f"{target}", error, hint=f"delete {run.root}, free space, and try again") from None
+
+
+def _same_file(source: Path, target: Path) -> None:
+    """Link a file, or copy it durably where it can't be linked."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        fsync(target)

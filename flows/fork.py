@@ -1,0 +1,113 @@
+"""Begins a run from a checkpoint of another: with its weights, optimizer state and position in the data.
+
+The new run's directory gets the checkpoint itself, as hard links where the file system allows them. So its trainer
+continues as after any restart, and the other run may delete its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conf import compose
+from conf.amend import amended_skips
+from conf.fork import check_continues, is_of_data
+from conf.load import flatten, token_count
+from conf.of_run import of_run
+from conf.schema import Config, ForkConfig
+from flows import pretrain
+from flows.checkpoint_link import adopt_checkpoint
+from flows.runtime.context import is_mock
+from hlatctl.run import files
+from hlatctl.run.errors import CheckpointError, ConfigError
+from hlatctl.run.journal import no_steps, read_events
+from hlatctl.run.manifest import Manifest, checkpoint_steps, read_manifest, why_invalid
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.runs import LATEST
+from hlatctl.units import count
+
+
+def fork(
+    parent: RunPaths,
+    at: str,
+    overrides: Sequence[str],
+    *,
+    argv: list[str],
+    run_id: str | None = None,
+    restart_data: bool = False,
+) -> RunPaths:
+    """Create a run that continues from a checkpoint of another.
+
+    Args:
+        parent: the other run.
+        at: a step, tokens with a unit (``200B``), or ``latest``.
+        overrides: what differs from the other run's configuration, with its amendments.
+        argv: the command line, for provenance.
+        run_id: None: made from the experiment's name and the time.
+        restart_data: read the corpus from its beginning. It is also read from there if it is another one.
+
+    Raises:
+        ConfigError: the configuration breaks a rule, or the checkpoint can't be continued with it.
+        CheckpointError: there is no such checkpoint, or it is incomplete.
+        DataError, DependencyError, LaunchError, RunExistsError, StorageError: as :func:`flows.pretrain.create`.
+    """
+    before = of_run(parent)
+    if is_mock(before):
+        raise ConfigError(
+            f"{parent.run_id}: is simulated, so its checkpoints contain no weights", hint="fork a run that has trained"
+        )
+    manifest = _manifest(parent, before, at)
+    after = compose.amend(replace(before, fork=ForkConfig()), overrides)
+    if after.fork != ForkConfig():
+        raise ConfigError("fork: is set by the command", hint="--at names the checkpoint")
+    fresh = restart_data or not is_of_data(before, after)
+    origin = ForkConfig(run=parent.run_id, step=manifest.step, tokens=manifest.tokens, restarts_data=fresh)
+    config = replace(after, fork=origin, data=replace(after.data, skip_steps=_skips(parent, before, after, fresh)))
+    check_continues(before, config, parent.run_id)
+    run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
+    with files.created_like(run.root):
+        adopt_checkpoint(parent, run, manifest.step)
+    return run
+
+
+def differences(parent: RunPaths, run: RunPaths) -> dict[str, tuple[object, object]]:
+    """Return the values in which a fork's configuration differs from the other run's, by key; not those of ``fork``."""
+    before, after = flatten(of_run(parent)), flatten(of_run(run))
+    pairs = {key: (before.get(key), value) for key, value in after.items() if not key.startswith("fork.")}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _manifest(parent: RunPaths, config: Config, at: str) -> Manifest:
+    """Return the manifest of the checkpoint that ``--at`` names."""
+    steps = checkpoint_steps(parent)
+    if not steps:
+        raise CheckpointError(
+            f"{parent.run_id}: has no checkpoint", hint=f"`hlatctl checkpoint ls {parent.run_id}` shows what it had"
+        )
+    if at == LATEST:
+        step = steps[-1]
+    elif at.isdecimal():
+        step = int(at)
+    else:
+        step = config.step_reaching(token_count(at, "--at"))
+    if step not in steps:
+        have = ", ".join(f"{step} ({count(config.tokens_at(step))} tokens)" for step in steps[-5:])
+        asked = f"step {step}" if at.isdecimal() else f"{at} tokens (step {step})"
+        raise CheckpointError(
+            f"--at={at}: {parent.run_id} has no checkpoint of {asked}", hint=f"it has {len(steps)}, the newest: {have}"
+        )
+    folder = parent.checkpoint(step)
+    if reason := why_invalid(folder, checksums=False):
+        raise CheckpointError(
+            f"{folder}: {reason}", hint=f"`hlatctl checkpoint verify {parent.run_id}` checks all of them"
+        )
+    return read_manifest(folder)
+
+
+def _skips(parent: RunPaths, before: Config, after: Config, fresh: bool) -> list[int | str]:
+    """Return the batches to skip: those of the other run too, if the same data goes on."""
+    own = [entry for entry in after.data.skip_steps if entry not in before.data.skip_steps]
+    if fresh:
+        return own
+    amended = amended_skips(read_events(parent, wanted=no_steps))
+    return list(dict.fromkeys([*after.data.skip_steps, *amended]))

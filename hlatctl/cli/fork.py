@@ -1,0 +1,42 @@
+"""`hlatctl fork`: begins a run from a checkpoint of another."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hlatctl.cli.common import Detach, Overrides, RunName, RunsDir, find_run, say
+from hlatctl.cli.driving import drive
+
+
+def fork(
+    run: RunName,
+    overrides: Overrides = None,
+    at: Annotated[
+        str, typer.Option(metavar="STEP|TOKENS|latest", help="The checkpoint, such as 5000 or 200B.")
+    ] = "latest",
+    restart_data: Annotated[bool, typer.Option("--restart-data", help="Read the corpus from its beginning.")] = False,
+    run_id: Annotated[str | None, typer.Option(help="Id of the new run.  [default: made from name and time]")] = None,
+    detach: Detach = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Begin a new run from a checkpoint of another.
+
+    It continues with the weights, the optimizer's state and the position in the data, and with the other run's
+    configuration except OVERRIDES. Its steps and tokens continue those of the checkpoint. Prints the new run's id.
+    """
+    from flows.fork import differences
+    from flows.fork import fork as create
+
+    parent = find_run(run, runs_dir)
+    new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data)
+    from conf.of_run import of_run
+
+    origin = of_run(new).fork
+    say(f"forked from {parent.run_id} at step {origin.step}, {origin.tokens:,} tokens")
+    for key, (before, after) in differences(parent, new).items():
+        say(f"{key}: {before} -> {after}")
+    say("data: from the beginning of the corpus" if origin.restarts_data else "data: continue after the checkpoint's")
+    drive(new, detach=detach)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.fork import check_continues, have_same_tensors, is_of_data
+from conf.schema import CheckpointConfig, Config, DataConfig, EvalConfig, ForkConfig, SourceConfig, TrainConfig
+from conf.sizes import checkpoints_kept
+from hlatctl.run.errors import ConfigError
+
+PARENT = Config(train=TrainConfig(tokens=1_000_000, seq_len=512, global_batch_size=8))
+
+
+def forked(step: int, *, seq_len: int = 512, tokens: int = 1_000_000) -> Config:
+    origin = ForkConfig(run="parent", step=step, tokens=step * PARENT.tokens_per_step)
+    return replace(PARENT, fork=origin, train=replace(PARENT.train, seq_len=seq_len, tokens=tokens))
+
+
+@given(step=st.integers(0, 200), tokens=st.integers(0, 2_000_000))
+def test_a_fork_of_equal_steps_counts_like_its_parent(step: int, tokens: int) -> None:
+    fork = forked(step)
+    assert fork.tokens_at(step + 7) == PARENT.tokens_at(step + 7)
+    assert fork.step_reaching(tokens) == PARENT.step_reaching(tokens) == -(-tokens // PARENT.tokens_per_step)
+    assert (fork.total_steps, fork.total_tokens) == (PARENT.total_steps, PARENT.total_tokens)
+
+
+@given(step=st.integers(1, 200), seq_len=st.sampled_from([64, 512, 4096]), tokens=st.integers(1_000_000, 9_000_000))
+def test_the_step_that_reaches_a_number_of_tokens_is_the_first_one(step: int, seq_len: int, tokens: int) -> None:
+    fork = forked(step, seq_len=seq_len)
+    reached = fork.step_reaching(tokens)
+    assert fork.tokens_at(reached - 1) < tokens <= fork.tokens_at(reached)
+
+
+def test_milestones_and_permanent_checkpoints_before_the_fork_belong_to_the_parent() -> None:
+    parent = replace(
+        PARENT, eval=EvalConfig(every_tokens=250_000), checkpoint=CheckpointConfig(keep_every_tokens=400_000, keep=2)
+    )
+    fork = replace(parent, fork=ForkConfig(run="parent", step=130, tokens=130 * parent.tokens_per_step))
+    assert list(parent.milestones.values()) == [250_000, 500_000, 750_000, parent.total_tokens]
+    assert fork.milestones == {s: t for s, t in parent.milestones.items() if t > 532_480}
+    assert (parent.permanent_steps, fork.permanent_steps) == ([98, 196], [196])
+    assert all(fork.is_permanent(step) == (step == 196) for step in range(131, 246))
+    assert checkpoints_kept(fork) < checkpoints_kept(parent)
+
+
+@pytest.mark.parametrize(
+    ("data", "seed", "same"),
+    [
+        (DataConfig(path="/a", prefetch_batches=9, mask_across_documents=True), 1234, True),
+        (DataConfig(sources=[SourceConfig(path="/a", weight=7.0)]), 1234, True),
+        (DataConfig(path="/b"), 1234, False),
+        (DataConfig(path="/a"), 1, False),
+        (DataConfig(path="/a", validation_fraction=0.5), 1234, False),
+    ],
+)
+def test_a_position_has_its_meaning_in_the_same_documents_and_order_only(
+    data: DataConfig, seed: int, same: bool
+) -> None:
+    assert is_of_data(replace(PARENT, data=DataConfig(path="/a")), replace(PARENT, data=data, seed=seed)) is same
+
+
+def test_longer_sequences_and_another_base_of_rotation_continue() -> None:
+    fork = forked(100, seq_len=4096, tokens=9_000_000)
+    check_continues(PARENT, replace(fork, model=replace(fork.model, rope_theta=5e5)), "parent")
+
+
+def test_a_tied_embedding_has_other_tensors() -> None:
+    fork = forked(100)
+    with pytest.raises(ConfigError, match="tie_embeddings"):
+        check_continues(PARENT, replace(fork, model=replace(fork.model, tie_embeddings=True)), "parent")
+
+
+def test_formats_with_master_weights_continue_each_other() -> None:
+    assert have_same_tensors("fp32", "mixed")
+    assert have_same_tensors("bf16", "bf16_sr")
+    assert not have_same_tensors("mixed", "bf16_sr")

@@ -1,0 +1,100 @@
+"""`hlatctl fork` and `hlatctl verify-resume` on a real tiny run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hlatctl.run import files
+from hlatctl.run.manifest import read_manifest
+from tests.e2e.conftest import Cli
+
+pytestmark = pytest.mark.processes
+
+ONE_PROCESS = ("cluster.processes_per_node=1", "train.max_steps=12", "checkpoint.every_steps=4")
+
+
+@pytest.fixture(scope="module")
+def parent(cli: Cli) -> str:
+    done = cli.train("parent", *ONE_PROCESS)
+    assert done.returncode == 0, done.stderr
+    return "parent"
+
+
+@pytest.fixture(scope="module")
+def child(cli: Cli, parent: str) -> str:
+    done = cli.run("fork", parent, "--at", "8", "--run-id", "child")
+    assert (done.returncode, done.stdout) == (0, "child\n"), done.stderr
+    assert f"forked from {parent} at step 8, 4,096 tokens" in done.stderr
+    return "child"
+
+
+def test_a_fork_without_changes_has_exactly_the_losses_of_its_parent(cli: Cli, parent: str, child: str) -> None:
+    losses = cli.losses(child)
+    assert losses == {step: cli.losses(parent)[step] for step in (9, 10, 11, 12)}
+    assert [event["tokens"] for event in cli.events(child, "step")] == [4608, 5120, 5632, 6144]
+    record = files.read_json(cli.paths(child).provenance)["fork"]
+    assert (record["run"], record["step"], record["tokens"]) == (parent, 8, 4096)
+    assert record["manifest_sha256"] == read_manifest(cli.paths(parent).checkpoint(8)).sha256
+    assert f"forked from  {parent} at step 8" in cli.run("status", child).stdout
+
+
+def test_a_fork_with_longer_sequences_counts_its_tokens_from_the_checkpoint(cli: Cli, parent: str) -> None:
+    changes = ("train.seq_len=256", "train.max_steps=null", "train.tokens=6100", "data.validation_fraction=0.05")
+    done = cli.run("fork", parent, "--at", "4.1K", "--run-id", "longer", *changes)
+    assert done.returncode == 22, "no checkpoint has 4,100 tokens"
+    done = cli.run("fork", parent, "--at", "8", "--run-id", "longer", *changes)
+    assert done.returncode == 0, done.stderr
+    assert "train.seq_len: 128 -> 256" in done.stderr
+    assert "data: from the beginning of the corpus" in done.stderr, "another split has other documents"
+    steps = cli.events("longer", "step")
+    assert [(e["step"], e["tokens"], e["batch"]) for e in steps] == [(9, 5120, 1), (10, 6144, 2)]
+
+
+def test_a_run_whose_fork_has_lost_its_checkpoint_does_not_begin_anew(cli: Cli, parent: str) -> None:
+    assert cli.run("fork", parent, "--at", "4", "--run-id", "orphan", "--detach").returncode == 0
+    assert cli.run("stop", "orphan").returncode == 0
+    for step in cli.paths("orphan").checkpoints.iterdir():
+        (step / "manifest.json").unlink()
+    resumed = cli.run("resume", "orphan")
+    assert (resumed.returncode, "does not start over" in resumed.stderr) == (22, True), resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("--at", "7"), 22, "has no checkpoint of step 7"),
+        (("--at", "12"), 10, "there is nothing left to train"),
+        (("--at", "soon"), 10, "is not a token count"),
+        (("--at", "8", "model.hidden_size=64"), 10, "weights are of another shape (32)"),
+        (("--at", "8", "train.global_batch_size=8"), 10, "--restart-data"),
+        (("--at", "8", "precision.name=bf16_sr"), 10, "train.init_from="),
+        (("--at", "8", "fork.step=3"), 10, "--at names the checkpoint"),
+    ],
+)
+def test_what_a_checkpoint_can_not_continue_is_refused_before_a_run_exists(
+    cli: Cli, parent: str, arguments: tuple[str, ...], code: int, expected: str
+) -> None:
+    refused = cli.run("fork", parent, "--run-id", "never", *arguments)
+    assert (refused.returncode, expected in refused.stderr) == (code, True), refused.stderr
+    assert not cli.paths("never").root.exists()
+
+
+def test_a_checkpoint_is_proven_to_continue_as_the_run_did(cli: Cli, parent: str, child: str) -> None:
+    before = sorted(path for path in cli.paths(parent).root.rglob("*") if ".fold" not in path.parts)
+    proof = cli.run("verify-resume", parent, "--steps", "3", "--json")
+    assert proof.returncode == 0, proof.stderr
+    found = json.loads(proof.stdout)
+    assert (found["from_step"], found["steps"], found["equal"], found["must_equal"]) == (8, 3, 3, True)
+    assert sorted(path for path in cli.paths(parent).root.rglob("*") if ".fold" not in path.parts) == before
+
+
+def test_a_run_that_does_not_continue_as_it_did_is_told(cli: Cli, child: str) -> None:
+    """Another learning rate stands for whatever may have changed since."""
+    run = cli.paths(child)
+    text, _ = files.unseal_lines(run.config.read_text(encoding="utf-8"))
+    run.config.write_text(files.seal_lines(text.replace("max_grad_norm: 1.0", "max_grad_norm: 0.01")), encoding="utf-8")
+    proof = cli.run("verify-resume", child, "--steps", "3")
+    assert (proof.returncode, "step 10 differs" in proof.stderr) == (20, True), proof.stderr
+    assert "1 of 3 steps are equal" in proof.stdout, "the update of step 9 is the first that differs"

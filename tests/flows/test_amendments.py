@@ -1,0 +1,220 @@
+"""Amendments of a run: what is refused before anything is written, and how a run continues with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conf.load
+from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run
+from conf.schema import Config
+from flows import amendments, pretrain
+from flows.amendments import Amended
+from flows.launchers import open_context
+from flows.pretrain import PlainCaller
+from flows.runtime import amended
+from flows.runtime.amended import Orders
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalWriter, read_events, train_writer
+from hlatctl.run.lease import hold_driver
+from hlatctl.run.paths import RunPaths
+from tests.flows.conftest import Recorder
+
+
+@pytest.fixture
+def run(composed: Config, tmp_path: Path) -> RunPaths:
+    """A run on this machine that has trained 70 of 306 steps, with a checkpoint of step 50; nothing runs."""
+    cluster = dataclasses.replace(composed.cluster, launcher="local", processes_per_node=1)
+    config = dataclasses.replace(composed, cluster=cluster, runs_dir=str(tmp_path))
+    run = RunPaths(tmp_path / "run")
+    run.root.mkdir(mode=0o700)
+    files.write_text(run.config, files.seal_lines(conf.load.dump(config)))
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("run_created", run_id="run", simulated=False, argv=[])
+        journal.attempt = 1
+        journal.append("attempt_started", handle={"launcher": "local", "name": "train", "launch_dir": str(tmp_path)})
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        journal.append("train_started", resumed_from_step=0, tokens=0)
+        journal.append("checkpoint_committed", step=50, tokens=50 * 8192)
+        journal.append("step", step=70, tokens=70 * 8192, loss=3.0)
+    return run
+
+
+def amend(run: RunPaths, *overrides: str, at: int | str | None = None) -> Amended:
+    return amendments.amend(run, list(overrides), by="ana", why="because", at=at)
+
+
+def events(run: RunPaths) -> list[dict[str, Any]]:
+    return [event for event in read_events(run) if event["kind"] == CONFIG_AMENDED]
+
+
+def test_an_amendment_is_journalled_with_old_and_new_values(run: RunPaths) -> None:
+    made = amend(run, "optimizer.lr=1e-4", "train.tokens=3M")
+    (event,) = events(run)
+    assert event["changes"] == {"optimizer.lr": [8e-3, 1e-4], "train.tokens": [2_500_000, 3_000_000]}
+    assert (event["number"], event["by"], event["why"], event["at_step"]) == (1, "ana", "because", None)
+    assert (made.number, made.begins) == (1, "next_attempt")
+    assert of_run(run) == made.after == conf.load.load(run.amended_config(1))
+    assert run.amended_config(1).stat().st_mode & 0o077 == 0
+
+
+def test_values_that_the_run_has_already_change_nothing(run: RunPaths) -> None:
+    assert amend(run, "optimizer.lr=0.008").number == 0
+    assert amend(run, "optimizer.lr=0.001").number == 1
+    assert amend(run, "optimizer.lr=1e-3").number == 0
+    assert len(events(run)) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.hidden_size=64", "model.hidden_size=64: can't change in a run that exists"),
+        ("seed=1", "seed=1: can't change"),
+        ("train.seq_len=256", "train.seq_len=256: can't change"),
+        ("experiment=llama_1b", "experiment=llama_1b: belongs to a new run"),
+        ("optimizer.lr=-1", "optimizer.lr=-1.0: must be"),
+        ("optimizer.rate=1", "optimizer.rate: unknown key"),
+        ("train.micro_batch_size=3", "train.micro_batch_size=3"),
+        ("train.max_steps=70", "train.max_steps=70: end after step 70, and the run has trained 70 steps"),
+        ("precision=bf16_sr", "precision.name=bf16_sr: the checkpoints have the weights and moments of fp32"),
+        ("cluster=mock", "cluster.launcher=mock: a run is simulated from its beginning or not at all"),
+        ("cluster.nodes=2", "cluster.nodes=2: cluster.launcher=local runs on this machine only"),
+        ("backend.env.HF_TOKEN=abc", "backend.env.HF_TOKEN: has the name of a secret"),
+    ],
+)
+def test_what_a_run_cannot_continue_with_is_refused_before_anything_is_written(
+    override: str, message: str, run: RunPaths
+) -> None:
+    before = sorted(path.name for path in run.root.rglob("*"))
+    with pytest.raises(ConfigError) as caught:
+        amend(run, override)
+    assert caught.value.message.startswith(message) or message in caught.value.message
+    assert sorted(path.name for path in run.root.rglob("*")) == before
+
+
+def test_a_precision_with_the_same_tensors_can_follow(run: RunPaths) -> None:
+    assert amend(run, "precision=mixed").changes == {"precision.name": ["fp32", "mixed"]}
+
+
+def test_an_option_replaces_its_group_as_for_a_new_run(run: RunPaths) -> None:
+    amend(run, "parallel.activation_checkpointing=full")
+    made = amend(run, "parallel=fsdp")
+    assert made.changes == {
+        "parallel.data_parallel": ["replicate", "fsdp"],
+        "parallel.activation_checkpointing": ["full", "none"],
+    }
+
+
+def test_a_step_must_lie_ahead(run: RunPaths) -> None:
+    with pytest.raises(ConfigError, match="--at=70: is not after the newest step, 70"):
+        amend(run, "optimizer.lr=1e-4", at="70")
+    with pytest.raises(ConfigError, match="--at=soon: must be a step or `now`"):
+        amend(run, "optimizer.lr=1e-4", at="soon")
+    with pytest.raises(ConfigError, match=r"--at=90: checkpoint\.keep changes at once"):
+        amend(run, "checkpoint.keep=9", at="90")
+    assert amend(run, "optimizer.lr=1e-4", at="90").at_step == 90
+
+
+def test_amendments_begin_in_order_except_those_at_once(run: RunPaths) -> None:
+    amend(run, "optimizer.lr=1e-4", at="90")
+    with pytest.raises(ConfigError, match="amendment 1 waits for step 90") as caught:
+        amend(run, "train.z_loss=1e-4")
+    assert caught.value.hint == "--at 90 begins both there; --at now begins both now"
+    assert amend(run, "checkpoint.keep=9").begins == "at_once"
+    assert amend(run, at="now").changes == {}
+    assert [event["at_step"] for event in events(run)] == [90, None, 50]
+
+
+def test_there_is_nothing_to_begin_without_keys_and_without_waiting_amendments(run: RunPaths) -> None:
+    assert amend(run, at="now").number == 0
+    with pytest.raises(ConfigError, match="no key is given"):
+        amend(run)
+
+
+def test_two_operators_do_not_overwrite_each_other(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meanwhile(config: Config, *, begun: bool = False) -> None:
+        monkeypatch.undo()
+        amend(run, "optimizer.lr=2e-4")
+
+    monkeypatch.setattr("flows.amendments.check", meanwhile)
+    with pytest.raises(RunBusyError, match="another amendment was made meanwhile"):
+        amend(run, "optimizer.lr=1e-4")
+    assert of_run(run).optimizer.lr == 2e-4
+    with JournalWriter(run, OPERATOR_WRITER), pytest.raises(RunBusyError, match="another process is writing"):
+        amend(run, "optimizer.lr=1e-4")
+
+
+def test_a_kill_between_event_and_file_loses_nothing(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise StorageError("killed")
+
+    monkeypatch.setattr("flows.amendments.write_amended", killed)
+    with pytest.raises(StorageError, match="killed"):
+        amend(run, "optimizer.lr=1e-4")
+    monkeypatch.undo()
+    assert (newest_amendment(run), of_run(run).optimizer.lr) == (1, 1e-4)
+    assert amend(run, "optimizer.lr=2e-4").number == 2
+
+
+def test_a_driver_takes_what_changes_at_once_and_orders_the_rest(run: RunPaths, recorder: Recorder) -> None:
+    ctx = open_context(run, recorder)
+    amended.adopt(ctx)
+    attempt = ctx.state.attempts[-1]
+    orders = Orders(ctx, attempt)
+    orders.give()
+    assert not run.orders(1).exists()
+    amend(run, "recovery.hang_floor_s=7", "checkpoint.keep=9")
+    amend(run, "optimizer.lr=1e-4", at="90")
+    ctx.refresh()
+    amended.follow(ctx)
+    orders.give()
+    assert (ctx.config.recovery.hang_floor_s, ctx.config.checkpoint.keep, ctx.config.optimizer.lr) == (7, 9, 8e-3)
+    assert files.read_json(run.orders(1)) == {"numbers": [1], "values": {"checkpoint.keep": 9}, "end_after_step": 90}
+    ctx.close()
+
+
+def test_the_next_attempt_begins_with_what_is_due(run: RunPaths) -> None:
+    amend(run, "optimizer.lr=1e-4")
+    amend(run, "train.z_loss=1e-4", at="90")
+    ctx = open_context(run)
+    amended.adopt(ctx)
+    assert ctx.config_number == 0, "attempt 1 has not ended, so it keeps its configuration"
+    ctx.event("attempt_ended", attempt=1, cause="killed", evidence="", decision="restart")
+    amended.adopt(ctx)
+    assert (ctx.config_number, ctx.config.optimizer.lr, ctx.config.train.z_loss) == (1, 1e-4, 0.0)
+    assert amended.config_words(ctx) == ("--config", str(run.amended_config(1)))
+    ctx.close()
+
+
+def drive(run: RunPaths) -> None:
+    pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
+
+
+@pytest.mark.processes
+def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_new_length(mock_config: Config) -> None:
+    rehearsal = dataclasses.replace(mock_config.rehearsal, shows_recovery=False, step_events=None)
+    run = pretrain.create(dataclasses.replace(mock_config, rehearsal=rehearsal), argv=[])
+    drive(run)
+    assert read_state(run).step == 306
+    drive(run)
+    assert len(read_state(run).attempts) == 1
+    amend(run, "train.tokens=3M")
+    drive(run)
+    state = read_state(run)
+    assert (state.status, state.step, len(state.attempts)) == ("finished", 367, 2)
+    assert [(a.number, a.applied_step) for a in state.amendments] == [(1, 306)]
+    assert state.milestones[3_006_464].status == "evaluated"
+
+
+def test_a_simulated_run_is_amended_only_while_it_rests(mock_config: Config) -> None:
+    run = pretrain.create(mock_config, argv=[])
+    with hold_driver(run), pytest.raises(ConfigError, match="is simulated and runs now"):
+        amend(run, "optimizer.lr=1e-4")
+    with pytest.raises(ConfigError, match="simulated training doesn't end for an amendment"):
+        amend(run, "optimizer.lr=1e-4", at="now")
+    assert amend(run, "optimizer.lr=1e-4").number == 1
