@@ -32,7 +32,6 @@ class Follower:
 def start(ctx: FlowContext) -> list[Follower]:
     """Start the processes that follow a run's journal while it grows: the copy to MLflow, and messages to people."""
     log_dir, run_id = ctx.run.logs(0), ctx.run.run_id
-    log_dir.mkdir(parents=True, exist_ok=True)
     followers = []
     if ctx.config.tracking.enabled:
         copier = _started("mlflow_sync", ctx.run.root, log_dir / "mirror.log")
@@ -73,6 +72,7 @@ def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]
 
 
 def _started(module: str, folder: Path, log: Path) -> Process:
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return spawn.beside(spawn.command(f"flows.tracking.{module}", os.fspath(folder)), output)
 

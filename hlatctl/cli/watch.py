@@ -89,7 +89,7 @@ class _Screen:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self.rows: list[LiveRow] = []
+        self.rows: list[LiveRow] | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
@@ -98,8 +98,9 @@ class _Screen:
             yield Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _lines(folder: str, rows: list[LiveRow], width: int, height: int) -> Iterator[tuple[str, str]]:
-    """Yield each line of the screen and its style."""
+def _lines(folder: str, known: list[LiveRow] | None, width: int, height: int) -> Iterator[tuple[str, str]]:
+    """Yield each line of the screen and its style. ``known`` is None until the runs have been read."""
+    rows = known or []
     cells = [[row.status + " !" * row.needs_person, *_numbers(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(_HEADER[1:-1], *cells, strict=True)]
     run_width = max(_LEAST_RUN_WIDTH, width - sum(widths) - _GAP * len(widths))
@@ -115,7 +116,7 @@ def _lines(folder: str, rows: list[LiveRow], width: int, height: int) -> Iterato
         if not left_out:
             yield from ((line, "red" if row.needs_person else "") for line in lines)
     more = f"{left_out} more · " if left_out else ""
-    nothing = "" if rows else "no run is running · "
+    nothing = "" if rows else "reading the runs · " if known is None else "no run is running · "
     yield f"{nothing}{more}{sum(row.needs_person for row in rows)} need a person (!) · q ends", ""
 
 
