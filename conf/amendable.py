@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
+
+from conf.schema import Config
 
 When = Literal["at_once", "next_attempt", "next_driver", "never"]
 
@@ -36,7 +40,8 @@ class Row:
 
 
 _NOTHING = "nothing"
-_GRAPHS = "preflight, compilation, copy of the cache, coverage"
+_GRAPHS = "compilation, copy of the cache, coverage"
+_NODES = f"preflight, {_GRAPHS}"
 _MODEL = "the checkpoints have weights of this shape"
 _CORPUS = "the position in the corpus would mean other documents"
 
@@ -47,7 +52,9 @@ ROWS: tuple[Row, ...] = (
     Row("seed", "never", "it gave the initial weights and the order of documents"),
     Row("model.", "never", _MODEL),
     Row("tokenizer.", "never", "the weights belong to these tokens"),
+    Row("tokenizer.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
     Row("data.", "never", _CORPUS),
+    Row("data.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
     Row("data.mask_across_documents", "never", "the model has learned with this attention"),
     Row("data.skip_steps", "never", "`hlatctl data skip RUN --steps N` skips batches of a run that has begun"),
     Row("data.prefetch_batches", "next_attempt", _NOTHING),
@@ -66,7 +73,7 @@ ROWS: tuple[Row, ...] = (
     Row("train.global_batch_size", "never", "tokens and schedule are counted in steps of this size"),
     Row("train.seq_len", "never", "tokens and packing are counted in sequences of this length"),
     Row("train.micro_batch_size", "next_attempt", _GRAPHS),
-    Row("train.z_loss", "next_attempt", _GRAPHS),
+    Row("train.z_loss", "next_attempt", _NOTHING),
     Row("train.on_nonfinite", "next_attempt", _NOTHING),
     Row("train.max_nonfinite_steps", "next_attempt", _NOTHING),
     Row("fork.", "never", "the run has begun from this checkpoint"),
@@ -85,8 +92,8 @@ ROWS: tuple[Row, ...] = (
     Row("recovery.straggler_steps", "next_attempt", _NOTHING),
     Row("tracking.", "next_driver", _NOTHING),
     Row("notify.", "next_driver", _NOTHING),
-    Row("backend.", "next_attempt", _GRAPHS),
-    Row("cluster.", "next_attempt", _GRAPHS),
+    Row("backend.", "next_attempt", _NODES),
+    Row("cluster.", "next_attempt", _NODES),
     Row("cluster.price_usd_per_node_hour", "at_once", _NOTHING),
     Row("cluster.hardware.", "at_once", _NOTHING),
     Row("cluster.baseline.", "at_once", _NOTHING),
@@ -127,3 +134,27 @@ def begins(keys: Iterable[str]) -> When:
     """Return when an amendment of these keys begins: as late as its latest key."""
     order: tuple[When, ...] = ("at_once", "next_driver", "next_attempt", "never")
     return max((row_of(key).when for key in keys), key=order.index, default="at_once")
+
+
+def with_resume(hint: str, run_id: str) -> str:
+    """Return the hint of a run's error with the command that continues the run with another value of a key it names.
+
+    A hint without such a key stays as it is; an empty one becomes the command that continues the run.
+
+    Args:
+        hint: of the error that ended the run.
+        run_id: of the run.
+    """
+    if "hlatctl resume " in hint:
+        return hint
+    for name in re.findall(r"\b[a-z_]+(?:\.[a-z0-9_]+)+\b", hint):
+        if name in _changeable():
+            return f"{hint}: `hlatctl resume {run_id} {name}=VALUE`"
+    return hint or f"`hlatctl resume {run_id}` continues the run"
+
+
+@cache
+def _changeable() -> frozenset[str]:
+    from conf.amendments import fields_of
+
+    return frozenset(key for key in fields_of(Config()) if row_of(key).when != "never")

@@ -29,31 +29,34 @@ def is_of_data(before: Config, after: Config) -> bool:
     return _data(before) == _data(after)
 
 
+def is_of_weights(key: str) -> bool:
+    """Return whether a checkpoint's weights belong to one value of a key."""
+    return key.startswith(("model.", "tokenizer.")) and key not in _FREE_MODEL
+
+
 def have_same_tensors(precision: str, other: str) -> bool:
     """Return whether a checkpoint of one number format can be continued in the other."""
     return precision == other or any({precision, other} <= same for same in SAME_TENSORS)
 
 
-def check_continues(before: Config, after: Config, parent: str) -> None:
+def check_continues(before: Config, after: Config) -> None:
     """Check that a run can continue from a checkpoint that was written with another configuration.
 
     Args:
         before: of the run that wrote it.
         after: of the new run, with its ``fork``.
-        parent: id of the run that wrote it.
 
     Raises:
         ConfigError: it can't; names key and rule.
     """
-    for error in _errors(before, after, parent):
+    for error in _errors(before, after):
         raise error
 
 
-def _errors(before: Config, after: Config, parent: str) -> Iterator[ConfigError]:
+def _errors(before: Config, after: Config) -> Iterator[ConfigError]:
     old, new = flatten(before), flatten(after)
     for key in new:
-        fixed = key.startswith(("model.", "tokenizer.")) and key not in _FREE_MODEL
-        if fixed and new[key] != old.get(key):
+        if is_of_weights(key) and new[key] != old.get(key):
             what = "tokens" if key.startswith("tokenizer.") else "shape"
             yield ConfigError(
                 f"{key}={new[key]}: the checkpoint's weights are of another {what} ({old.get(key)})",
@@ -71,13 +74,6 @@ def _errors(before: Config, after: Config, parent: str) -> Iterator[ConfigError]
             f"train.global_batch_size={new_batch}: the checkpoint has the positions of {old_batch} sequences in the "
             "corpus",
             hint="add --restart-data to read the corpus from its beginning",
-        )
-    if after.total_steps <= after.fork.step:
-        length = f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}"
-        yield ConfigError(
-            f"{length}: the checkpoint of {parent} is of step {after.fork.step}, with {after.fork.tokens} tokens, "
-            "so there is nothing left to train",
-            hint=f"train.tokens={after.fork.tokens + 100 * after.tokens_per_step} trains 100 more steps",
         )
 
 

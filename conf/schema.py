@@ -315,6 +315,18 @@ class EvalConfig:
     """Requests per batch."""
     max_retries: NonNegativeInt = 1
     """Times that a failed milestone evaluation is retried."""
+    prompts: list[str] = field(
+        default_factory=lambda: [
+            "def __init__(self",
+            "import os\nimport",
+            "The purpose of this",
+            "Once upon a time",
+            "The capital of France is",
+        ]
+    )
+    """Prompts that each evaluated checkpoint continues, to show how its texts change; an empty list: none."""
+    prompt_tokens: PositiveInt = 48
+    """Tokens of each such continuation."""
     cluster: EvalClusterConfig = field(default_factory=EvalClusterConfig)
 
 

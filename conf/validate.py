@@ -68,6 +68,16 @@ def _milestones(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _fork(config: Config) -> Iterator[ConfigError]:
+    fork = config.fork
+    if config.total_steps <= fork.step:
+        yield ConfigError(
+            f"train.tokens={config.train.tokens}, train.max_steps={config.train.max_steps}: the run begins after step "
+            f"{fork.step} with {fork.tokens} tokens, so there is nothing left to train",
+            hint=f"train.tokens={fork.tokens + 100 * config.tokens_per_step} trains 100 steps",
+        )
+
+
 def _checkpoints(config: Config) -> Iterator[ConfigError]:
     every, fast_dir = config.checkpoint.keep_every_tokens, config.checkpoint.fast_dir
     if every is not None and every < config.tokens_per_step:
@@ -223,6 +233,7 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     violations,
     _names,
     *layouts.RULES,
+    _fork,
     _milestones,
     _checkpoints,
     _context,

@@ -15,7 +15,7 @@ from typing import Any
 
 from conf.of_run import of_run
 from conf.schema import Config
-from eval import contract, harness, model, plan, programs, runners, scores, suites, validation
+from eval import continuations, contract, harness, model, plan, programs, runners, scores, suites, validation
 from eval.tasks import Subject, TaskRunner, can_run_code
 from hlatctl.run import contract as contracts
 from hlatctl.run.journal import JournalWriter, eval_writer
@@ -115,6 +115,7 @@ class _Evaluation:
             for note in self._plan.notes:
                 print(note, file=sys.stderr, flush=True)
             record = self._run_tasks()
+        continuations.keep(runner)  # last: it must not cost a score
         fields = {key: record[key] for key in ("suite", "scores", "skipped", "wall_s")}
         runner.append("eval_finished", once=True, step=step, **fields)
         return self._path

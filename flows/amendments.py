@@ -10,7 +10,7 @@ from typing import Any
 from conf import compose
 from conf.amendable import When, begins, row_of
 from conf.amendments import Changes, changes_between, waiting
-from conf.fork import have_same_tensors
+from conf.fork import have_same_tensors, is_of_weights
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.schema import Config
 from flows.runtime.ask import ask_about
@@ -39,7 +39,6 @@ class Amended:
         at_step: the step after which it is to begin; None: as ``begins`` says.
         step: the run's newest step.
         is_driven: the run has a driver.
-        behind: numbers of the amendments that begin at a later step, and before this one.
         before, after: the run's configuration.
     """
 
@@ -49,7 +48,6 @@ class Amended:
     at_step: int | None
     step: int
     is_driven: bool
-    behind: tuple[int, ...]
     before: Config
     after: Config
 
@@ -76,13 +74,14 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
     _check_run(run, state, before, is_driven)
     after = compose.amend(before, overrides)
     changes = changes_between(before, after)
-    behind = tuple(a.number for a in waiting(state.amendments, newest_checkpoint(state)))
     at_step = _at_step(state, at, before, changes)
     if not overrides and at is None:
         raise ConfigError("no key is given, so nothing changes", hint=f"`hlatctl amend {run.run_id} optimizer.lr=1e-4`")
     if changes or (not overrides and _has_waiting(state)):
         _check_keys(run, changes)
-        _check_values(run, state, before, after, changes)
+        _check_values(run, state, before, after)
+        if is_driven:
+            _check_running(run, before, after, changes, at_step)
         _check_order(run, state, changes, at_step)
         _check_like_new(run, before, after, changes)
         _write(run, known, changes=changes, by=by, why=hide(why), at_step=at_step)
@@ -96,7 +95,6 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
         at_step=at_step,
         step=state.step,
         is_driven=is_driven,
-        behind=behind,
         before=before,
         after=after,
     )
@@ -141,6 +139,8 @@ def _at_step(state: RunState, at: int | str | None, config: Config, changes: Cha
             f"--at={at}: is not after the newest step, {state.step}",
             hint="--at now begins as soon as a checkpoint is written",
         )
+    if int(at) >= config.total_steps:
+        raise ConfigError(f"--at={at}: training ends with step {config.total_steps}", hint="name an earlier step")
     return int(at)
 
 
@@ -148,13 +148,31 @@ def _check_keys(run: RunPaths, changes: Changes) -> None:
     for key, (old, new) in changes.items():
         row = row_of(key)
         if row.when == "never":
+            fork = f"`hlatctl fork {run.run_id} --at STEP {key}={new}` begins a new run from a checkpoint"
+            train = f"`hlatctl train {key}={new}` begins a new run"
             raise ConfigError(
                 f"{key}={new}: can't change in a run that exists (it is {old}), because {row.redoes}",
-                hint=f"`hlatctl fork {run.run_id} --at STEP {key}={new}` begins a new run from a checkpoint",
+                hint=train if is_of_weights(key) else fork,
             )
 
 
-def _check_values(run: RunPaths, state: RunState, before: Config, after: Config, changes: Changes) -> None:
+def _check_running(run: RunPaths, before: Config, after: Config, changes: Changes, at_step: int | None) -> None:
+    """Refuse what could end a run that is running now."""
+    if at_step is None and after.total_steps < before.total_steps:
+        raise ConfigError(
+            f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}: end training earlier, and "
+            "the running attempt could pass that step",
+            hint="--at now restarts training with the new end",
+        )
+    for key in sorted({"data.path", "tokenizer.path"} & set(changes)):
+        new = changes[key][1]
+        raise ConfigError(
+            f"{key}={new}: is compared with the run's corpus first, and the run is running",
+            hint=f"`hlatctl stop {run.run_id}`, then `hlatctl resume {run.run_id} {key}={new}`",
+        )
+
+
+def _check_values(run: RunPaths, state: RunState, before: Config, after: Config) -> None:
     """Check the rules that depend on what the run has done."""
     trained = max(state.step, newest_checkpoint(state))
     if after.total_steps != before.total_steps and after.total_steps <= trained:
@@ -162,13 +180,13 @@ def _check_values(run: RunPaths, state: RunState, before: Config, after: Config,
         raise ConfigError(
             f"{length}: end after step {after.total_steps}, and the run has trained {trained} steps",
             hint=f"`hlatctl stop {run.run_id}` ends it now; a later end needs more than "
-            f"{trained * after.tokens_per_step} tokens",
+            f"{after.tokens_at(trained)} tokens",
         )
     old, new = before.precision.name, after.precision.name
-    if state.checkpoints and not have_same_tensors(old, new):
+    if (state.checkpoints or before.fork.run) and not have_same_tensors(old, new):
         raise ConfigError(
             f"precision.name={new}: the checkpoints have the weights and moments of {old}, which {new} can't continue",
-            hint=f"`hlatctl train train.init_from={run.checkpoint(max(state.checkpoints))} precision.name={new}` "
+            hint=f"`hlatctl train train.init_from={run.checkpoint(newest_checkpoint(state))} precision.name={new}` "
             "begins a new run with the weights alone",
         )
     if is_mock(before) != is_mock(after):

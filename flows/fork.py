@@ -63,7 +63,7 @@ def fork(
     fresh = restart_data or not is_of_data(before, after)
     origin = ForkConfig(run=parent.run_id, step=manifest.step, tokens=manifest.tokens, restarts_data=fresh)
     config = replace(after, fork=origin, data=replace(after.data, skip_steps=_skips(parent, before, after, fresh)))
-    check_continues(before, config, parent.run_id)
+    check_continues(before, config)
     run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
     with files.created_like(run.root):
         adopt_checkpoint(parent, run, manifest.step)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import notify_urls
+from conf import fingerprint, notify_urls
 from conf.schema import Config
 from flows.launchers import launcher_for, open_context
 from flows.runtime import amended
@@ -37,7 +37,7 @@ from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, check_mirror, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
-from hlatctl.run.errors import ConfigError, EvaluationError, HlatctlError, StoppedError, storage_errors
+from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, StoppedError, storage_errors
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
@@ -136,6 +136,12 @@ def drive(
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
+        if ctx.state.archived:
+            ctx.close()
+            raise CheckpointError(
+                f"run {run.run_id}: is archived, so it can't be resumed",
+                hint=f"`hlatctl fork {run.run_id}` begins a new run if a checkpoint was kept",
+            )
         _adopt(ctx)
         if ctx.state.status == "finished" and next_attempt(ctx) is None:
             ctx.message(f"run {run.run_id} is finished")
@@ -218,7 +224,7 @@ def _journal_start(ctx: FlowContext) -> None:
 
 def pipeline(ctx: FlowContext, caller: Caller) -> None:
     """Run the stages in order. Each is idempotent: a resumed run calls all of them again."""
-    _prepare(ctx, caller)
+    _prepare(ctx, caller, measure=True)
     evaluations = _train_and_evaluate(ctx, caller)
     if "failed" in evaluations:
         raise EvaluationError(
@@ -228,16 +234,32 @@ def pipeline(ctx: FlowContext, caller: Caller) -> None:
     caller.call("report", partial(write_report, ctx))
 
 
-def _prepare(ctx: FlowContext, caller: Caller) -> None:
-    """Run the stages before training. Those whose fingerprints an amendment doesn't change are skipped."""
+def _prepare(ctx: FlowContext, caller: Caller, *, measure: bool) -> None:
+    """Run the stages before training, which skip what is done.
+
+    Args:
+        ctx: of the run.
+        caller: of the stages.
+        measure: run preflight too, which never counts as done.
+    """
     caller.call("validate", partial(validate, ctx))
     caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("data", partial(prepare_data, ctx))
     # From here on a scheduler keeps the nodes for the run, so everything that one node can do comes before.
-    caller.call("preflight", partial(preflight, ctx))
+    if measure:
+        caller.call("preflight", partial(preflight, ctx))
     caller.call("compile", partial(compile_graphs, ctx))
     caller.call("warm cache", partial(warm_cache, ctx))
     caller.call("coverage", partial(check_coverage, ctx))
+
+
+def _keep_up(ctx: FlowContext, caller: Caller) -> None:
+    """Prepare for the configuration of the next attempt until no further amendment has come meanwhile."""
+    before = ctx.config
+    while _adopt(ctx):
+        measured, wanted = map(fingerprint.hardware_fingerprint, (before, ctx.config))
+        _prepare(ctx, caller, measure=measured != wanted)
+        before = ctx.config
 
 
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
@@ -254,13 +276,12 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         for left_over in due_milestones(ctx):
             on_milestone(left_over)
         while (number := next_attempt(ctx)) is not None:
+            _keep_up(ctx, caller)
             decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, on_milestone))
             if decision.action == "done":
                 ctx.clock.sleep(0)
             else:
                 ctx.pause(decision.wait_s)
-                if _adopt(ctx):
-                    _prepare(ctx, caller)
         ctx.launcher.release(ctx.run.root)
         announce_milestones(ctx, on_milestone)
         for announced_by_others in set(due_milestones(ctx)) - handed:  # `hlatctl eval`, which may have failed since

@@ -57,8 +57,19 @@ def one_line(text: str) -> str:
     """Return a text as one line that a terminal takes no command from: control characters are shown by their codes."""
     if text.isprintable():
         return text
-    words = " ".join(text.splitlines())
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
+    return "".join(map(_visible, " ".join(text.splitlines())))
+
+
+def printable(text: str) -> str:
+    """Return a text with its newlines and tabs; other control characters are shown by their codes.
+
+    These include the characters that change the direction of writing.
+    """
+    return "".join(char if char in "\n\t" else _visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode()
 
 
 def _short(value: float) -> str:

@@ -82,7 +82,7 @@ def _check_interfaces(names: str) -> None:
         if name not in here:
             raise ConfigError(
                 f"cluster.interface={names}: {node_name()} has no network interface {name}; it has {', '.join(here)}",
-                hint="start a new run with cluster.interface=NAME, an interface that every node has",
+                hint="set cluster.interface to an interface that every node has",
             )
 
 

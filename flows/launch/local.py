@@ -21,7 +21,7 @@ from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, cannot_write
 
 _POLL_S = 0.05
 #: For jobs on the cores of training, which waits for its slowest process.
-_BESIDE_TRAINING_NICE = 10
+BESIDE_TRAINING_NICE = 10
 _START_TIMEOUT_S = 60.0
 #: Time for ``hlatctl.node`` to end its processes and write the end record.
 _END_TIMEOUT_S = 20.0
@@ -150,13 +150,13 @@ def _yielding(job: Job) -> str:
     if not job.beside_training:
         return ""
     return f"""# A kernel with autogroups (sched(7)) weighs sessions: there `nice` alone would change nothing.
-{{ echo {_BESIDE_TRAINING_NICE} >/proc/self/autogroup; }} 2>/dev/null || :
+{{ echo {BESIDE_TRAINING_NICE} >/proc/self/autogroup; }} 2>/dev/null || :
 """
 
 
 def _command(job: Job) -> tuple[str, ...]:
     if not job.processes_per_node:
-        return (*(("nice", "-n", str(_BESIDE_TRAINING_NICE)) if job.beside_training else ()), sys.executable, *job.argv)
+        return (*(("nice", "-n", str(BESIDE_TRAINING_NICE)) if job.beside_training else ()), sys.executable, *job.argv)
     # hlatctl.node sets how the processes find each other on one machine.
     torchrun = ("-m", "torch.distributed.run", f"--rdzv-id={job.name}", f"--nproc-per-node={job.processes_per_node}")
     wrapper = (sys.executable, *job.wrapper) if job.wrapper else ()

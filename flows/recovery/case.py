@@ -70,6 +70,11 @@ class Case:
         return f"step {self.step}" if self.begun else "its start"
 
     @property
+    def patience_key(self) -> str:
+        """The key that says how long an attempt may be silent at this place."""
+        return "recovery.hang_floor_s" if self.made_a_step else "recovery.start_timeout_s"
+
+    @property
     def hosts(self) -> str:
         """The hosts that are left out, as text."""
         return ", ".join(self.left_out)

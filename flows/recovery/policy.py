@@ -86,7 +86,13 @@ POLICY: tuple[Row, ...] = (
         "stop",
         lambda c: c.repeats >= 3 and c.cause == "storage_away",
         "the corpus in object storage could not be read {c.repeats} times",
-        "check the storage and the credentials; then `hlatctl resume` continues",
+        "check the storage and the credentials",
+    ),
+    Row(
+        "stop",
+        lambda c: c.repeats >= 3 and not c.replaces_node and c.cause == "hang",
+        "{c.place} has failed {c.repeats} times in the same way",
+        "see the stacks in the logs; if it only needs longer, raise {c.patience_key}",
     ),
     Row(
         "stop",

@@ -29,10 +29,13 @@ def adopt(ctx: FlowContext) -> Config:
     state, before = ctx.refresh(), ctx.config
     attempt = state.attempt
     if attempt is not None and attempt.ended_unix_s is None:
-        ctx.config_number = attempt.config_number
+        number = attempt.config_number
     else:
-        ctx.config_number = beginning_at(state.amendments, _next_start(ctx))
-    ctx.config = _in_force(ctx)
+        number = beginning_at(state.amendments, _next_start(ctx))
+    newest = _newest(ctx, number)
+    if (number, newest) != (ctx.config_number, ctx.newest_live):  # a simulation has thousands of attempts
+        ctx.config_number, ctx.newest_live = number, newest
+        ctx.config = _in_force(ctx)
     return before
 
 
@@ -44,16 +47,14 @@ def config_words(ctx: FlowContext) -> tuple[str, str]:
 
 def follow(ctx: FlowContext) -> None:
     """Put amendments that change at once into the context, and journal the beginning of those that begin with it."""
-    later = live(ctx.state.amendments, ctx.config_number)
-    newest = later[-1].number if later else 0
-    if newest > ctx.newest_live:
-        ctx.config = _in_force(ctx)
-        trains = ctx.training_lives()
-        for amendment in later:
-            # The trainer journals those that it takes itself.
-            if amendment.applied_step is None and not (trains and live_values([amendment])):
-                _begun(ctx, amendment, ctx.state.step)
+    newest = _newest(ctx, ctx.config_number)
+    if newest != ctx.newest_live:
         ctx.newest_live = newest
+        ctx.config = _in_force(ctx)
+    for amendment in live(ctx.state.amendments, ctx.config_number):
+        # The trainer journals those that it takes itself.
+        if amendment.applied_step is None and not (live_values([amendment]) and ctx.training_lives()):
+            _begun(ctx, amendment, ctx.state.step)
 
 
 def note_begun(ctx: FlowContext, attempt: AttemptState) -> None:
@@ -69,7 +70,8 @@ def note_begun(ctx: FlowContext, attempt: AttemptState) -> None:
 
 def _begun(ctx: FlowContext, amendment: AmendmentState, step: int) -> None:
     ctx.event("amendment_applied", number=amendment.number, step=step)
-    ctx.message(f"amendment {amendment.number} is in force after step {step}: {', '.join(amendment.changes)}")
+    keys = ", ".join(amendment.changes)
+    ctx.message(f"amendment {amendment.number} is in force after step {step}" + f": {keys}" * bool(keys))
 
 
 class Orders:
@@ -102,6 +104,10 @@ def _next_start(ctx: FlowContext) -> int:
     newest = ctx.state.attempt
     ceiling = newest.next_max_checkpoint_step if newest else None
     return max((step for step in ctx.state.checkpoints if ceiling is None or step <= ceiling), default=0)
+
+
+def _newest(ctx: FlowContext, number: int) -> int:
+    return max([number, *(a.number for a in live(ctx.state.amendments, number))])
 
 
 def _in_force(ctx: FlowContext) -> Config:

@@ -12,7 +12,7 @@ from hlatctl.run.errors import ERROR_FILE_ENV, ERROR_TOLD_ENV, LaunchError, load
 from hlatctl.run.scratch import private_folder
 
 
-def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool = False) -> str:
+def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool = False, yields: bool = False) -> str:
     """Run ``python -m module argv`` and return what it prints.
 
     Args:
@@ -20,6 +20,7 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
         argv: its arguments.
         timeout_s: limit; None: no limit.
         show_talk: pass its stderr on while it runs.
+        yields: run at low priority, in a session of its own.
 
     Raises:
         HlatctlError: the error that it left.
@@ -28,15 +29,17 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
     with private_folder("ask") as own:
         error_file = own.path / "error.json"
         shown = {ERROR_TOLD_ENV: "1"} if show_talk else {}
+        words = spawn.command(module, *argv)
         try:
             result = subprocess.run(
-                spawn.command(module, *argv),
+                spawn.yielding(words) if yields else words,
                 env={**spawn.environment(), ERROR_FILE_ENV: os.fspath(error_file), **shown},
                 stdout=subprocess.PIPE,
                 stderr=None if show_talk else subprocess.PIPE,
                 text=True,
                 timeout=timeout_s,
                 check=False,
+                start_new_session=yields,
             )
         except subprocess.TimeoutExpired:
             raise LaunchError(f"{module}: no answer after {timeout_s:g} s") from None

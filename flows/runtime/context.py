@@ -84,14 +84,14 @@ class FlowContext:
         world: World | None = None,
     ) -> None:
         self.run, self.config, self.launcher = run, config, launcher
-        #: The newest amendment of the attempt's configuration, and the newest of those that changed at once after it.
-        self.config_number = self.newest_live = 0
         self.heeds_stop = heeds_stop
         self.world = world
         self.clock: Clock = world.clock if world else RealClock()
         self.observer = observer or SilentObserver()
         self.state, self._tail = follow(run)
         self._kept_bytes = self._tail.bytes_read
+        #: The newest amendment of the attempt's configuration, and the newest with those that change at once after it.
+        self.config_number = self.newest_live = max((a.number for a in self.state.amendments), default=0)
         #: Further receivers of messages, such as Prefect's log.
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work stops.

@@ -70,7 +70,7 @@ def run_job(
                 start_s = ctx.clock.monotonic_s()
             if ctx.clock.monotonic_s() - start_s > limit_s and status.state == "running":
                 # A job that has left its error may need long to end.
-                raise load_error(job.error_file) or _timed_out(ctx, job, f"{timeout_key}={limit_s:g}")
+                raise load_error(job.error_file) or _timed_out(ctx, job, timeout_key, limit_s)
             if until and until():
                 return False
             ctx.clock.wait_for_event(_POLL_S, job.name)
@@ -116,11 +116,10 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     return LaunchError(f"job {job.name}: {how} ({why})", hint=hint, code=cause)
 
 
-def _timed_out(ctx: FlowContext, job: Job, limit: str) -> LaunchError:
+def _timed_out(ctx: FlowContext, job: Job, key: str, limit_s: float) -> LaunchError:
     return LaunchError(
-        f"{limit}: job {job.name} did not finish in this time",
-        hint=f"see {job.log}; to extend the limit, set that key in {ctx.run.config}, delete the file's last line (its "
-        f"checksum), then `hlatctl resume {ctx.run.run_id}`",
+        f"{key}={limit_s:g}: job {job.name} did not finish in this time",
+        hint=f"see {job.log}; `hlatctl resume {ctx.run.run_id} {key}={2 * limit_s:g}` gives it more time",
         code="hang",
     )
 

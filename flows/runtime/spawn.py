@@ -10,11 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import hlatctl
+from flows.launch.local import BESIDE_TRAINING_NICE
 
 
 def command(module: str, *argv: str) -> list[str]:
     """Return the words of ``python -m module argv``, which imports nothing from the working directory."""
     return [sys.executable, "-P", "-m", module, *argv]
+
+
+def yielding(words: Sequence[str]) -> list[str]:
+    """Return the words that run a command at low priority, so that it doesn't slow training on the same machine.
+
+    The command must be started in a session of its own. A kernel with autogroups (sched(7)) weighs sessions: there
+    ``nice`` alone would change nothing.
+    """
+    level = BESIDE_TRAINING_NICE
+    script = f'{{ echo {level} >/proc/self/autogroup; }} 2>/dev/null; exec nice -n {level} "$@"'
+    return ["sh", "-c", script, "sh", *words]
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:

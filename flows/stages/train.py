@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
+from conf.amendable import with_resume
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
 from flows.recovery import blame, case, failure_causes, node_ledger, policy
@@ -319,10 +320,9 @@ def _stop(ctx: FlowContext, job: Job, ending: failure_causes.Ending, decision: p
     if ending.cause == "cancelled":
         why = f"run {run_id}: {ending.evidence}; {decision.why}"
         return StoppedError(why, hint=f"{decision.hint}; {resume} continues the run")
-    hint = decision.hint.replace(" RUN ", f" {run_id} ") or f"see {job.log}"
-    return TrainingError(
-        f"training stopped at step {ctx.state.step}: {ending.evidence}; {decision.why}", hint=f"{hint}; then {resume}"
-    )
+    hint = with_resume(decision.hint.replace(" RUN ", f" {run_id} ") or f"see {job.log}", run_id)
+    why = f"training stopped at step {ctx.state.step}: {ending.evidence}; {decision.why}"
+    return TrainingError(why, hint=hint if resume[:-1] in hint else f"{hint}; then {resume}")
 
 
 def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending) -> tuple[str, ...]:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from conf.load import flatten
 from conf.schema import Config
+from flows.runtime.context import is_mock
 from flows.tracking import mlflow_client
+from flows.tracking.mlflow_labels import copy_labels
 from flows.tracking.mlflow_progress import Progress
 from flows.tracking.mlflow_rewind import BY_STEP, BY_TOKENS, new_steps, remove
 from flows.tracking.mlflow_steps import Counted, Shown
@@ -265,6 +267,7 @@ class MirrorRun:
         if any(event["kind"] == "stage_finished" and event.get("stage") == "provenance" for event in events):
             for name, value in self._provenance_tags().items():
                 self._client.set_tag(run_id, name, value)
+        copy_labels(self._client, run_id, self._run, events, simulated=is_mock(self._config))
         newest = next((e for e in reversed(events) if e["kind"] in ("head_started", "run_finished")), None)
         if newest is None:
             return

@@ -45,8 +45,8 @@ def amend(
 ) -> None:
     """Change the configuration of a run.
 
-    The run may be running. Some keys change at once, others with the run's next attempt, and some never: `hlatctl amend --table` lists them.
-    The new configuration is checked first. config.yaml stays as it was.
+    The run may be running. Some keys change at once, others with the run's next attempt, and some never:
+    `hlatctl amend --table` lists them. The new configuration is checked first. config.yaml stays as it was.
     """
     make(find_run(run, runs_dir), overrides or [], why=why, at=at)
 
@@ -100,8 +100,9 @@ def _consequences(amended: Amended) -> list[str]:
 def _when(run: RunPaths, amended: Amended) -> str:
     from conf.amendable import IN_WORDS, row_of
 
-    if amended.at_step is not None and amended.is_driven:
-        after = f"step {amended.at_step}" if amended.at_step > amended.step else "the current step"
+    ahead = amended.at_step is not None and amended.at_step > amended.step
+    if ahead or (amended.at_step is not None and amended.is_driven):
+        after = f"step {amended.at_step}" if ahead else "the current step"
         return f"begins after {after}: a checkpoint is written there, and training restarts from it"
     if not amended.is_driven:
         return f"begins when the run continues: `hlatctl resume {run.run_id}`"

@@ -124,7 +124,7 @@ def restore(
 
     run, newest = recreate(url, runs_folder(runs_dir), argv=sys.argv)
     say(f"run {run.run_id}: recreated in {run.root}; the newest checkpoint in the mirror is of step {newest}")
-    say(f"paths of the other cluster, such as data.path, are in {run.config}; to edit it, delete its last line")
+    say(f"the configuration has paths of the other cluster; `hlatctl resume {run.run_id} data.path=FOLDER` changes one")
     typer.echo(shlex.join(["hlatctl", "resume", run.run_id, *(["--runs-dir", str(runs_dir)] if runs_dir else [])]))
 
 

@@ -12,7 +12,7 @@ import typer
 from hlatctl.cli.completion import run_names, run_or_sweep_names
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run import runs
-from hlatctl.run.errors import ConfigError
+from hlatctl.run.errors import ConfigError, RunNotFoundError
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.simulated import WARNING
 from hlatctl.units import one_line
@@ -43,6 +43,13 @@ RunsDir = Annotated[
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background and return at once.")]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="TEXT", help="What to call it in lists.", show_default=False)
+]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="K=V", help="A tag, to find it by; repeatable.", show_default=False)
+]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="A note on it.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -54,8 +61,21 @@ def runs_folder(runs_dir: Path | None) -> Path:
 
 
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
-    """Return the run of an id, a unique beginning of one, or ``latest``."""
-    return runs.find_run(runs_folder(runs_dir), name)
+    """Return the run of an id, a unique beginning of one, or ``latest``; or else of a name that no other run has."""
+    folder = runs_folder(runs_dir)
+    try:
+        return runs.find_run(folder, name)
+    except RunNotFoundError:
+        from hlatctl.report.run_index import rows
+
+        called = [row.run_id for row in rows(folder) if name and row.name == name]
+        if len(called) > 1:
+            raise RunNotFoundError(
+                f"{name}: is the name of {len(called)} runs", hint=f"one of: {', '.join(called[-5:])}"
+            ) from None
+        if not called:
+            raise
+        return runs.find_run(folder, called[0])
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from conf.amendable import with_resume
 from hlatctl.cli.common import columns, say
 from hlatctl.cli.progress import observer_for
 from hlatctl.cli.summary import end_lines
@@ -58,7 +59,7 @@ def _drive_run(run: RunPaths) -> None:
         with observer_for(sys.stderr) as observer:
             pretrain.drive(run, observer)
     except HlatctlError as error:
-        error.hint = error.hint or f"`hlatctl resume {run.run_id}` continues the run"
+        error.hint = with_resume(error.hint, run.run_id)
         raise
     for line in end_lines(view_run(run)):
         say(line)

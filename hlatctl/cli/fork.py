@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, RunName, RunsDir, find_run, say
+from hlatctl.cli.common import Detach, Name, Note, Overrides, RunName, RunsDir, Tags, find_run, say, user_name
 from hlatctl.cli.driving import drive
+from hlatctl.run.labels import change, write
 
 
 def fork(
@@ -19,6 +20,9 @@ def fork(
     ] = "latest",
     restart_data: Annotated[bool, typer.Option("--restart-data", help="Read the corpus from its beginning.")] = False,
     run_id: Annotated[str | None, typer.Option(help="Id of the new run.  [default: made from name and time]")] = None,
+    name: Name = None,
+    tag: Tags = None,
+    note: Note = "",
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -30,8 +34,10 @@ def fork(
     from flows.fork import differences
     from flows.fork import fork as create
 
+    labels = change(name=name, tags=tag or (), note=note)
     parent = find_run(run, runs_dir)
     new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data)
+    write(new, labels, by=user_name())
     from conf.of_run import of_run
 
     origin = of_run(new).fork

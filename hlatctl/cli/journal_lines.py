@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 
 from hlatctl.run.host import host_names
 from hlatctl.run.journal import Event, JournalTail, number, train_writer
+from hlatctl.run.labels import in_words as in_words_of_tags
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.scores import in_words
-from hlatctl.units import count, duration, one_line, queued, utc
+from hlatctl.units import count, duration, one_line, queued, size, utc
 
 #: Steps between two lines, as torchtitan's `log_freq`.
 EVERY_STEPS = 10
@@ -132,6 +133,12 @@ def _run_finished(event: Event) -> str:
     return f"run {event['outcome']} at step {event['step']}{why}"
 
 
+def _labels(event: Event) -> str:
+    parts = [f"name {event['name']}" if event.get("name") else "no name" if "name" in event else ""]
+    parts += [in_words_of_tags(event["tags"]), *(f"without {key}" for key in event["untag"]), event["note"]]
+    return ", ".join(filter(None, parts))
+
+
 def _config_amended(event: Event) -> str:
     changes = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in event["changes"].items())
     when = "" if event.get("at_step") is None else f" after step {event['at_step']}"
@@ -187,6 +194,8 @@ TEXTS: dict[str, Callable[[Event], str]] = {
     "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
     "stop_requested": lambda e: f"stop requested by {e['by']}",
     "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",
+    "labelled": lambda e: f"labelled by {e['by']}: {_labels(e)}",
+    "archived": lambda e: f"archived by {e['by']}: {size(number(e, 'bytes'))} of checkpoints removed",
     "config_amended": _config_amended,
     "amendment_applied": lambda e: f"amendment {e['number']}: in force after step {e['step']}",
     "failure_simulated": lambda e: f"simulated failure: {e['failure']} on {e['host']}",

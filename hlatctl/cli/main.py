@@ -25,11 +25,14 @@ from hlatctl.cli import (
     evaluate,
     forecast,
     fork,
+    generate,
     goodput,
     logs,
+    note,
     notify,
     plan,
     resume,
+    rm,
     runs,
     show,
     status,
@@ -43,6 +46,7 @@ from hlatctl.cli import (
     watch,
 )
 from hlatctl.run.errors import HlatctlError
+from hlatctl.units import printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
 _INTERRUPTED = 130
@@ -65,6 +69,7 @@ for _command in (
     status.status,
     watch.watch,
     logs.logs,
+    note.note,
     stop.stop,
     resume.resume,
     amend.amend,
@@ -74,10 +79,13 @@ for _command in (
     diff.diff,
     compare.compare,
     goodput.goodput,
+    generate.generate,
     drill.drill,
     doctor.doctor,
     ui.ui,
     sync.sync,
+    rm.rm,
+    rm.archive,
     notify.notify,
 ):
     app.command()(_command)
@@ -117,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except HlatctlError as error:
-        print(f"{error.word}: {error}", file=sys.stderr)
+        print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say
-from hlatctl.cli.summary import status_rows
+from hlatctl.cli.summary import label_rows, status_rows
 from hlatctl.report.run_view import INTERRUPTED, RunView, view_run, view_sweep
 from hlatctl.run.paths import SweepPaths
 
@@ -70,7 +70,8 @@ def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
     if as_json:
         print_json({**dataclasses.asdict(state), "path": str(sweep.root), "head_pid": pid})
         return
-    typer.echo(columns([list(fact) for fact in report.facts(state)]))
+    labels = [list(fact) for fact in label_rows(state.labels)]
+    typer.echo(columns([*labels, *(list(fact) for fact in report.facts(state))]))
     if state.trials:
         typer.echo("\n" + columns([report.header(state), *report.rows(state)]))
     if pid is None and state.status in _RESUMABLE:

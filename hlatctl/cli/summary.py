@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hlatctl.report.run_view import RunView
+from hlatctl.run import continuations
 from hlatctl.run.host import host_names
 from hlatctl.run.journal import number
+from hlatctl.run.labels import LabelState
+from hlatctl.run.labels import in_words as in_words_of_tags
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
-from hlatctl.units import count, duration, queued, utc
+from hlatctl.units import count, duration, one_line, queued, utc
+
+#: Characters of a model's text that one line shows.
+_TEXT_LENGTH = 100
 
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run."""
     state = view.state
     yield "run", noted(view.run.run_id, simulated=state.simulated)
+    yield from label_rows(state.labels)
     yield "folder", str(view.run.root)
     driver = view.driver_elsewhere or (f"process {view.driver_pid}" if view.driver_pid else "")
     yield "status", view.status + (f" ({driver})" if driver else "")
@@ -44,10 +51,21 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
             yield f"{at}, contract {other.contract[:8]}", in_words(other.scores)
         if milestone.progress:
             yield f"{at}, now", evaluation_line(milestone)
+    yield from _text_rows(view)
     for warning in state.warnings:
         yield "warning", warning
     if (view.run.report / "index.html").is_file():
         yield "report", str(view.run.report / "index.html")
+
+
+def label_rows(labels: LabelState) -> Iterator[tuple[str, str]]:
+    """Yield the name, the tags and the newest note of a run or a sweep."""
+    if labels.name:
+        yield "name", labels.name
+    if labels.tags:
+        yield "tags", in_words_of_tags(labels.tags)
+    if labels.notes:
+        yield "note", labels.notes[-1].text
 
 
 def evaluation_line(milestone: MilestoneState) -> str:
@@ -95,6 +113,17 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
         yield f"attempt {attempt.number}", begun + ended + why
 
 
+def _text_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield how the newest evaluated checkpoint continues the first prompt."""
+    kept = continuations.newest(view.run, view.state.milestones)
+    if kept and kept.continuations:
+        first = kept.continuations[0]
+        yield (
+            f"text at {count(kept.milestone_tokens)}",
+            one_line(" ".join(f"{first.prompt} → {first.text}".split())[:_TEXT_LENGTH]),
+        )
+
+
 def end_lines(view: RunView) -> Iterator[str]:
     """Yield the lines of a finished run's summary."""
     state, last, validation = view.state, view.state.last_step, view.state.validation_loss
@@ -120,4 +149,7 @@ def end_lines(view: RunView) -> Iterator[str]:
         yield f"  restarts    {restarts}"
     if (view.run.report / "index.html").is_file():
         yield f"  report      {view.run.report / 'index.html'}"
-    yield f"  next        hlatctl show {view.run.run_id} · hlatctl ui"
+    for _, text in _text_rows(view):
+        yield f"  text        {text}"
+    talk = f"hlatctl generate {view.run.run_id} · " if state.checkpoints and not state.simulated else ""
+    yield f"  next        {talk}hlatctl show {view.run.run_id} · hlatctl ui"

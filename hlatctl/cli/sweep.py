@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, RunsDir, announce, find_sweep_only, say
+from hlatctl.cli.common import Detach, Name, Note, Overrides, RunsDir, Tags, announce, find_sweep_only, say, user_name
 from hlatctl.cli.driving import drive
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.labels import change, write
 from hlatctl.run.simulated import WARNING
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def sweep(
     extend: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="Continue this sweep with more values.", show_default=False)
     ] = None,
+    name: Name = None,
+    tag: Tags = None,
+    note: Note = "",
     yes: Annotated[bool, typer.Option("--yes", help="Start without asking, whatever the cost.")] = False,
     detach: Detach = False,
     runs_dir: RunsDir = None,
@@ -37,6 +41,7 @@ def sweep(
     """
     from flows.sweep import create
 
+    labels = change(name=name, tags=tag or (), note=note)
     if extend is not None:
         _extend(extend, overrides or [], runs_dir, yes=yes, detach=detach)
         return
@@ -47,7 +52,9 @@ def sweep(
     say(prepared.plan.text())
     if not dry_run:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
-    drive(create.make(prepared, sweep_id=sweep_id, argv=sys.argv), detach=detach)
+    made = create.make(prepared, sweep_id=sweep_id, argv=sys.argv)
+    write(made, labels, by=user_name())
+    drive(made, detach=detach)
 
 
 def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool, detach: bool) -> None:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Detach, Overrides, announce
+from hlatctl.cli.common import Detach, Name, Note, Overrides, Tags, announce, user_name
 from hlatctl.cli.driving import drive
+from hlatctl.run.labels import change, write
 
 #: Added by --dry-run: a simulated cluster plays every job; the stages and the journal are real.
 _DRY_RUN_OVERRIDE = "cluster.launcher=mock"
@@ -19,6 +20,9 @@ def train(
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every stage; nothing is trained.")] = False,
     run_id: Annotated[str | None, typer.Option(help="Id of the run.  [default: made from name and time]")] = None,
+    name: Name = None,
+    tag: Tags = None,
+    note: Note = "",
     detach: Detach = False,
 ) -> None:
     """Train and evaluate a model, and write its report.
@@ -27,6 +31,7 @@ def train(
     """
     from conf.compose import compose
 
+    labels = change(name=name, tags=tag or (), note=note)
     config = compose([*(overrides or []), *([_DRY_RUN_OVERRIDE] if dry_run else [])])
     from flows import pretrain
     from flows.stages.validate import refuse_simulation
@@ -34,5 +39,6 @@ def train(
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
     run = pretrain.create(config, argv=sys.argv, run_id=run_id)
+    write(run, labels, by=user_name())
     announce(run)
     drive(run, detach=detach)

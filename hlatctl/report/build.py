@@ -13,7 +13,7 @@ from hlatctl.report import drill, figures, page, summary
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.report.numbers import numbers
 from hlatctl.report.run_view import read_without_steps
-from hlatctl.run import files
+from hlatctl.run import continuations, files
 from hlatctl.run.errors import cannot_write
 from hlatctl.run.paths import RunPaths
 
@@ -32,7 +32,9 @@ def build(run: RunPaths) -> Path:
     state.run_id = state.run_id or run.run_id
     run_numbers = numbers(state, config)
     drawn = figures.draw(state, config, run_numbers, time)
-    html = page.render(run_numbers, time, drill.drill(drill.read(run)), drawn, conf.load.dump(config), _provenance(run))
+    texts = continuations.history(run, state.milestones)
+    drilled, config_yaml = drill.drill(drill.read(run)), conf.load.dump(config)
+    html = page.render(run_numbers, time, drilled, drawn, config_yaml, _provenance(run), texts)
     record = {**dataclasses.asdict(run_numbers), "ledger": dataclasses.asdict(time)}
     try:
         for name, svg in drawn.items():

@@ -117,6 +117,9 @@ class Numbers:
     message: str
     evaluates: str
     sweep: str
+    name: str
+    tags: dict[str, str]
+    notes: list[str]
     forked_from: str
 
 
@@ -153,6 +156,9 @@ def numbers(state: RunState, config: Config) -> Numbers:
         message=state.message,
         evaluates=state.evaluates,
         sweep=state.sweep,
+        name=state.labels.name,
+        tags=state.labels.tags,
+        notes=[note.text for note in state.labels.notes],
         forked_from="" if config.fork.run is None else f"{config.fork.run} at step {config.fork.step:,}",
     )
 

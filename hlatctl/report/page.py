@@ -11,8 +11,13 @@ from hlatctl.report.drill import Drill
 from hlatctl.report.goodput import Goodput
 from hlatctl.report.numbers import Attempt, Milestone, Numbers, Stage
 from hlatctl.report.summary import contract_note, facts, score_table
+from hlatctl.report.texts import by_prompt, evenly
+from hlatctl.run.continuations import Kept
 from hlatctl.run.scores import headlines
 from hlatctl.units import count, duration, utc
+
+#: Milestones whose texts are on the page. `hlatctl generate RUN --history` prints all.
+_TEXTS = 12
 
 
 def render(
@@ -22,6 +27,7 @@ def render(
     figures: dict[str, str],
     config_yaml: str,
     provenance: dict[str, Any],
+    texts: Sequence[Kept] = (),
 ) -> str:
     """Return the page as HTML text.
 
@@ -30,6 +36,7 @@ def render(
         figures: SVG text by name, from ``figures.draw``.
         config_yaml: the run's configuration.
         provenance: the content of ``provenance.json``; empty if there is none.
+        texts: continuations of ``eval.prompts``, by milestone.
 
     Raises:
         DependencyError: jinja2 is not installed.
@@ -46,6 +53,8 @@ def render(
         figures=figures,
         drill={"outcomes": (drill.HEADER, drill.rows(drilled)), "facts": drill.facts(drilled)} if drilled else None,
         scores=_scores(run.milestones) if run.milestones else None,
+        texts=by_prompt(evenly(texts, _TEXTS)),
+        left_out=max(0, len(texts) - _TEXTS),
         time={"categories": goodput.time_table(time), "facts": goodput.facts(time)} if time.wall_s else None,
         attempts=[_attempt_row(attempt) for attempt in run.attempts],
         stages=[_stage_row(stage) for stage in run.stages],

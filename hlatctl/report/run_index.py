@@ -18,12 +18,15 @@ from typing import Any
 
 from hlatctl.report.run_view import RunView, status_of, view_run
 from hlatctl.run import files
+from hlatctl.run.journal import number
 from hlatctl.run.kept_fold import code, source_crc
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, cache_dir
 from hlatctl.run.plain import from_plain
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.runs import list_runs
+from hlatctl.run.scores import headlines
+from hlatctl.run.state import RunState
 
 #: Size and time of each file that an entry depends on, by name.
 Files = dict[str, list[int]]
@@ -31,7 +34,15 @@ Files = dict[str, list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``."""
+    """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``.
+
+    Args:
+        note: the newest one; empty if there is none.
+        overrides: those of the command that created it.
+        scores: the headlines of the newest evaluated milestone.
+        node_hours: nodes times hours of its attempts.
+        cost_usd: None if the price of a node is unknown.
+    """
 
     run_id: str
     status: str
@@ -42,6 +53,16 @@ class Row:
     loss: float | str | None
     validation_loss: float | None
     created_unix_s: float | None
+    last_event_unix_s: float | None
+    experiment: str
+    sweep: str
+    name: str
+    tags: dict[str, str]
+    note: str
+    overrides: list[str]
+    scores: dict[str, float]
+    node_hours: float
+    cost_usd: float | None
     path: str
     problem: str | None
 
@@ -85,6 +106,8 @@ def _status(run: RunPaths, entry: _Entry) -> str:
 
 def _row(view: RunView) -> Row:
     state, last = view.state, view.state.last_step
+    hours = _node_hours(view)
+    price = view.config.cluster.price_usd_per_node_hour if view.config else None
     return Row(
         run_id=view.run.run_id,
         status=view.status,
@@ -95,9 +118,33 @@ def _row(view: RunView) -> Row:
         loss=last.get("loss") if last else None,
         validation_loss=state.validation_loss,
         created_unix_s=state.created_unix_s or None,
+        last_event_unix_s=state.last_event_unix_s or None,
+        experiment=view.config.experiment_name if view.config else "",
+        sweep=state.sweep,
+        name=state.labels.name,
+        tags=state.labels.tags,
+        note=state.labels.notes[-1].text if state.labels.notes else "",
+        overrides=[word for word in state.argv[1:] if "=" in word and not word.startswith("-")],
+        scores=_scores(state),
+        node_hours=hours,
+        cost_usd=None if price is None else hours * price,
         path=str(view.run.root),
         problem=view.problem or None,
     )
+
+
+def _scores(state: RunState) -> dict[str, float]:
+    newest_first = (state.milestones[tokens].scores for tokens in sorted(state.milestones, reverse=True))
+    scores = next(filter(None, newest_first), {})
+    return {name: number(scores[name], "value") for name in headlines(scores)}
+
+
+def _node_hours(view: RunView) -> float:
+    nodes, last_s = view.config.cluster.paid_nodes if view.config else 1, view.state.last_event_unix_s
+    attempts = view.state.attempts
+    seconds = (((last_s if a.ended_unix_s is None else a.ended_unix_s) - a.started_unix_s) for a in attempts)
+    hosts = (max(len(a.hosts), nodes) for a in attempts)
+    return sum(s * h for s, h in zip(seconds, hosts, strict=True)) / 3600.0
 
 
 def _entry(view: RunView, now: Files | None) -> _Entry | None:

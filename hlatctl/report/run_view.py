@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Status of a run or sweep that is running according to its journal, but has no driver.
 INTERRUPTED = "interrupted"
+#: Status of a run whose checkpoints were removed.
+ARCHIVED = "archived"
 _ENDED = ("finished", "failed", "stopped")
 
 
@@ -95,6 +97,8 @@ def is_simulated(run: RunPaths) -> bool:
 
 def status_of(state: RunState, *, is_driven: bool) -> str:
     """Return a run's status, from its journal and whether a process drives it."""
+    if state.archived and not is_driven:
+        return ARCHIVED
     if state.status in _ENDED or (not is_driven and state.status != "running"):
         return state.status
     if is_driven:

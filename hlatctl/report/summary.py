@@ -8,6 +8,7 @@ from conf.schema import Config
 from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Milestone, Numbers, Score, comparable, numbers
 from hlatctl.report.run_view import read_without_steps
+from hlatctl.run.labels import in_words
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.units import count, duration
@@ -48,6 +49,9 @@ def facts(run: Numbers, time: Goodput) -> list[tuple[str, str]]:
     """Return the known main facts of a run, as name and text."""
     known = [
         ("status", run.status + (f": {run.message}" if run.message else "")),
+        ("name", run.name),
+        ("tags", in_words(run.tags)),
+        ("notes", " · ".join(run.notes)),
         ("sweep", run.sweep),
         ("forked from", run.forked_from),
         ("model", run.evaluates),

@@ -92,10 +92,11 @@ _TEXTS = (
     "manifest_sha256",
     "evaluates",
     "job",
+    "note",
 )
 _HOSTS = ("left_out_hosts", "rejected_hosts", "hosts", "blamed_hosts")
-_LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", *_HOSTS)
-_OBJECTS = ("handle", "scores", "point", "settings", "changes")
+_LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "untag", *_HOSTS)
+_OBJECTS = ("handle", "scores", "point", "settings", "changes", "tags")
 #: The exact types of each field's values, as JSON gives them: ``True`` is no number.
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_WHOLE, (int,)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hlatctl.run import fold_queue, kept_fold
+from hlatctl.run import fold_queue, kept_fold, labels
 from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
@@ -268,6 +268,14 @@ def _stop_requested(state: RunState, event: Event) -> None:
     state.stop_requested = True
 
 
+def _labelled(state: RunState, event: Event) -> None:
+    labels.apply(state.labels, event)
+
+
+def _archived(state: RunState, event: Event) -> None:
+    state.archived = True
+
+
 def _config_amended(state: RunState, event: Event) -> None:
     changes = {str(key): [old, new] for key, (old, new) in event["changes"].items()}
     number, at_step = int(event["number"]), event.get("at_step")
@@ -329,6 +337,8 @@ _HANDLERS = {
     "job_queued": fold_queue.job_queued,
     "job_started": fold_queue.job_started,
     "job_left_queue": fold_queue.job_left_queue,
+    "labelled": _labelled,
+    "archived": _archived,
     "config_amended": _config_amended,
     "amendment_applied": _amendment_applied,
     "hang": _hang,

@@ -65,6 +65,12 @@ class RunPaths:
         return sorted(int(name) for name in names if name.isdecimal())
 
     @property
+    def newest_config(self) -> Path:
+        """The file of the newest amendment's configuration, or ``config.yaml``."""
+        numbers = self.amended_configs()
+        return self.amended_config(numbers[-1]) if numbers else self.config
+
+    @property
     def provenance(self) -> Path:
         """argv, git state, versions, host."""
         return self.root / "provenance.json"
@@ -96,6 +102,10 @@ class RunPaths:
     def eval(self, milestone_tokens: int) -> Path:
         """Folder of one milestone's evaluation."""
         return self.evals / f"tokens-{milestone_tokens}"
+
+    def continuations(self, milestone_tokens: int) -> Path:
+        """How one milestone continues the prompts of ``eval.prompts``."""
+        return self.eval(milestone_tokens) / "continuations.json"
 
     @property
     def contract(self) -> Path:

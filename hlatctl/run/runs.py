@@ -116,6 +116,8 @@ def list_runs(runs_dir: Path) -> list[RunPaths]:
         return []
     found = []
     for name in os.listdir(runs_dir):
+        if name.startswith("."):  # no run's id; a run that is being removed
+            continue
         with suppress(OSError):  # one call for each of thousands of runs
             status = os.stat(runs_dir / name / "config.yaml")
             if stat.S_ISREG(status.st_mode):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlatctl.run.journal import Event, number
+from hlatctl.run.labels import LabelState
 from hlatctl.run.steps import StepSeries
 
 #: Name of the job that trains.
@@ -196,6 +197,8 @@ class RunState:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
         sweep: the sweep that it is a trial of, or empty.
         argv: the command line that created the run.
+        labels: its name, tags and notes.
+        archived: its checkpoints were removed, and it can't be resumed.
         amendments: changes of its configuration, in order.
         steps: the steps that count, by step; without superseded ones.
         peak_flops_per_s: of one device; None if unknown.
@@ -218,6 +221,8 @@ class RunState:
     last_event_unix_s: float = 0.0
     stages: dict[str, StageState] = field(default_factory=dict)
     attempts: list[AttemptState] = field(default_factory=list)
+    labels: LabelState = field(default_factory=LabelState)
+    archived: bool = False
     amendments: list[AmendmentState] = field(default_factory=list)
     queued: dict[str, QueuedJob] = field(default_factory=dict)
     steps: StepSeries = field(default_factory=StepSeries)

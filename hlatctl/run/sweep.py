@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hlatctl.run import labels
 from hlatctl.run.journal import Event, number
+from hlatctl.run.labels import LabelState
 from hlatctl.run.reading import DAMAGED
 
 #: Statuses of trials that have ended.
@@ -79,6 +81,7 @@ class SweepState:
         arms, trials_planned: numbers planned.
         accelerators: whether each process has an accelerator.
         trials: by number.
+        labels: its name, tags and notes.
     """
 
     sweep_id: str = ""
@@ -96,6 +99,7 @@ class SweepState:
     trials_planned: int = 0
     accelerators: bool = False
     trials: dict[int, TrialState] = field(default_factory=dict)
+    labels: LabelState = field(default_factory=LabelState)
     stop_requested: bool = False
     message: str = ""
     warnings: list[str] = field(default_factory=list)
@@ -193,6 +197,10 @@ def _stop_requested(state: SweepState, event: Event) -> None:
     state.stop_requested = True
 
 
+def _labelled(state: SweepState, event: Event) -> None:
+    labels.apply(state.labels, event)
+
+
 def _sweep_finished(state: SweepState, event: Event) -> None:
     state.status, state.message = event["outcome"], event["message"]
 
@@ -209,5 +217,6 @@ _HANDLERS = {
     "trial_stopping": _trial_stopping,
     "trial_ended": _trial_ended,
     "stop_requested": _stop_requested,
+    "labelled": _labelled,
     "sweep_finished": _sweep_finished,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conf.amendable import LIVE, ROWS, begins, row_of
+from conf.amendable import LIVE, ROWS, begins, row_of, with_resume
 from conf.amendments import fields_of
 from conf.schema import Config
 
@@ -47,3 +47,18 @@ def test_an_amendment_begins_as_late_as_its_latest_key() -> None:
 def test_what_the_trainer_reads_while_it_trains_changes_at_once() -> None:
     assert {row_of(key).when for key in LIVE} == {"at_once"}
     assert set(LIVE) <= set(fields_of(Config()))
+
+
+@pytest.mark.parametrize(
+    ("hint", "complete"),
+    [
+        ("", "`hlatctl resume r7` continues the run"),
+        ("see train.log", "see train.log"),
+        ("raise data.validation_fraction", "raise data.validation_fraction"),
+        ("lower optimizer.lr, or wait", "lower optimizer.lr, or wait: `hlatctl resume r7 optimizer.lr=VALUE`"),
+        ("set backend.device=cpu", "set backend.device=cpu: `hlatctl resume r7 backend.device=VALUE`"),
+        ("free space, then `hlatctl resume r7`", "free space, then `hlatctl resume r7`"),
+    ],
+)
+def test_a_hint_that_names_a_key_leads_to_the_command_that_changes_it(hint: str, complete: str) -> None:
+    assert with_resume(hint, "r7") == complete

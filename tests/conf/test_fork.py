@@ -64,13 +64,13 @@ def test_a_position_has_its_meaning_in_the_same_documents_and_order_only(
 
 def test_longer_sequences_and_another_base_of_rotation_continue() -> None:
     fork = forked(100, seq_len=4096, tokens=9_000_000)
-    check_continues(PARENT, replace(fork, model=replace(fork.model, rope_theta=5e5)), "parent")
+    check_continues(PARENT, replace(fork, model=replace(fork.model, rope_theta=5e5)))
 
 
 def test_a_tied_embedding_has_other_tensors() -> None:
     fork = forked(100)
     with pytest.raises(ConfigError, match="tie_embeddings"):
-        check_continues(PARENT, replace(fork, model=replace(fork.model, tie_embeddings=True)), "parent")
+        check_continues(PARENT, replace(fork, model=replace(fork.model, tie_embeddings=True)))
 
 
 def test_formats_with_master_weights_continue_each_other() -> None:

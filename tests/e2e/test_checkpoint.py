@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import WORDS, Cli
 
 pytestmark = pytest.mark.processes
 
@@ -37,6 +38,20 @@ def test_an_exported_model_is_imported_again_and_trained_further(cli: Cli, undis
     again = cli.run("checkpoint", "export", undisturbed, "--to", os.fspath(tmp_path / "hf"))
     assert again.returncode == 14
     assert "exists and is not an empty folder\nhint: " in again.stderr
+
+
+def test_a_checkpoint_continues_a_text_and_no_file_is_left(cli: Cli, undisturbed: str) -> None:
+    before = sorted(path.name for path in cli.paths(undisturbed).root.rglob("*"))
+    prompt = "the model reads a page and then"
+    options = ["--prompt", prompt, "--step", "30", "--temperature", "0", "--max-new-tokens", "12"]
+    result = cli.run("generate", undisturbed, *options, "--json")
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert (record["run_id"], record["step"], record["tokens"]) == (undisturbed, 30, 30 * 512)
+    (text,) = record["texts"]
+    assert 1 <= len(text["token_ids"]) <= 12
+    assert set(text["text"].split()[:-1]) <= set(WORDS), "it has seen no other words"
+    assert sorted(path.name for path in cli.paths(undisturbed).root.rglob("*")) == before
 
 
 def test_initial_weights_of_another_model_are_refused_before_anything_is_created(cli: Cli, undisturbed: str) -> None:

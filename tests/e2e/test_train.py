@@ -14,7 +14,7 @@ import pytest
 import conf.load
 from flows import pretrain
 from flows.pretrain import PlainCaller
-from hlatctl.run import files
+from hlatctl.run import continuations, files
 from hlatctl.run.journal import read_events
 from hlatctl.run.manifest import checkpoint_steps, why_invalid
 from hlatctl.run.paths import RunPaths
@@ -134,6 +134,8 @@ def test_every_milestone_is_evaluated_by_the_harness_and_by_human_eval(whole: Ru
     by_tokens = sorted(results, key=lambda r: int(r["milestone_tokens"]))
     losses = [r["scores"]["validation_loss"]["value"] for r in by_tokens]
     assert losses == sorted(losses, reverse=True), "it learns"
+    texts = continuations.history(whole, [14000, 20480])
+    assert [len(kept.continuations) for kept in texts] == [5, 5]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed, so nothing is compiled")

@@ -17,6 +17,7 @@ from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.runtime import amended
 from flows.runtime.amended import Orders
+from flows.runtime.context import FlowContext
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import read_state
@@ -117,7 +118,19 @@ def test_a_step_must_lie_ahead(run: RunPaths) -> None:
         amend(run, "optimizer.lr=1e-4", at="soon")
     with pytest.raises(ConfigError, match=r"--at=90: checkpoint\.keep changes at once"):
         amend(run, "checkpoint.keep=9", at="90")
+    with pytest.raises(ConfigError, match="--at=306: training ends with step 306"):
+        amend(run, "optimizer.lr=1e-4", at="306")
     assert amend(run, "optimizer.lr=1e-4", at="90").at_step == 90
+
+
+def test_a_running_attempt_must_not_pass_an_earlier_end(run: RunPaths) -> None:
+    with hold_driver(run):
+        with pytest.raises(ConfigError, match="the running attempt could pass that step") as caught:
+            amend(run, "train.max_steps=100")
+        assert caught.value.hint == "--at now restarts training with the new end"
+        with pytest.raises(ConfigError, match=r"data\.path=.*: is compared with the run's corpus first"):
+            amend(run, f"data.path={run.config}")
+    assert amend(run, "train.max_steps=100").number == 1
 
 
 def test_amendments_begin_in_order_except_those_at_once(run: RunPaths) -> None:
@@ -209,6 +222,29 @@ def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_n
     assert (state.status, state.step, len(state.attempts)) == ("finished", 367, 2)
     assert [(a.number, a.applied_step) for a in state.amendments] == [(1, 306)]
     assert state.milestones[3_006_464].status == "evaluated"
+
+
+@pytest.mark.processes
+def test_an_amendment_that_comes_during_the_preparation_begins_with_the_first_attempt(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[str] = []
+
+    def meanwhile(ctx: FlowContext) -> None:
+        prepared.append(ctx.config.optimizer.schedule)
+        if len(prepared) == 1:
+            with JournalWriter(ctx.run, OPERATOR_WRITER, now_unix_s=ctx.clock.now_unix_s) as journal:
+                changes = {"optimizer.schedule": ["cosine", "linear"]}
+                journal.append(CONFIG_AMENDED, number=1, changes=changes, by="ana", why="", at_step=None)
+
+    monkeypatch.setattr("flows.pretrain.check_coverage", meanwhile)
+    run = pretrain.create(mock_config, argv=[])
+    drive(run)
+    state = read_state(run)
+    assert prepared == ["cosine", "linear"]
+    assert {attempt.config_number for attempt in state.attempts} == {1}
+    assert [a.applied_step for a in state.amendments] == [0]
+    assert [e["stage"] for e in read_events(run) if e["kind"] == "stage_finished"].count("preflight") == 1
 
 
 def test_a_simulated_run_is_amended_only_while_it_rests(mock_config: Config) -> None:

@@ -252,4 +252,4 @@ def test_a_preflight_that_takes_too_long_names_its_own_error_or_else_the_key_of_
         assert caught.value.message == "worker n4: run directory is not the same folder"
     else:
         assert caught.value.message.startswith("preflight.timeout_s=120: job preflight did not finish")
-        assert f"set that key in {run.config}" in caught.value.hint
+        assert f"`hlatctl resume {run.run_id} preflight.timeout_s=240` gives it more time" in caught.value.hint

@@ -251,7 +251,8 @@ class CheckpointManager:
             if free < needed:
                 message = f"{folder}: a checkpoint needs {needed} bytes, {free} are free"
                 if save.required:
-                    hint = f"free space, then `hlatctl resume {self._run.run_id}`; or lower checkpoint.keep"
+                    resume = f"`hlatctl resume {self._run.run_id}"
+                    hint = f"free space, then {resume}`; or {resume} checkpoint.keep=N` with a smaller number"
                     raise StorageError(message, hint=hint, code=DISK_FULL)
                 self._writer.skip_for_space(save, message)
                 return False

@@ -56,6 +56,7 @@ class Mirror:
         self._url, self._keep = config.checkpoint.mirror_url, config.checkpoint.mirror_keep
         self._run, self._backend, self._records = run, backend, records
         self._policy = CheckpointPolicy(config)
+        self._sent_config: Path | None = None
         self._changed = threading.Condition()
         self._queue: list[int] = []  # steps of which this process still has to copy its share; rank 0: to complete
         self._done: set[int] = set()  # rank 0's: complete, or given up
@@ -193,8 +194,10 @@ class Mirror:
                 return
             _manifest(folder)
             look_s = min(_LAST_LOOK_S, 1.5 * look_s)
-        if remote.size(layout.CONFIG) is None:
-            remote.put(self._run.config, layout.CONFIG)
+        config = self._run.newest_config
+        if remote.size(layout.CONFIG) is None or config not in (self._run.config, self._sent_config):
+            remote.put(config, layout.CONFIG)
+            self._sent_config = config
         if remote.size(copy.manifest) is None:
             remote.put(folder / MANIFEST, copy.manifest)
             wall_s = time.monotonic() - self._offered_s.get(copy.step, time.monotonic())

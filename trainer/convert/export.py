@@ -54,6 +54,7 @@ def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype:
     tokenizer = _tokenizer(run)
     with new_folder(target) as partial:
         folder = choose(run, step)
+        manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint when they are read
         weights = _describe(folder)
         stored = next(iter(weights.values())).dtype
         named = dtype or str(stored).removeprefix("torch.")
@@ -62,7 +63,6 @@ def export(config: Config, run: RunPaths, step: int | None, target: Path, dtype:
         ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
         described = hugging_face_config(config.model, seq_len=config.train.seq_len, dtype=named, **ids)
         files.write_json(partial / "config.json", described)
-    manifest = read_manifest(folder)
     parameters = sum(tensor.numel() for tensor in weights.values())
     return {
         "step": manifest.step,

@@ -135,7 +135,7 @@ def _positions(state: State | None, rows: int, sources: int) -> tuple[int, list[
     if len(positions) != rows:
         raise CheckpointError(
             f"the checkpoint's global batch has {len(positions)} sequences, train.global_batch_size={rows}",
-            hint=f"resume with train.global_batch_size={len(positions)}",
+            hint=f"a run keeps its batch size: set train.global_batch_size={len(positions)} again",
         )
     if len(batches) != 1:
         raise CheckpointError(f"the checkpoint's ranks have drawn different numbers of batches: {sorted(batches)}")

@@ -19,6 +19,8 @@ from hlatctl.units import count, one_line, utc
 
 #: Longest line of a message, and of a title.
 _LINE_CHARS, _TITLE_CHARS = 400, 120
+#: Longest summary; it can contain an earlier summary.
+_BODY_CHARS = 6000
 #: Lines of a summary of many messages.
 _SUMMARY_LINES = 15
 #: Kinds that are never delayed.
@@ -117,7 +119,7 @@ def summary(run_id: str, messages: list[Message]) -> Message:
     ]
     first = urgent[-1] if urgent else replace(messages[-1], title=run_id)
     title = shown(f"{first.title} (summary of {len(messages)} messages)", _TITLE_CHARS)
-    return replace(first, title=title, body="\n".join(lines))
+    return replace(first, title=title, body="\n".join(lines)[:_BODY_CHARS])
 
 
 def _resume(run: RunPaths) -> str:

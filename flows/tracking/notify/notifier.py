@@ -64,7 +64,7 @@ class Notifier:
         kept = books.read(run)
         self._book = kept or Book()
         self._is_new = kept is None
-        self._tail = JournalTail(run, self._book.offsets, wanted=no_steps)
+        self._tail = self._journal_tail()
         urls = config.notify.urls
         self._book.queues = {entry: self._book.queues.get(entry) or Queue() for entry in urls}
         self._failures = dict.fromkeys(urls, 0)
@@ -88,14 +88,18 @@ class Notifier:
         Raises:
             StorageError: the journal can't be read.
         """
-        changed = self._read() | self._look()
+        try:
+            changed = self._read() | self._look()
+        except StorageError:
+            self._tail = self._journal_tail()  # it may have read a part of the new events
+            raise
         if changed or self._is_new:
             self._is_new = False
             books.write(self._run, self._book)
         for entry, queue in self._book.queues.items():
             self._deliver(entry, queue)
 
-    def add(self, note: Note, time_unix_s: float, numbers: tuple[str, ...] = ()) -> None:
+    def add(self, note: Note, time_unix_s: float, lines: tuple[str, ...] = ()) -> None:
         """Queue a message, unless the same was said within a day or ``notify.on`` lacks its kind."""
         now_unix_s, key = self._now_unix_s(), shown(note.key)
         said = {old: at for old, at in self._book.said_unix_s.items() if now_unix_s - at < _DAY_S}
@@ -103,7 +107,10 @@ class Notifier:
             return
         self._book.said_unix_s = {**said, key: now_unix_s}
         for queue in self._book.queues.values():
-            queue.waiting.append(note.message(self._run, time_unix_s, numbers))
+            queue.waiting.append(note.message(self._run, time_unix_s, lines))
+
+    def _journal_tail(self) -> JournalTail:
+        return JournalTail(self._run, self._book.offsets, wanted=no_steps)
 
     def _read(self) -> bool:
         events = self._tail.read_new()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema import RecoveryConfig
-from flows.recovery.case import failing_step, restarts_without_progress
+from flows.recovery.case import failing_step, history, restarts_without_progress
 from flows.recovery.failure_causes import Cause, Ending
 from flows.recovery.policy import Decision, decide, hanging
 from hlatctl.run.fold import fold
@@ -112,6 +112,30 @@ def test_the_same_failure_at_the_same_step_walks_back_then_stops_with_the_eviden
     last = decide(state, crash, POLICY)
     assert (last.action, last.why) == ("stop", "step 25 has failed 3 times in the same way")
     assert last.hint.endswith("exclude the batch with `hlatctl data skip RUN --steps 25`")
+
+
+@pytest.mark.parametrize(("last_step", "key"), [(0, "recovery.start_timeout_s"), (24, "recovery.hang_floor_s")])
+def test_a_hang_that_repeats_names_the_key_that_gives_more_time(last_step: int, key: str) -> None:
+    state = RunState(checkpoints=[20], attempts=[attempt(1, last_step=last_step, checkpoint=0)])
+    hang = Ending(cause="hang", evidence="no step after step 24 for 600 s")
+    for _ in range(2):
+        decision = decide(state, hang, POLICY)
+        conclude(state, hang, decision)
+        state.attempts.append(attempt(len(state.attempts) + 1, last_step=last_step))
+    last = decide(state, hang, POLICY)
+    assert (last.action, last.hint) == ("stop", f"see the stacks in the logs; if it only needs longer, raise {key}")
+
+
+def test_an_amendment_resets_the_budget_and_waits_for_nothing() -> None:
+    state = RunState(checkpoints=[5], attempts=[attempt(1, last_step=7), attempt(2, last_step=7)])
+    for earlier in state.attempts:
+        earlier.cause, earlier.signature, earlier.decision = "killed", "killed: x", "restart"
+    state.attempts.append(attempt(3, last_step=7))
+    ended = decide(state, Ending(cause="amended", evidence=""), POLICY)
+    assert (ended.action, ended.wait_s) == ("restart", 0.0)
+    conclude(state, Ending(cause="amended", evidence=""), ended)
+    state.attempts.append(attempt(4, last_step=7))
+    assert history(state) == state.attempts[3:]
 
 
 def test_storage_that_stays_away_blames_neither_batch_nor_checkpoint_and_stops_at_last() -> None:

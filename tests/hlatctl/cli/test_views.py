@@ -42,7 +42,7 @@ def test_runs_lists_every_run(make_run: MakeRun, cli: Cli) -> None:
     make_run("two", until="killed", simulated=True)
     lines = [line.split("  ") for line in cli("runs").splitlines()]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert rows[0] == ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "CREATED"]
+    assert rows[0] == ["RUN", "STATUS", "STEP", "TOKENS", "LOSS", "VALIDATION", "SCORES", "AGE"]
     assert {row[0]: row[1:4] for row in rows[1:]} == {
         "one": ["finished", "306/306", "2.51M"],
         "two": ["interrupted (SIMULATED)", "130/306", "1.06M"],

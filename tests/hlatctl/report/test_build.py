@@ -16,7 +16,8 @@ from hlatctl.report.goodput import Goodput, measure_goodput
 from hlatctl.report.numbers import Numbers, numbers
 from hlatctl.report.run_view import read_without_steps
 from hlatctl.report.summary import summary_markdown
-from hlatctl.run import files
+from hlatctl.run import continuations, files
+from hlatctl.run.continuations import Continuation, Kept
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, read_events
 from hlatctl.run.paths import RunPaths
@@ -25,6 +26,18 @@ from tests.hlatctl.conftest import MakeRun
 GOLDEN = Path(__file__).parents[2] / "golden" / "report"
 #: Set to rewrite the golden files; check the difference before you commit it.
 UPDATE_ENV = "HLATCTL_UPDATE_GOLDEN"
+#: The second text comes from a model that would like to be markup.
+_TEXTS = [
+    Kept(
+        milestone_tokens=tokens,
+        step=1,
+        continuations=[
+            Continuation(prompt="def __init__(self", text=text, stop="max_new_tokens"),
+            Continuation(prompt="Once upon a time", text="\n\n\n", stop="max_new_tokens"),
+        ],
+    )
+    for tokens, text in ((833_333, "(((\n\n\n\n("), (1_666_666, "</code><script>alert(1)</script>{{ title }}\x1b[2J"))
+]
 
 
 def compare(name: str, text: str) -> None:
@@ -52,10 +65,8 @@ def test_numbers_and_summary_equal_the_golden_files(make_run: MakeRun) -> None:
 def test_page_equals_the_golden_file(make_run: MakeRun) -> None:
     # Without figures, because their text depends on matplotlib's version.
     run = make_run()
-    text = run.config.read_text(encoding="utf-8")
-    compare(
-        "index.html", report_page.render(numbers_of(run), time_of(run), None, {}, text, files.read_json(run.provenance))
-    )
+    text, provenance = run.config.read_text(encoding="utf-8"), files.read_json(run.provenance)
+    compare("index.html", report_page.render(numbers_of(run), time_of(run), None, {}, text, provenance, _TEXTS))
 
 
 def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:
@@ -147,3 +158,20 @@ def test_scores_under_another_contract_have_their_own_column_a_mark_and_no_point
     assert "its contract differs from that of the first score" in page
     drawn = (run.report / "figures" / "loss.svg").read_text(encoding="utf-8")
     assert ">3.000<" not in drawn
+
+
+def test_a_page_has_at_most_twelve_milestones_of_texts_from_the_first_to_the_last(make_run: MakeRun) -> None:
+    run = make_run(until="stages")
+    kept = [Kept(milestone_tokens=10**6 * n, step=n, continuations=_TEXTS[0].continuations) for n in range(1, 101)]
+    html = report_page.render(numbers_of(run), time_of(run), None, {}, "", {}, kept)
+    rows = [line for line in html.splitlines() if line.startswith('<tr><td class="number">') and "((" in line]
+    shown = [int(row.partition('"number">')[2].partition("M<")[0]) for row in rows]
+    assert (len(shown), shown[0], shown[-1]) == (12, 1, 100)
+    assert "88 more milestones: <code>hlatctl generate example --history</code>" in html
+
+
+def test_the_report_reads_the_texts_of_milestones(make_run: MakeRun) -> None:
+    run = make_run()
+    texts = [{"prompt": "a", "text": "b < c", "stop": "max_new_tokens"}]
+    continuations.write(run, 833_333, {"step": 102}, texts)
+    assert "<code>b &lt; c</code>" in build(run).read_text(encoding="utf-8")

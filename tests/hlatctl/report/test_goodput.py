@@ -62,11 +62,12 @@ def test_without_a_failure_there_is_a_bound_and_no_best_interval(journal: Journa
     assert not any("Daly" in name or "Young" in name for name in texts)
 
 
-def test_attempts_that_saved_or_were_asked_to_stop_are_not_failures(journal: Journal) -> None:
+@pytest.mark.parametrize(("reason", "cause"), [("stop", "preempted"), ("amend", "amended")])
+def test_attempts_that_saved_or_were_asked_to_stop_are_not_failures(journal: Journal, reason: str, cause: str) -> None:
     journal.start(10)
     journal.step(30, 1)
-    journal.train(31, "train_stopped", step=1, reason="stop")  # preempted: no request to stop, nothing lost
-    journal.end(32, "preempted", "restart")
+    journal.train(31, "train_stopped", step=1, reason=reason)  # no request to stop, nothing lost
+    journal.end(32, cause, "restart")
     journal.start(40, attempt=2, resumed_from_step=1)
     journal.step(60, 2, attempt=2)
     journal.add(61, "stop_requested", writer="operator")

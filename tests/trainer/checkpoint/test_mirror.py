@@ -17,6 +17,7 @@ pytest.importorskip("fsspec", reason="no extra for object storage is installed")
 from conf.load import load
 from hlatctl.cache import mirror as layout
 from hlatctl.cache.objects import Objects
+from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError, StorageError
 from hlatctl.run.manifest import MANIFEST, checkpoint_steps, read_manifest, why_invalid, write_manifest
 from hlatctl.run.paths import RunPaths
@@ -90,6 +91,18 @@ def test_every_verified_checkpoint_is_copied_and_the_run_waits_for_the_last_one(
     assert last[-1].endswith(MANIFEST)
     assert why_invalid(_folder(mirrored, 24), of_run=False) is None
     assert not _alarms(mirrored, events_of)
+
+
+def test_the_copy_of_the_configuration_is_the_newest_one(
+    mirrored: RunPaths, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amended = files.seal_lines(files.unseal_lines(mirrored.config.read_text(encoding="utf-8"))[0])
+    files.write_text(mirrored.amended_config(1), "not this one")
+    files.write_text(mirrored.amended_config(2), amended)
+    arrived = _broken(monkeypatch, lambda number: False)
+    assert train_here(mirrored, 1) == 0
+    assert arrived.count("config.yaml") == 1
+    assert (_folder(mirrored, 24).parent / "config.yaml").read_text(encoding="utf-8") == amended
 
 
 def test_a_lost_run_directory_continues_from_the_mirror_with_the_same_bits(

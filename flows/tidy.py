@@ -1,0 +1,193 @@
+"""Removes runs, or only their checkpoints. Refuses a run that anything still works on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.of_run import of_run
+from flows.launchers import launcher_for
+from flows.runtime.context import is_mock, live_training
+from hlatctl.run import files, sweep
+from hlatctl.run.errors import HlatctlError, RunBusyError, StorageError, cannot_write
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
+from hlatctl.run.lease import driver, hold_driver, holder
+from hlatctl.run.manifest import MANIFEST, folder_steps
+from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.runs import list_runs
+
+#: Begins the names of folders that are being removed; no run's id begins with a dot.
+_REMOVED = ".removed-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a run's folder contains.
+
+    Args:
+        checkpoints: number of them.
+        checkpoints_bytes: on this disk; files that another run has too count in full.
+        other_bytes: everything else.
+        mirror_url: folder of copies in object storage, which stay; empty: none.
+        forks: ids of runs of the same folder that began from it. They have their own checkpoints.
+    """
+
+    checkpoints: int
+    checkpoints_bytes: int
+    other_bytes: int
+    mirror_url: str
+    forks: tuple[str, ...]
+
+
+def content(run: RunPaths) -> Content:
+    """Return what a run's folder contains. Symbolic links are not followed."""
+    in_checkpoints = _tree_bytes(run.checkpoints)
+    try:
+        url = of_run(run).checkpoint.mirror_url
+    except HlatctlError:
+        url = None
+    return Content(
+        checkpoints=len(folder_steps(run)),
+        checkpoints_bytes=in_checkpoints,
+        other_bytes=_tree_bytes(run.root) - in_checkpoints,
+        mirror_url=f"{url}/{run.run_id}" if url else "",
+        forks=_forks(run),
+    )
+
+
+def members(run: RunPaths) -> list[RunPaths]:
+    """Return the trials of a sweep and the sweep itself, or only the run."""
+    if not isinstance(run, SweepPaths):
+        return [run]
+    state = sweep.fold(read_events(run))
+    trials = [RunPaths(run.root.parent / trial.run_id) for trial in state.trials.values()]
+    return [*(trial for trial in trials if trial.root.is_dir()), run]
+
+
+def check_idle(run: RunPaths) -> None:
+    """Check that nothing works on a run, and that it is this user's.
+
+    Raises:
+        RunBusyError: its driver, its training or an evaluation runs, or it is a trial of a sweep that is driven.
+        StorageError: it belongs to another user.
+    """
+    owner = run.root.stat().st_uid
+    if os.geteuid() not in (0, owner):
+        raise StorageError(f"{run.root}: belongs to user {_user(owner)}", hint="ask that user to remove it")
+    if busy := driver(run):
+        raise RunBusyError(f"run {run.run_id}: {busy} drives it", hint=f"`hlatctl stop {run.run_id}`, then try again")
+    if isinstance(run, SweepPaths):
+        return
+    state = read_state(run)
+    above = SweepPaths(run.root.parent / state.sweep) if state.sweep else None
+    if above and above.root.is_dir() and (busy := driver(above)):
+        raise RunBusyError(
+            f"run {run.run_id}: is a trial of {above.run_id}, which {busy} drives",
+            hint=f"`hlatctl stop {above.run_id}`, then try again",
+        )
+    for lease in run.evals.glob("*/lease"):
+        if busy := holder(lease):
+            raise RunBusyError(f"run {run.run_id}: {busy} evaluates it", hint="wait for it, or end that process")
+    try:
+        config = of_run(run)
+    except HlatctlError:
+        return  # a damaged run has no job that could be asked for
+    if not is_mock(config) and live_training(state, launcher_for(config)):
+        raise RunBusyError(
+            f"run {run.run_id}: training still runs, without a driver",
+            hint=f"`hlatctl stop {run.run_id}`, then try again",
+        )
+
+
+def remove(run: RunPaths) -> None:
+    """Remove a run's folder. From the first moment on, nothing takes the rest of it for a run.
+
+    Raises:
+        RunBusyError, StorageError: as :func:`check_idle`.
+    """
+    check_idle(run)
+    hidden = run.root.with_name(f"{_REMOVED}{run.run_id}-{secrets.token_hex(4)}")
+    try:
+        run.root.rename(hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        raise cannot_write(str(run.root), error, hint="`hlatctl rm` removes what is left") from None
+
+
+def remove_left_overs(runs_dir: Path) -> None:
+    """Remove what interrupted removals of this user left."""
+    for path in runs_dir.glob(f"{_REMOVED}*"):
+        if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def archive(run: RunPaths, *, keeps: int | None, by: str) -> int:
+    """Remove a run's checkpoints; everything that its report needs stays. The run can't be resumed after that.
+
+    Args:
+        run: the run directory.
+        keeps: step of a checkpoint that stays; None: none does.
+        by: the user.
+
+    Returns:
+        The bytes of the removed files.
+
+    Raises:
+        RunBusyError, StorageError: as :func:`check_idle`.
+    """
+    check_idle(run)
+    with hold_driver(run), files.created_like(run.root):
+        gone = [run.checkpoint(step) for step in folder_steps(run) if step != keeps]
+        freed = sum(map(_tree_bytes, gone))
+        # First, so that an interrupted archiving is repeated and never resumed.
+        with JournalWriter(run, OPERATOR_WRITER) as journal:
+            journal.append("archived", durable=True, by=by, bytes=freed)
+        try:
+            for folder in gone:
+                (folder / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise cannot_write(str(run.checkpoints), error, hint=f"`hlatctl archive {run.run_id}` again") from None
+    return freed
+
+
+def newest_trusted(run: RunPaths) -> int | None:
+    """Return the step of the newest checkpoint that was read again; or of the newest; None: there is none."""
+    state, have = read_state(run), folder_steps(run)
+    trusted = [step for step in have if state.trust.get(step) in ("verified", "survived")]
+    return max(trusted or have, default=None)
+
+
+def _forks(run: RunPaths) -> tuple[str, ...]:
+    found = []
+    for other in list_runs(run.root.parent):
+        if b"fork:" in (text := _bytes(other.config)) and f"run: {run.run_id}\n".encode() in text:
+            found.append(other.run_id)
+    return tuple(found)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _tree_bytes(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        total += sum(os.lstat(os.path.join(parent, name)).st_size for name in names)
+    return total
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,126 @@
+"""A run's or sweep's name, tags and notes: what people call it and say of it. Each change is an event."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError
+from hlatctl.run.journal import OPERATOR_WRITER, Event, JournalWriter
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.redact import hide
+
+LABELLED = "labelled"
+_TAG_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+#: MLflow and hlatctl give tags with these beginnings a meaning.
+_RESERVED = ("mlflow.", "hlatctl.")
+_MAX_NAME, _MAX_VALUE, _MAX_NOTE = 100, 250, 5000
+
+
+@dataclass
+class NoteState:
+    """A note: its text, who wrote it, and when."""
+
+    text: str
+    by: str
+    time_unix_s: float
+
+
+@dataclass
+class LabelState:
+    """Name (may be empty), tags and notes, the oldest note first."""
+
+    name: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    notes: list[NoteState] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change of labels, checked.
+
+    Args:
+        name: the new name; empty: none; None: as it was.
+        tags: to set.
+        untag: keys of tags to remove.
+        note: to add; empty: none.
+    """
+
+    name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    untag: tuple[str, ...] = ()
+    note: str = ""
+
+    def __bool__(self) -> bool:
+        return self.name is not None or bool(self.tags or self.untag or self.note)
+
+
+def change(*, name: str | None = None, tags: Iterable[str] = (), untag: Iterable[str] = (), note: str = "") -> Change:
+    """Check labels as they were typed, with secrets masked.
+
+    Args:
+        tags: such as ``model=small``.
+
+    Raises:
+        ConfigError: one breaks a rule; names it.
+    """
+    _check_text("--name", name or "", _MAX_NAME)
+    _check_text("--note", note, _MAX_NOTE, lines=True)
+    return Change(
+        name=None if name is None else hide(name.strip()),
+        tags=dict(map(_tag, tags)),
+        untag=tuple(untag),
+        note=hide(note.strip()),
+    )
+
+
+def write(run: RunPaths, change: Change, *, by: str) -> None:
+    """Journal a change of labels; an empty one writes nothing.
+
+    Raises:
+        RunBusyError: another process writes there now.
+        StorageError: the journal can't be written.
+    """
+    if not change:
+        return
+    fields: dict[str, Any] = {"tags": dict(change.tags), "untag": list(change.untag), "note": change.note}
+    if change.name is not None:
+        fields["name"] = change.name
+    with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
+        journal.append(LABELLED, durable=True, by=by, **fields)
+
+
+def apply(labels: LabelState, event: Event) -> None:
+    """Apply a ``labelled`` event."""
+    labels.name = str(event.get("name", labels.name))
+    kept = {key: value for key, value in labels.tags.items() if key not in event.get("untag", [])}
+    labels.tags = kept | {str(key): str(value) for key, value in event.get("tags", {}).items()}
+    if event.get("note"):
+        labels.notes = [*labels.notes, NoteState(str(event["note"]), str(event.get("by", "")), event["time_unix_s"])]
+
+
+def in_words(tags: Mapping[str, str]) -> str:
+    """Return tags as they are typed: ``model=small data=v2``."""
+    return " ".join(f"{key}={value}" if value else key for key, value in sorted(tags.items()))
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    if not _TAG_KEY.fullmatch(key):
+        raise ConfigError(
+            f"--tag={text}: its key must be 1 to 63 letters, digits, '_', '.' or '-'", hint="--tag model=small"
+        )
+    if key.startswith(_RESERVED):
+        raise ConfigError(f"--tag={text}: keys of hlatctl and MLflow are reserved", hint="choose another key")
+    _check_text(f"--tag {key}", value, _MAX_VALUE)
+    return key, hide(value)
+
+
+def _check_text(option: str, text: str, most: int, *, lines: bool = False) -> None:
+    if len(text) > most:
+        raise ConfigError(f"{option}: has {len(text)} characters, at most {most} are allowed")
+    if not all(char.isprintable() or (lines and char in "\n\t") for char in text):
+        raise ConfigError(f"{option}={text!a:.80}: must not contain control characters")
