@@ -19,6 +19,8 @@ from hlatctl.units import count, one_line, utc
 
 #: Longest line of a message, and of a title.
 _LINE_CHARS, _TITLE_CHARS = 400, 120
+#: Characters of a text that are read: the time to find secrets grows with their square.
+_READ_CHARS = 2000
 #: Longest summary; it can contain an earlier summary.
 _BODY_CHARS = 6000
 #: Lines of a summary of many messages.
@@ -82,6 +84,8 @@ class Note:
 
 def shown(text: str, most: int = _LINE_CHARS) -> str:
     """Return a text as one short printable line, without recognized secrets."""
+    if len(text) > _READ_CHARS:  # the last word may be a secret's beginning
+        text = text[:_READ_CHARS].rpartition(" ")[0] + " …"
     line = one_line(hide(text)).strip()
     return line if len(line) <= most else f"{line[: most - 1]}…"
 

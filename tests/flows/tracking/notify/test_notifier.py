@@ -7,11 +7,12 @@ import json
 import pytest
 
 from conf.of_run import of_run
-from flows.tracking.notify import numbers
+from flows.tracking.notify import notifier, numbers
 from flows.tracking.notify.book import Forecast
 from flows.tracking.notify.notes import Message
 from flows.tracking.notify.notifier import PER_HOUR, Notifier, only_notifier
-from hlatctl.run.errors import RunBusyError
+from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.run.fold import read_state
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
 from tests.flows.tracking.notify.conftest import ENTRY, MakeRun, fail, journal
@@ -94,12 +95,12 @@ def test_a_kill_between_send_and_note_repeats_that_message_only(make_run: MakeRu
 def test_an_outage_is_one_warning_and_its_messages_arrive_later(make_run: MakeRun, service: Service) -> None:
     run, service.problem = make_run(), f"{ENTRY}: the service doesn't answer"
     fail(run)
-    notifier = service.of(run)
+    watching = service.of(run)
     for _ in range(5):
-        notifier.poll()
+        watching.poll()
         service.now_unix_s += 700
     service.problem = ""
-    notifier.poll()
+    watching.poll()
     assert service.titles == ["one: failed at step 7"]
     assert [e["kind"] for e in read_events(run) if e.get("what") == "notify"] == ["tracking_lost", "tracking_back"]
 
@@ -122,13 +123,13 @@ def test_many_events_after_an_outage_become_one_summary_with_the_urgent_one_firs
 
 def test_at_most_twenty_messages_an_hour_but_urgent_ones_at_once(make_run: MakeRun, service: Service) -> None:
     run = make_run()
-    notifier = service.of(run)
+    watching = service.of(run)
     for number in range(PER_HOUR + 5):
         journal(run, "eval_finished", milestone_tokens=number + 1, step=1, scores={}, skipped={})
-        notifier.poll()
+        watching.poll()
     assert len(service.got) == PER_HOUR
     fail(run)
-    notifier.poll()
+    watching.poll()
     assert len(service.got) == PER_HOUR + 1
     assert service.got[-1].title == "one: failed at step 7 (summary of 2 messages)"
 
@@ -137,11 +138,11 @@ def test_a_repeated_alarm_is_told_once_a_day_and_kinds_that_nobody_asked_for_nev
     make_run: MakeRun, service: Service
 ) -> None:
     run = make_run()
-    notifier = service.of(run)
+    watching = service.of(run)
     for hour in range(26):
         journal(run, "alarm", step=hour, what="weight_drift", message="drift")
         journal(run, "straggler", step=hour, rank=1, host="n1", ratio=2.0, message="slow")
-        notifier.poll()
+        watching.poll()
         service.now_unix_s += 3600
     assert service.titles == ["one: alarm weight drift at step 0", "one: alarm weight drift at step 24"]
 
@@ -157,6 +158,14 @@ def test_a_message_has_no_control_characters_no_secret_and_short_lines(make_run:
     assert not any(line.startswith("Title:") for line in body.splitlines())
 
 
+def test_a_secret_at_the_end_of_what_is_read_is_not_shown(make_run: MakeRun, service: Service) -> None:
+    run, hidden = make_run(), "HF_TOKEN=abcdefgh12345678 " * 76
+    secret = "hf_" + "Zq7" * 14
+    journal(run, "run_finished", outcome="failed", step=1, tokens=1, message=f"{hidden}{secret} {'x' * 9000}")
+    service.of(run).poll()
+    assert "Zq7" not in service.got[0].body
+
+
 def test_an_old_run_that_gets_its_first_service_is_told_only_of_its_newest_driver(
     make_run: MakeRun, service: Service
 ) -> None:
@@ -166,6 +175,36 @@ def test_an_old_run_that_gets_its_first_service_is_told_only_of_its_newest_drive
     journal(run, "alarm", step=1, what="disk_full", message="full")
     service.of(run).poll()
     assert service.titles == ["one: the disk is full"]
+
+
+def test_what_was_read_when_the_storage_failed_is_read_again(
+    make_run: MakeRun, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    fail(run)
+    watching = service.of(run)
+    with monkeypatch.context() as broken:
+        broken.setattr(notifier, "read_state", lambda run: (_ for _ in ()).throw(StorageError("gone")))
+        with pytest.raises(StorageError):
+            watching.poll()
+    watching.poll()
+    assert service.titles == ["one: failed at step 7"]
+
+
+def test_summaries_of_summaries_stay_short(make_run: MakeRun, service: Service) -> None:
+    run, service.problem = make_run(), f"{ENTRY}: the service doesn't answer"
+    fail(run)
+    watching = service.of(run)
+    for number in range(1200):
+        journal(run, "eval_finished", milestone_tokens=number + 1, step=1, scores={}, skipped={})
+        if number % 30 == 0:
+            watching.poll()
+    service.problem, service.now_unix_s = "", service.now_unix_s + 700
+    watching.poll()
+    (message,) = service.got
+    assert "What is asked of you: repair a node" in message.body
+    assert len(message.body) <= 6000
+    assert len(message.title) <= 120
 
 
 def test_a_damaged_book_begins_anew(make_run: MakeRun, service: Service) -> None:
@@ -186,13 +225,13 @@ def test_two_processes_do_not_send_the_messages_of_one_run(make_run: MakeRun) ->
 def test_a_digest_a_day_compares_with_the_one_before(make_run: MakeRun, service: Service) -> None:
     run = make_run(digest_hour=8)
     service.now_unix_s = 86_400 * 10_000 + 7 * 3600.0
-    notifier = service.of(run)
-    notifier.poll()
+    watching = service.of(run)
+    watching.poll()
     with JournalWriter(run, train_writer(0), 1) as steps:
         steps.append("step", step=2, tokens=4096, loss=2.25, step_s=1.0)
     for _ in range(30):
         service.now_unix_s += 3600
-        notifier.poll()
+        watching.poll()
     assert service.titles == ["one: digest of 1997-05-19", "one: digest of 1997-05-20"]
     assert "4.1K of" in service.got[0].body
     assert "+4.1K since the last digest" in service.got[0].body
@@ -200,8 +239,6 @@ def test_a_digest_a_day_compares_with_the_one_before(make_run: MakeRun, service:
 
 
 def test_a_predicted_end_that_is_a_day_later_for_an_hour_is_told_once(make_run: MakeRun) -> None:
-    from hlatctl.run.fold import read_state
-
     run = make_run()
     config = of_run(run)
     with JournalWriter(run, train_writer(0), 1) as steps:
