@@ -91,6 +91,7 @@ ROWS: tuple[Row, ...] = (
     Row("recovery.straggler_factor", "next_attempt", _NOTHING),
     Row("recovery.straggler_steps", "next_attempt", _NOTHING),
     Row("tracking.", "next_driver", _NOTHING),
+    Row("notify.", "next_driver", _NOTHING),
     Row("backend.", "next_attempt", _NODES),
     Row("cluster.", "next_attempt", _NODES),
     Row("cluster.price_usd_per_node_hour", "at_once", _NOTHING),

@@ -21,6 +21,19 @@ from conf.constraints import (
 )
 
 PrecisionName = Literal["fp32", "mixed", "bf16_sr", "bf16"]
+NotifyKind = Literal[
+    "failed",
+    "needs_person",
+    "walked_back",
+    "node_left_out",
+    "straggler",
+    "alarm",
+    "milestone",
+    "finished",
+    "stopped",
+    "amended",
+    "forecast_slip",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +371,30 @@ class TrackingConfig:
     poll_s: PositiveFloat = 5.0
     """Interval at which the mirror reads new events."""
     final_sync_timeout_s: NonNegativeFloat = 20.0
-    """How long the end of a run waits for MLflow; `hlatctl sync` copies missing entries later."""
+    """How long the end of a run waits for MLflow and for messages; `hlatctl sync` copies missing entries later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotifyConfig:
+    """Messages to people about a run. Each trial of a sweep is silent."""
+
+    urls: list[str] = field(default_factory=list)
+    """Where messages go: `env:NAME` or `file:/PATH` (mode 600), which contain an Apprise URL (chat, mail, webhook)."""
+    on: list[NotifyKind] = field(
+        default_factory=lambda: [
+            "failed",
+            "needs_person",
+            "walked_back",
+            "node_left_out",
+            "alarm",
+            "milestone",
+            "finished",
+        ]
+    )
+    """What messages are about: `failed`, `needs_person`, `walked_back`, `node_left_out`, `straggler`, `alarm`,
+    `milestone`, `finished`, `stopped`, `amended`, `forecast_slip` (the predicted end is a day later)."""
+    digest_hour: Annotated[int, Range(ge=0, le=23)] | None = None
+    """Hour (UTC) of a daily digest: tokens, loss, scores, goodput, failures, forecast; none: no digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -668,6 +704,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from conf import notify_urls
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.redact import is_secret_name, secret_in
 
@@ -31,6 +32,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         variable = key.removeprefix("backend.env.")
         if variable != key and is_secret_name(variable) and value not in ("", "null") and not override.startswith("~"):
             raise _named(key)
+        notify_urls.check_override(key, value)
         for error in _problem(key, override):
             raise error
 
@@ -68,6 +70,7 @@ def check_values(plain: dict[str, Any]) -> None:
         ConfigError: names the key.
     """
     for key, text in _strings(plain, ""):
+        notify_urls.check_override(key, text)
         for error in _problem(key, text):
             raise error
     for name, value in (plain["backend"].get("env") or {}).items():

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import fingerprint
+from conf import fingerprint, notify_urls
 from conf.origins import Origins
 from conf.schema import Config
 from flows.launchers import launcher_for, open_context
@@ -116,6 +116,8 @@ def create(
         check(config, begun=forked)
         check_shape(config)
         check_mirror(config, run_id)
+        if not is_mock(config):
+            notify_urls.check(config)
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8))
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
     argv = [hide(word) for word in argv]
@@ -156,19 +158,19 @@ def drive(
             ctx.close()
             return ctx.state
         _journal_start(ctx)
-        copier = None
+        followers: list[follower.Follower] = []
         if caller_of is None:
             prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
-            copier = follower.start(ctx)
+            followers = follower.start(ctx)
         try:
             while (resumed_after_s := _drive(ctx, caller_of)) is not None:
                 ctx = _successor(ctx, resumed_after_s)
         except SystemExit:
-            follower.abandon(copier)
-            copier = None
+            follower.abandon(followers)
+            followers = []
             raise
         finally:
-            follower.finish(ctx, copier)
+            follower.finish(ctx, followers)
             ctx.close()
         return ctx.refresh()
 
@@ -182,7 +184,7 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
         _finish(ctx, "finished", "")
         return None
     except HlatctlError as error:
-        _finish(ctx, "stopped" if isinstance(error, StoppedError) else "failed", error.message)
+        _finish(ctx, "stopped" if isinstance(error, StoppedError) else "failed", error.message, error.hint)
         if ctx.world and (after_s := ctx.world.resumed_after_s(error, ctx.state)) is not None:
             return after_s
         _report_anyway(ctx)
@@ -321,10 +323,10 @@ def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) ->
         pipeline(ctx, PlainCaller(ctx.clock))
 
 
-def _finish(ctx: FlowContext, outcome: str, message: str) -> None:
+def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> None:
     ctx.launcher.release(ctx.run.root)
     state = ctx.refresh()
-    ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message)
+    ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message, hint=hint)
     ctx.watch()
 
 

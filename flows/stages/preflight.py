@@ -18,6 +18,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import PreflightError
 from hlatctl.run.provenance import versions_of
 from hlatctl.run.reading import reading
+from hlatctl.run.state import NO_SPARE_NODE
 
 _JOB = "preflight"
 #: Between two measurements of a run that waits for nodes.
@@ -124,7 +125,7 @@ class _Waits:
             self._ctx.message(f"preflight: {error.message}; no spare node, measuring again every {interval_s:g} s")
         self._waited = True
         self._ctx.launcher.release(self._ctx.run.root)
-        self._ctx.event("job_queued", job=_JOB, reason=reason, expected_start_unix_s=None)
+        self._ctx.event("job_queued", job=_JOB, reason=reason, code=NO_SPARE_NODE, expected_start_unix_s=None)
         self._ctx.pause(interval_s)
         self._ctx.event("job_left_queue", job=_JOB)
 

@@ -1,10 +1,12 @@
-"""Copying to MLflow in separate processes, so that a slow or absent MLflow delays nothing."""
+"""Copying to MLflow, and messages to people, in separate processes: a slow or absent service delays nothing."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
@@ -15,26 +17,43 @@ from hlatctl.run.paths import SweepPaths
 Process = subprocess.Popen[bytes]
 
 
-def start(ctx: FlowContext) -> Process | None:
-    """Start the process that copies a run's journal to MLflow while it grows; None if tracking is off."""
-    if not ctx.config.tracking.enabled:
-        return None
-    log_dir = ctx.run.logs(0)
-    log_dir.mkdir(parents=True, exist_ok=True)
-    return _copier("mlflow_sync", ctx.run.root, log_dir / "mirror.log")
+@dataclass(frozen=True)
+class Follower:
+    """A process that follows a run's journal.
+
+    Args:
+        late: what to say if it is not done in time.
+    """
+
+    process: Process
+    late: str
 
 
-def finish(ctx: FlowContext, copier: Process | None) -> None:
-    """Wait until everything is copied, at most ``tracking.final_sync_timeout_s``. `hlatctl sync` copies the rest."""
-    if copier and not _completes(copier, ctx.config):
-        ctx.message(f"MLflow is not up to date yet; to copy the rest: hlatctl sync {ctx.run.run_id}")
+def start(ctx: FlowContext) -> list[Follower]:
+    """Start the processes that follow a run's journal while it grows: the copy to MLflow, and messages to people."""
+    log_dir, run_id = ctx.run.logs(0), ctx.run.run_id
+    followers = []
+    if ctx.config.tracking.enabled:
+        copier = _started("mlflow_sync", ctx.run.root, log_dir / "mirror.log")
+        followers.append(Follower(copier, f"MLflow is not up to date yet; to copy the rest: hlatctl sync {run_id}"))
+    if ctx.config.notify.urls and not ctx.world and not ctx.state.sweep:
+        notifier = _started("notify.follower", ctx.run.root, log_dir / "notify.log")
+        followers.append(Follower(notifier, f"messages are not sent yet; to send them: hlatctl notify {run_id}"))
+    return followers
 
 
-def abandon(copier: Process | None) -> None:
-    """End the process at once."""
-    if copier is not None:
-        copier.terminate()
-        copier.wait()
+def finish(ctx: FlowContext, followers: list[Follower]) -> None:
+    """Wait until everything is copied and sent, at most ``tracking.final_sync_timeout_s`` in all."""
+    deadline_s = time.monotonic() + ctx.config.tracking.final_sync_timeout_s
+    for follower in followers:
+        if not _completes(follower.process, max(0.0, deadline_s - time.monotonic())):
+            ctx.message(follower.late)
+
+
+def abandon(followers: list[Follower]) -> None:
+    """End the processes at once."""
+    for follower in followers:
+        _end(follower.process)
 
 
 def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]) -> None:
@@ -46,19 +65,27 @@ def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]
         say: called with a message if it fails.
     """
     log = sweep.root / "mirror.log"
-    if config.tracking.enabled and not _completes(_copier("mlflow_sweep", sweep.root, log), config):
+    if config.tracking.enabled and not _completes(
+        _started("mlflow_sweep", sweep.root, log), config.tracking.final_sync_timeout_s
+    ):
         say(f"the sweep's numbers are not in MLflow; see {log}")
 
 
-def _copier(module: str, folder: Path, log: Path) -> Process:
+def _started(module: str, folder: Path, log: Path) -> Process:
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return spawn.beside(spawn.command(f"flows.tracking.{module}", os.fspath(folder)), output)
 
 
-def _completes(copier: Process, config: Config) -> bool:
-    """Wait for a copy; whether it succeeded in time. A timeout or Ctrl-C ends it."""
+def _completes(process: Process, timeout_s: float) -> bool:
+    """Wait for a process; whether it succeeded in time. A timeout or Ctrl-C ends it."""
     try:
-        return copier.wait(timeout=config.tracking.final_sync_timeout_s) == 0
+        return process.wait(timeout=timeout_s) == 0
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        abandon(copier)
+        _end(process)
         return False
+
+
+def _end(process: Process) -> None:
+    process.terminate()
+    process.wait()

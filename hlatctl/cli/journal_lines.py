@@ -123,6 +123,11 @@ def _spike(event: Event) -> str:
     return f"step {event['step']}: gradient spike, norm {number(event, 'grad_norm'):.3f}, recent mean {mean:.3f}"
 
 
+def _tracking_back(event: Event) -> str:
+    missed = "messages are sent" if event["what"] == "notify" else f"{event['events']} missing events copied"
+    return f"{event['what']} answers again, {missed}"
+
+
 def _run_finished(event: Event) -> str:
     why = f" ({event['message']})" if event.get("message") else ""
     return f"run {event['outcome']} at step {event['step']}{why}"
@@ -194,7 +199,7 @@ TEXTS: dict[str, Callable[[Event], str]] = {
     "config_amended": _config_amended,
     "amendment_applied": lambda e: f"amendment {e['number']}: in force after step {e['step']}",
     "failure_simulated": lambda e: f"simulated failure: {e['failure']} on {e['host']}",
-    "tracking_back": lambda e: f"{e['what']} answers again, {e['events']} missing events copied",
+    "tracking_back": _tracking_back,
     "fault_injected": lambda e: f"drill: {e['fault']} injected into run {e['run_id']}",
     "drill_outcome": _drill_outcome,
     "drill_baseline": lambda e: f"drill: {e['steps']} steps without faults, to compare with",

@@ -29,6 +29,7 @@ from hlatctl.cli import (
     goodput,
     logs,
     note,
+    notify,
     plan,
     resume,
     rm,
@@ -42,6 +43,7 @@ from hlatctl.cli import (
     train,
     ui,
     verify_resume,
+    watch,
 )
 from hlatctl.run.errors import HlatctlError
 from hlatctl.units import printable
@@ -65,6 +67,7 @@ for _command in (
     sweep_report.sweep_report,
     runs.runs,
     status.status,
+    watch.watch,
     logs.logs,
     note.note,
     stop.stop,
@@ -83,6 +86,7 @@ for _command in (
     sync.sync,
     rm.rm,
     rm.archive,
+    notify.notify,
 ):
     app.command()(_command)
 app.add_typer(checkpoint.app, name="checkpoint")

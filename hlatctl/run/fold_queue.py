@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hlatctl.run.journal import Event
-from hlatctl.run.state import TRAIN_JOB, QueuedJob, RunState
+from hlatctl.run.state import NO_SPARE_NODE, TRAIN_JOB, QueuedJob, RunState
 
 
 def job_queued(state: RunState, event: Event) -> None:
@@ -11,7 +11,8 @@ def job_queued(state: RunState, event: Event) -> None:
     name, reason = str(event["job"]), str(event.get("reason") or "")
     since_unix_s = state.queued[name].since_unix_s if name in state.queued else float(event["time_unix_s"])
     start = event.get("expected_start_unix_s")
-    state.queued[name] = QueuedJob(reason, since_unix_s, None if start is None else float(start))
+    start_unix_s, needs_person = None if start is None else float(start), event.get("code") == NO_SPARE_NODE
+    state.queued[name] = QueuedJob(reason, since_unix_s, start_unix_s, needs_person)
 
 
 def job_started(state: RunState, event: Event) -> None:

@@ -33,6 +33,7 @@ FLOW_WRITER = "flow"
 EVALUATE_WRITER = "evaluate"
 OPERATOR_WRITER = "operator"
 MIRROR_WRITER = "mirror"
+NOTIFY_WRITER = "notify"
 DRILL_WRITER = "drill"
 #: Prefix of the names of the training processes' writers.
 TRAIN_WRITER = "train-"

@@ -183,6 +183,11 @@ class RunPaths:
         """``mirror.json``: how far the journal has been copied to MLflow."""
         return self.root / "mirror.json"
 
+    @property
+    def notify(self) -> Path:
+        """``notify.json``: how far the journal has been read for messages to people, and unsent messages."""
+        return self.root / "notify.json"
+
 
 @dataclass(frozen=True)
 class SweepPaths(RunPaths):

@@ -15,6 +15,8 @@ from hlatctl.run.steps import StepSeries
 
 #: Name of the job that trains.
 TRAIN_JOB = "train"
+#: ``code`` of a ``job_queued`` event: the job waits until a person repairs a node.
+NO_SPARE_NODE = "no_spare_node"
 #: Newest counts of an evaluation's answers that are kept, two seconds apart. They give its pace.
 _COUNTS_KEPT = 30
 
@@ -88,11 +90,13 @@ class QueuedJob:
         reason: in the scheduler's words; empty if it gives none.
         since_unix_s: when it was first seen there.
         expected_start_unix_s: when the scheduler expects to start it; None if it doesn't say.
+        needs_person: it waits until a person repairs a node.
     """
 
     reason: str
     since_unix_s: float
     expected_start_unix_s: float | None = None
+    needs_person: bool = False
 
 
 @dataclass

@@ -12,10 +12,13 @@ import pytest
 from flows.launch.base import Handle
 from flows.launch.records import started
 from hlatctl.run import processes
-from hlatctl.run.errors import StoppedError
+from hlatctl.run.errors import DataError, StoppedError
 from tests.e2e.conftest import Cli
+from tests.flows.tracking.notify.conftest import TOKEN, Hook, hook
 from tests.sockets import IPV4_LOOPBACK, hosts, listening
 from tests.waiting import wait_for
+
+__all__ = ["hook"]
 
 pytestmark = pytest.mark.processes
 
@@ -58,8 +61,16 @@ def assert_stopped_with_a_checkpoint(cli: Cli, run_id: str, driver: subprocess.P
     assert "stopped" in cli.run("status", run_id).stdout
 
 
-def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float]) -> None:
-    driver = cli.start_train("stopped", LONG)
+def assert_told_once_and_nothing_holds_the_address(cli: Cli, run_id: str, hook: Hook) -> None:
+    told = [title.removeprefix(f"{run_id}: ").partition(" at ")[0] for title in hook.titles]
+    assert told == ["stopped", "stopped", "failed", "finished"]
+    assert f"Command: hlatctl resume {run_id}" in hook.messages[2]["message"]
+    for path in cli.paths(run_id).root.rglob("*"):
+        assert path.is_dir() or TOKEN.encode() not in path.read_bytes(), f"{path} has the address of the service"
+
+
+def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses: dict[int, float], hook: Hook) -> None:
+    driver = cli.start_train("stopped", LONG, "notify.urls=[env:HOOK_URL]", "notify.on=[stopped,failed,finished]")
     wait_for_new_checkpoints(cli, "stopped", 1)
     if sys.platform == "linux":
         assert hosts(listening(pids_of(cli, "stopped", driver))) == {IPV4_LOOPBACK}, "it listens on loopback only"
@@ -81,6 +92,12 @@ def test_ending_the_driver_a_stop_and_an_interrupt_lose_nothing(cli: Cli, losses
     driver.send_signal(signal.SIGINT)
     assert_stopped_with_a_checkpoint(cli, "stopped", driver)
 
+    corpus = cli.folder / "corpus"
+    away = corpus.rename(cli.folder / "corpus-away")
+    assert cli.run("resume", "stopped").returncode == DataError.exit_code
+    away.rename(corpus)
+
     result = cli.run("resume", "stopped")
     assert result.returncode == 0, result.stderr
     assert cli.losses("stopped") == losses
+    assert_told_once_and_nothing_holds_the_address(cli, "stopped", hook)

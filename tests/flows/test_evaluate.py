@@ -10,6 +10,7 @@ import pytest
 
 from conf.schema import Config
 from flows import evaluate, pretrain
+from flows.runtime.context import FlowContext
 from flows.simulation import checkpoints
 from flows.simulation.process import Script
 from flows.simulation.scripts import SCRIPTS
@@ -112,7 +113,12 @@ def test_the_runs_driver_copies_the_scores_to_mlflow(
     unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[RunState] = []
-    monkeypatch.setattr(follower, "start", lambda ctx: copied.append(_state(ctx.run)))
+
+    def start(ctx: FlowContext) -> list[follower.Follower]:
+        copied.append(_state(ctx.run))
+        return []
+
+    monkeypatch.setattr(follower, "start", start)
     first, second, _ = sorted(mock_config.milestones.values())
     _drive(unevaluated, mock_config, at=first)
     assert [state.milestones[first].status for state in copied] == ["evaluated"]

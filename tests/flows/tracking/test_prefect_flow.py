@@ -33,7 +33,7 @@ from hlatctl.run.errors import StoppedError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 
-follower.start = lambda ctx: None  # no MLflow
+follower.start = lambda ctx: []  # no MLflow
 RUN, WHAT = RunPaths(Path(sys.argv[1])), sys.argv[2:]
 
 def request_stop():
