@@ -93,7 +93,7 @@ def require_options(files: Sequence[Path]) -> None:
     """
     for folder in user_folders():
         for path in files:
-            if path.is_relative_to(folder) and path.parent.parent != folder:
+            if path.is_relative_to(folder) and not path.is_relative_to(OURS) and path.parent.parent != folder:
                 raise ConfigError(
                     f"{_shown(path)}: only GROUP/OPTION.yaml in {folder} can be used",
                     hint=f"move it to {folder}/experiment, or rename it",

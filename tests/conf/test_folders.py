@@ -169,3 +169,8 @@ def test_a_file_that_is_no_option_is_refused_if_it_would_be_used(own: Path, plac
         written(own / "experiment" / "mine.yaml", MINE.replace("quickstart]", "quickstart, /experiment/deep/other]"))
     with using([own]), pytest.raises(ConfigError, match=r"only GROUP/OPTION.yaml in .* can be used"):
         compose(["experiment=mine"])
+
+
+def test_our_own_files_may_be_below_a_folder_of_the_user() -> None:
+    with using([Path("/")]):
+        folders.require_options([folders.OURS / "model" / "llama_tiny.yaml"])
