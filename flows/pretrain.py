@@ -38,7 +38,15 @@ from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, check_mirror, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
-from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, StoppedError, storage_errors
+from hlatctl.run.errors import (
+    CheckpointError,
+    ConfigError,
+    EvaluationError,
+    HlatctlError,
+    StoppedAtOnceError,
+    StoppedError,
+    storage_errors,
+)
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
@@ -193,9 +201,11 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
         return ctx.config.rehearsal.head_restart_s
     except KeyboardInterrupt:
         ctx.signals.take()
-        message = f"run {run.run_id}: interrupted"
+        at_once = ctx.state.stop_requested  # by the first interrupt
+        message = f"run {run.run_id}: {'stopped at once, without a checkpoint' if at_once else 'interrupted'}"
         _finish(ctx, "stopped", message)
-        raise StoppedError(message, hint=f"`hlatctl resume {run.run_id}` continues the run") from None
+        kind = StoppedAtOnceError if at_once else StoppedError
+        raise kind(message, hint=f"`hlatctl resume {run.run_id}` continues the run") from None
     except SystemExit:
         # SIGTERM: training continues, and the journal gets no end of the run.
         ctx.signals.take()

@@ -25,7 +25,15 @@ from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import is_due, preflight
 from hlatctl.run import fence
 from hlatctl.run.batches import batches_drawn, events_about
-from hlatctl.run.errors import DamagedFileError, HlatctlError, StoppedError, StorageError, TrainingError, load_error
+from hlatctl.run.errors import (
+    CancelledError,
+    DamagedFileError,
+    HlatctlError,
+    StoppedError,
+    StorageError,
+    TrainingError,
+    load_error,
+)
 from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
@@ -319,7 +327,7 @@ def _stop(ctx: FlowContext, job: Job, ending: failure_causes.Ending, decision: p
         return StoppedError(f"run {run_id}: {decision.why}", hint=f"{resume} continues the run")
     if ending.cause == "cancelled":
         why = f"run {run_id}: {ending.evidence}; {decision.why}"
-        return StoppedError(why, hint=f"{decision.hint}; {resume} continues the run")
+        return CancelledError(why, hint=f"{decision.hint}; {resume} continues the run")
     hint = with_resume(decision.hint.replace(" RUN ", f" {run_id} ") or f"see {job.log}", run_id)
     why = f"training stopped at step {ctx.state.step}: {ending.evidence}; {decision.why}"
     return TrainingError(why, hint=hint if resume[:-1] in hint else f"{hint}; then {resume}")

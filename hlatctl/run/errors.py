@@ -16,7 +16,9 @@ Tree (exit code)::
     +-- TrainingError (20)      training stopped and the restart policy gave up
     +-- EvaluationError (21)    a checkpoint could not be evaluated
     +-- CheckpointError (22)    no valid checkpoint where one is needed
-    +-- StoppedError (23)       stopped on request; the run can be resumed
+    +-- StoppedError (0)        stopped on request; the run can be resumed
+    |   +-- CancelledError (23)     its job was cancelled, by nobody that hlatctl knows
+    |   +-- StoppedAtOnceError (130)  a second interrupt: stopped without a checkpoint
     +-- CompileError (24)       a graph that can't be compiled, or is not in the cache
     +-- DamagedFileError (25)   a file that is damaged
 
@@ -152,8 +154,20 @@ class CheckpointError(HlatctlError):
 class StoppedError(HlatctlError):
     """Stopped on request; the run can be resumed. Printed as ``stopped``, not as an error."""
 
-    exit_code = 23
+    exit_code = 0
     word = "stopped"
+
+
+class CancelledError(StoppedError):
+    """The job was cancelled in the scheduler; the run can be resumed."""
+
+    exit_code = 23
+
+
+class StoppedAtOnceError(StoppedError):
+    """Stopped without a checkpoint, because of a second interrupt; the run can be resumed."""
+
+    exit_code = 130
 
 
 class CompileError(HlatctlError):

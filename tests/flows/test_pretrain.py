@@ -14,6 +14,7 @@ from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.recovery import node_ledger
 from flows.runtime.clock import RealClock
+from flows.runtime.context import FlowContext
 from flows.simulation.mock import MockLauncher
 from flows.simulation.process import Script
 from flows.simulation.scripts import SCRIPTS, argument
@@ -27,6 +28,7 @@ from hlatctl.run.errors import (
     PreflightError,
     RunBusyError,
     RunExistsError,
+    StoppedError,
     TrainingError,
     dump_error,
 )
@@ -105,6 +107,24 @@ def test_a_failed_stage_ends_the_run_with_its_error_and_resume_continues(
             pretrain.drive(run)
     assert kinds(run, "attempt_started") == []
     assert pretrain.drive(run).status == "finished"
+
+
+@pytest.mark.parametrize(("asked_before", "code"), [(False, 0), (True, 130)])
+def test_one_interrupt_is_a_request_and_a_second_one_stops_without_a_checkpoint(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch, asked_before: bool, code: int
+) -> None:
+    def interrupt(ctx: FlowContext, caller: object) -> None:
+        if asked_before:
+            ctx.event("stop_requested", by="interrupt")
+        raise KeyboardInterrupt
+
+    run = pretrain.create(mock_config, argv=[])
+    monkeypatch.setattr(pretrain, "pipeline", interrupt)
+    with pytest.raises(StoppedError) as stopped:
+        pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
+    assert stopped.value.exit_code == code
+    assert ("without a checkpoint" in stopped.value.message) == asked_before
+    assert stopped.value.hint == f"`hlatctl resume {run.run_id}` continues the run"
 
 
 def test_restarts_without_progress_are_bounded(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
