@@ -214,7 +214,12 @@ def storage_errors() -> Iterator[None]:
 
 def error_types() -> dict[str, type[HlatctlError]]:
     """Return all error classes by name."""
-    types: list[type[HlatctlError]] = [HlatctlError, *HlatctlError.__subclasses__()]
+    direct = HlatctlError.__subclasses__()
+    types: list[type[HlatctlError]] = [
+        HlatctlError,
+        *direct,
+        *(sub for kind in direct for sub in kind.__subclasses__()),
+    ]
     return {error_type.__name__: error_type for error_type in types}
 
 
