@@ -214,12 +214,8 @@ def storage_errors() -> Iterator[None]:
 
 def error_types() -> dict[str, type[HlatctlError]]:
     """Return all error classes by name."""
-    direct = HlatctlError.__subclasses__()
-    types: list[type[HlatctlError]] = [
-        HlatctlError,
-        *direct,
-        *(sub for kind in direct for sub in kind.__subclasses__()),
-    ]
+    direct, stopped = HlatctlError.__subclasses__(), StoppedError.__subclasses__()
+    types: list[type[HlatctlError]] = [HlatctlError, *direct, *stopped]
     return {error_type.__name__: error_type for error_type in types}
 
 
