@@ -13,6 +13,7 @@ from conf.schema import Config
 from flows.launch.base import Handle, Job, Launcher
 from flows.recovery import node_ledger
 from flows.runtime.clock import Clock, RealClock
+from flows.runtime.driver_log import DriverLog
 from flows.runtime.observer import Observer, SilentObserver
 from flows.runtime.signals import Signals
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StoppedError, StorageError
@@ -98,6 +99,7 @@ class FlowContext:
         self.cancelled = threading.Event()
         self.signals = Signals()
         self._lock = threading.RLock()
+        self._log = DriverLog(run.driver_log, self.clock.now_unix_s)
         self._journal = JournalWriter(run, writer, now_unix_s=self.clock.now_unix_s, check=self._check_driver)
         self.refresh()
 
@@ -191,8 +193,9 @@ class FlowContext:
         return state
 
     def message(self, text: str) -> None:
-        """Show one line of text."""
+        """Show one line of text, and keep it in the driver's log."""
         self.observer.message(text)
+        self._log.write(text)
         for sink in self.message_sinks:
             sink(text)
 

@@ -31,17 +31,26 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option(help="Print only the output of this attempt; 0: of the jobs before training.", min=0)
     ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Print only the output of a stage: driver, data, compile, train, eval, ..."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print the output of all attempts, stages and nodes.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Print a run's events, and its newest attempt's output.
 
     Prints the newest journal entries first: stages, every tenth step, checkpoints, evaluations, restarts. Then prints
-    the output of the first node's processes, or with --rank of one process on any node. With -f, continues across
-    restarts until the run has ended.
+    the output of the first node's processes, or with --rank of one process on any node. `--stage driver` prints what
+    the driver has decided. With -f, continues across restarts until the run has ended.
     """
     paths = find_run(run, runs_dir)
     announce(paths)
-    printer = _Printer(paths, rank, attempt)
+    if stage is not None:
+        _check_stage(paths, stage)
+    printer = _Printer(paths, rank, attempt, stage=stage, everything=everything)
     printer.print_new()
     if not follow and not printer.printed:
         _nothing(printer)
@@ -51,6 +60,28 @@ def logs(
         if ended:
             return
         time.sleep(_POLL_S)
+
+
+def _check_stage(run: RunPaths, stage: str) -> None:
+    """Refuse a stage that has no output yet.
+
+    Raises:
+        HlatctlError: names those that have.
+    """
+    known = sorted({_stage_of(path) for path in (run.root / "logs").rglob("*.log")})
+    if stage not in known:
+        raise HlatctlError(
+            f"--stage={stage}: run {run.run_id} has no output of such a stage",
+            hint=f"it has that of: {', '.join(known)}" if known else f"`hlatctl status {run.run_id}` shows its state",
+        )
+
+
+def _stage_of(path: Path) -> str:
+    """Return the stage of a log: ``eval`` of ``eval-10240.log``, ``train`` of ``train.node-3.log``."""
+    if path.parent.name.isdigit():  # a process of torchrun's, in old runs
+        path = next(parent for parent in path.parents if parent.parent.name.startswith("attempt-"))
+    name = path.name.split(".")[0]
+    return name.rpartition("-")[0] if name.rpartition("-")[2].isdigit() else name
 
 
 def _nothing(printer: _Printer) -> None:
@@ -77,11 +108,20 @@ def _newest_folder(run: RunPaths) -> Path:
 class _Printer:
     """Prints new lines of a run's journal and log files, each part below the name of its file."""
 
-    def __init__(self, run: RunPaths, rank: int | None, attempt: int | None = None) -> None:
+    def __init__(
+        self,
+        run: RunPaths,
+        rank: int | None,
+        attempt: int | None = None,
+        *,
+        stage: str | None = None,
+        everything: bool = False,
+    ) -> None:
         self.printed = self.found = False
         self._seen: dict[Path, _Reader] = {}
         self.run, self.rank = run, rank
         self._attempt, self._per_node = attempt, 0
+        self._stage, self._everything = stage, everything
         self._journal = JournalLines(run, rank)
         self._shown, self._open_line = "", False
 
@@ -90,9 +130,17 @@ class _Printer:
         return _newest_folder(self.run) if self._attempt is None else self.run.logs(self._attempt)
 
     def print_new(self) -> None:
-        for line in self._journal.read_new() if self._attempt is None else ():
+        for line in self._journal.read_new() if self._attempt is None and self._stage is None else ():
             self._print("journal", f"{line}\n")
-        self._print_logs(self.folder)
+        if self._stage is None and not self._everything:
+            self._print_logs(self.folder)
+            return
+        top = self.run.root / "logs" if self._attempt is None else self.folder
+        for path in sorted(top.rglob("*.log"), key=lambda path: (path.parent != top, path)):
+            if self._stage in (None, _stage_of(path)):
+                self.found = True
+                for text in filter(None, self._read_new(path, self.rank if _has_ranks(path) else None)):
+                    self._print(str(path.relative_to(self.run.root / "logs")), text)
 
     def _print(self, name: str, text: str) -> None:
         if self._shown != name:
@@ -151,6 +199,11 @@ class _Reader:
             lines, self._open_line = [*lines, self._open_line], b""
         start = rank_output.prefix(self._rank)
         return b"".join(line[len(start) :] for line in lines if line.startswith(start)).decode(errors="replace")
+
+
+def _has_ranks(path: Path) -> bool:
+    """Return whether the lines of a log begin with a rank."""
+    return _stage_of(path) == "train" and not path.parent.name.isdigit()
 
 
 def _node_of(path: Path) -> int:

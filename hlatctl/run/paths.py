@@ -130,6 +130,11 @@ class RunPaths:
         """Folder of one attempt's logs."""
         return self.root / "logs" / attempt_name(attempt)
 
+    @property
+    def driver_log(self) -> Path:
+        """``logs/driver.log``: what the driver has said."""
+        return self.root / "logs" / "driver.log"
+
     def launch(self, attempt: int) -> Path:
         """Folder of the scripts submitted for one attempt; attempt 0: all jobs except training."""
         return self.root / "launch" / attempt_name(attempt)
