@@ -93,6 +93,19 @@ def parameters(model: ModelConfig) -> Parameters:
     )
 
 
+def flops_per_token(model: ModelConfig, seq_len: int) -> int:
+    """Return the FLOPs of one token's forward and backward pass: 6 N + 12 layers x hidden x seq_len.
+
+    Counted as in PaLM (arXiv 2204.02311, appendix B): a multiplication and an addition are two FLOPs, the backward pass
+    costs twice the forward pass, attention scores are counted in full although half of them are masked, and
+    recomputation does not count. N excludes the embedding, which is looked up and not multiplied (unless it is also
+    the output projection).
+    """
+    counts = parameters(model)
+    multiplied = counts.total - (0 if model.tie_embeddings else counts.embedding)
+    return 6 * multiplied + 12 * model.num_layers * model.hidden_size * seq_len
+
+
 def state_bytes(config: Config) -> StateBytes:
     """Return the bytes per parameter of a configuration's backend and precision."""
     return STATE_BYTES[config.backend.name, config.precision.name]

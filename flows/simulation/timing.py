@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from conf.schema import Config
-from conf.sizes import checkpoint_bytes
-from hlatctl.plan.arithmetic import flops_per_token
+from conf.sizes import checkpoint_bytes, flops_per_token
 from hlatctl.plan.step_time import step_time_s
 
 #: Model FLOP/s of one process if the plan doesn't know the hardware: one core of a common CPU.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conf.schema import Config, ModelConfig
-from conf.sizes import checkpoint_bytes, checkpoints_kept, parameters, runs_dir_bytes
+from conf.schema import Config
+from conf.sizes import checkpoint_bytes, checkpoints_kept, flops_per_token, parameters, runs_dir_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +32,6 @@ class Budget:
     checkpoint_bytes: int
     checkpoints_kept: int
     disk_bytes: int
-
-
-def flops_per_token(model: ModelConfig, seq_len: int) -> int:
-    """Return the FLOPs of one token's forward and backward pass: 6 N + 12 layers x hidden x seq_len.
-
-    Counted as in PaLM (arXiv 2204.02311, appendix B): a multiplication and an addition are two FLOPs, the backward pass
-    costs twice the forward pass, attention scores are counted in full although half of them are masked, and
-    recomputation does not count. N excludes the embedding, which is looked up and not multiplied (unless it is also
-    the output projection).
-    """
-    counts = parameters(model)
-    multiplied = counts.total - (0 if model.tie_embeddings else counts.embedding)
-    return 6 * multiplied + 12 * model.num_layers * model.hidden_size * seq_len
 
 
 def budget(config: Config) -> Budget:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config
-from hlatctl.plan.arithmetic import flops_per_token
+from conf.sizes import flops_per_token
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 #: HLAT compares the cost of this many tokens (arXiv 2404.10630, section 4).

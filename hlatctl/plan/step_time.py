@@ -10,8 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config, HardwareConfig
-from conf.sizes import COMPUTE_BYTES, FP32_BYTES, layer_parameters, stage_layers, stage_parameters, state_bytes
-from hlatctl.plan.arithmetic import flops_per_token
+from conf.sizes import (
+    COMPUTE_BYTES,
+    FP32_BYTES,
+    flops_per_token,
+    layer_parameters,
+    stage_layers,
+    stage_parameters,
+    state_bytes,
+)
 from hlatctl.plan.execution import OURS, Execution
 from hlatctl.plan.products import Device, head_product, layer_passes, layer_products, loss_s
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema import Config
-from hlatctl.plan.arithmetic import flops_per_token
+from conf.sizes import flops_per_token
 from hlatctl.report.in_force import size_since_step
 from hlatctl.run.state import AmendmentState, ContractScores, RunState
 

@@ -24,4 +24,4 @@ unset XLA_USE_BF16
 
 # Writes train.pid first and train.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.
 exec PYTHON -m hlatctl.node /runs/hlat_70b/launch/attempt-0001/train -- \
-  PYTHON -m torch.distributed.run --rdzv-id=train --nproc-per-node=32 -m trainer --run-dir /runs/hlat_70b --attempt 1
+  PYTHON -m torch.distributed.run --rdzv-id=train --nproc-per-node=32 -m trainer --run-dir /runs/hlat_70b --config /runs/hlat_70b/config.yaml --attempt 1

@@ -213,3 +213,30 @@ def test_a_character_that_is_written_in_two_parts_is_printed_correctly(tmp_path:
     assert "".join(printer._read_new(path, None)) == "one\ntwo "
     path.write_bytes("one\ntwo ü\n".encode())
     assert "".join(printer._read_new(path, None)) == "ü\n"
+
+
+def test_a_stage_s_output_of_all_attempts_is_printed(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run, 0, "data.log", "prepared\n")
+    write(run, 0, "eval-10240.log", "mmlu\n")
+    write(run, 1, "train.log", "[rank0]: step 10\n[rank1]: other\n")
+    write(run, 2, "train.node-3.log", "[rank24]: step 20\n")
+    (run.root / "logs" / "driver.log").write_text("2026-01-01 00:00:00 UTC  data: done\n", encoding="utf-8")
+    for arguments, expected in (
+        (("--stage", "driver"), ["2026-01-01 00:00:00 UTC  data: done"]),
+        (("--stage", "eval"), ["mmlu"]),
+        (("--stage", "train"), ["[rank0]: step 10", "[rank1]: other", "[rank24]: step 20"]),
+        (("--stage", "train", "--attempt", "1", "--rank", "0"), ["step 10"]),
+    ):
+        assert main(["logs", "example", *arguments]) == 0
+        assert capsys.readouterr().out.splitlines() == expected
+    assert main(["logs", "example", "--stage", "compile"]) == 1
+    assert "it has that of: data, driver, eval, train" in capsys.readouterr().err
+
+
+def test_everything_is_the_journal_and_every_log(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run, 0, "data.log", "prepared\n")
+    write(run, 1, "train.node-3.log", "[rank24]: step 20\n")
+    assert main(["logs", "example", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "prepared\n" in out
+    assert "[rank24]: step 20\n" in out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hlatctl.plan.arithmetic import flops_per_token
+from conf.sizes import flops_per_token
 from tests.conf.test_sizes import LLAMA_7B
 
 
