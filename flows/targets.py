@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlatctl.report.run_index import called
 from hlatctl.run import runs
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunNotFoundError
 from hlatctl.run.manifest import MANIFEST, read_manifest, steps_in, why_invalid
@@ -48,6 +49,8 @@ def find(name: str, runs_dir: Path) -> Target:
         try:
             return RunTarget(runs.find_run(runs_dir, name))
         except RunNotFoundError as error:
+            if run := called(runs_dir, name):
+                return RunTarget(run)
             if not path.exists():
                 raise RunNotFoundError(error.message, hint=f"{error.hint}; {_KINDS}") from None
     if not path.exists():

@@ -66,6 +66,9 @@ def check(config: Config, *, begun: bool = False) -> None:
         raise DependencyError(problem, hint="use one environment per stack; see docs/neuron.md, version matrix")
     if is_mock(config):
         return  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
+    backend = config.backend
+    if config.cluster.launcher == "local" and backend.device != "cpu" and backend.name == "torch_native":
+        ask_about("trainer.device_check", config, timeout_s=_TIMEOUT_S)
     if not begun:
         check_initial_weights(config)
     if config.data.inputs or config.tokenizer.path:

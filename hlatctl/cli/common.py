@@ -88,16 +88,11 @@ def find_run(name: str, runs_dir: Path | None) -> RunPaths:
     try:
         return runs.find_run(folder, name)
     except RunNotFoundError:
-        from hlatctl.report.run_index import rows
+        from hlatctl.report.run_index import called
 
-        called = [row.run_id for row in rows(folder) if name and row.name == name]
-        if len(called) > 1:
-            raise RunNotFoundError(
-                f"{name}: is the name of {len(called)} runs", hint=f"one of: {', '.join(called[-5:])}"
-            ) from None
-        if not called:
-            raise
-        return runs.find_run(folder, called[0])
+        if run := called(folder, name):
+            return run
+        raise
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:

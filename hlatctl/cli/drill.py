@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import ConfigDirs, Json, Overrides, columns, print_json, say
-from hlatctl.run.errors import TrainingError
+from hlatctl.run.errors import StoppedError, TrainingError
 from hlatctl.run.paths import RunPaths
 
 _EXPERIMENT = "experiment="
@@ -39,7 +39,13 @@ def drill(
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
     config = compose(chosen, to_start=False)  # what can't be drilled is refused first
-    run = exercise(config, new_folder(Path(config.runs_dir)), fault or offered(config), argv=sys.argv, say=say)
+    folder = new_folder(Path(config.runs_dir))
+    try:
+        run = exercise(config, folder, fault or offered(config), argv=sys.argv, say=say)
+    except KeyboardInterrupt:
+        raise StoppedError(
+            f"the drill was interrupted; its files are in {folder}", hint="`hlatctl drill` begins a new one"
+        ) from None
     show(run, as_json=as_json)
 
 

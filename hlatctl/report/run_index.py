@@ -18,16 +18,19 @@ from typing import Any
 
 from hlatctl.report.run_view import RunView, status_of, view_run
 from hlatctl.run import files
+from hlatctl.run.errors import RunNotFoundError
 from hlatctl.run.journal import number
 from hlatctl.run.kept_fold import code, source_crc
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, cache_dir
 from hlatctl.run.plain import from_plain
 from hlatctl.run.reading import DAMAGED
-from hlatctl.run.runs import list_runs
+from hlatctl.run.runs import find_run, list_runs
 from hlatctl.run.scores import headlines
 from hlatctl.run.state import RunState
 
+#: Options whose value can look like an override.
+_WITH_VALUE = ("--tag", "--note", "--name", "--run-id", "--sweep-id", "--config-dir")
 #: Size and time of each file that an entry depends on, by name.
 Files = dict[str, list[int]]
 
@@ -100,6 +103,18 @@ def rows(runs_dir: Path) -> list[Row]:
     return found
 
 
+def called(runs_dir: Path, name: str) -> RunPaths | None:
+    """Return the run whose label is this name; None if there is none.
+
+    Raises:
+        RunNotFoundError: several runs have the name.
+    """
+    ids = [row.run_id for row in rows(runs_dir) if name and row.name == name]
+    if len(ids) > 1:
+        raise RunNotFoundError(f"{name}: is the name of {len(ids)} runs", hint=f"one of: {', '.join(ids[-5:])}")
+    return find_run(runs_dir, ids[0]) if ids else None
+
+
 def _status(run: RunPaths, entry: _Entry) -> str:
     return entry.driven if entry.driven and driver(run) else str(entry.row["status"])
 
@@ -124,13 +139,19 @@ def _row(view: RunView) -> Row:
         name=state.labels.name,
         tags=state.labels.tags,
         note=state.labels.notes[-1].text if state.labels.notes else "",
-        overrides=[word for word in state.argv[1:] if "=" in word and not word.startswith("-")],
+        overrides=_overrides(state.argv),
         scores=_scores(state),
         node_hours=hours,
         cost_usd=None if price is None else hours * price,
         path=str(view.run.root),
         problem=view.problem or None,
     )
+
+
+def _overrides(argv: list[str]) -> list[str]:
+    """Return the overrides of a command line, without the values of its options."""
+    words = zip(argv[1:], argv, strict=False)
+    return [word for word, before in words if "=" in word and not word.startswith("-") and before not in _WITH_VALUE]
 
 
 def _scores(state: RunState) -> dict[str, float]:

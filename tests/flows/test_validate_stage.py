@@ -16,6 +16,8 @@ from flows.stages import validate
         (["eval=hlat"], ["eval.check"]),
         (["eval.runner=vllm"], ["eval.check"]),
         (["eval=hlat", "eval.enabled=false"], []),
+        (["backend.device=cuda"], ["trainer.device_check"]),
+        (["backend.device=cuda", "cluster=slurm", "cluster.nodes=2"], []),
     ],
 )
 def test_the_evaluator_is_asked_if_the_suite_may_miss_something(

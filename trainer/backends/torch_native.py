@@ -45,7 +45,7 @@ class TorchNative(TorchDistributed):
         super().__init__(config)
         self.compiles = config.backend.compile
         self._facts = DEVICES[config.backend.device]
-        self.device = _device(config.backend.device)
+        self.device = own_device(config.backend.device, int(os.environ.get("LOCAL_RANK", "0")))
         if self.world_size > 1 and not dist.is_initialized():
             rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
         # Another thread writes checkpoints; it must not use the process groups of training.
@@ -207,8 +207,8 @@ class TorchNative(TorchDistributed):
         return next((peak for (known, dtype), peak in peaks if name.startswith(known) and dtype == precision), None)
 
 
-def _device(kind: str) -> torch.device:
-    """Return this process's device by its local rank.
+def own_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of a process by its rank on the node, and make it the current one.
 
     Raises:
         DependencyError: PyTorch doesn't support the device, or the node has too few.
@@ -225,7 +225,6 @@ def _device(kind: str) -> torch.device:
         ) from None
     if not DEVICES[kind].own_for_each_process:
         return torch.device(kind)
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if not module.is_available() or local_rank >= module.device_count():
         raise DependencyError(
             f"backend.device={kind}: process {local_rank} of this node has no such device "

@@ -43,3 +43,14 @@ def test_a_recovery_that_failed_is_an_error_which_names_it(tmp_path: Path, capsy
         show(run, as_json=False)
     assert os.fspath(tmp_path) in caught.value.hint
     assert "NOT RECOVERED: no head" in capsys.readouterr().out
+
+
+def test_an_interrupted_drill_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> RunPaths:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.drill.exercise.exercise", interrupted)
+    assert main(["drill", f"runs_dir={tmp_path}"]) == 0
+    assert "stopped: the drill was interrupted; its files are in " in capsys.readouterr().err
