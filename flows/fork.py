@@ -6,6 +6,7 @@ continues as after any restart, and the other run may delete its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ def fork(
         CheckpointError: there is no such checkpoint, or it is incomplete.
         DataError, DependencyError, LaunchError, RunExistsError, StorageError: as :func:`flows.pretrain.create`.
     """
-    before = of_run(parent)
+    before = replace(of_run(parent), runs_dir=os.fspath(parent.root.parent))  # the parent may have been moved
     if is_mock(before):
         raise ConfigError(
             f"{parent.run_id}: is simulated, so its checkpoints contain no weights", hint="fork a run that has trained"

@@ -73,8 +73,12 @@ def check_idle(run: RunPaths) -> None:
 
     Raises:
         RunBusyError: its driver, its training or an evaluation runs, or it is a trial of a sweep that is driven.
-        StorageError: it belongs to another user.
+        StorageError: it belongs to another user, or is a link.
     """
+    if run.root.is_symlink():
+        raise StorageError(
+            f"{run.root}: is a link, and the run is elsewhere", hint="remove the link, or name its target"
+        )
     owner = run.root.stat().st_uid
     if os.geteuid() not in (0, owner):
         raise StorageError(f"{run.root}: belongs to user {_user(owner)}", hint="ask that user to remove it")

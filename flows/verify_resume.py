@@ -97,7 +97,9 @@ def verify(
     base, attempt, expected = _segment(run, state, most_steps, step)
     config = of_run(run, number=_config_number(state, attempt))
     say(f"training steps {base + 1} to {max(expected)} again, from the checkpoint of step {base}")
-    with private_folder("verify", within=os.fspath(cache_dir(run.root.parent))) as own:
+    cache = cache_dir(run.root.parent)
+    cache.mkdir(exist_ok=True)  # the run may have been moved
+    with private_folder("verify", within=os.fspath(cache)) as own:
         again = RunPaths(own.path / run.run_id)
         _prepare(run, again, config, base)
         _train(again, config, last=max(expected))

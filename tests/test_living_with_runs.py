@@ -26,9 +26,8 @@ def lines() -> list[str]:
 def test_a_command_of_the_pages_is_accepted(line: str) -> None:
     words = shlex.split(line.replace(" ...", ""), comments=True)[1:]
     command: Any = typer.main.get_command(app)
-    while words and words[0] in getattr(
-        command, "commands", {}
-    ):  # `hlatctl eval TARGET` is a group with a command of its own
+    # `hlatctl eval TARGET` is a group with a command of its own.
+    while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     with suppress(typer.Exit):  # an option that prints and ends
         command.make_context(command.name, words)

@@ -55,6 +55,14 @@ def test_a_half_removed_run_is_no_run_and_the_next_removal_ends_it(
 
 
 @pytest.mark.parametrize("command", ["rm", "archive"])
+def test_a_link_to_a_run_elsewhere_is_refused(run: RunPaths, command: str, tmp_path: Path) -> None:
+    elsewhere = run.root.rename(tmp_path / "elsewhere")
+    run.root.symlink_to(elsewhere)
+    assert main([command, "example", "--yes"]) == 14
+    assert (elsewhere / "checkpoints" / "step-00000306").is_dir()
+
+
+@pytest.mark.parametrize("command", ["rm", "archive"])
 def test_a_run_with_a_driver_is_refused(run: RunPaths, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with hold_driver(run):
         assert main([command, "example", "--yes"]) == 18
