@@ -22,12 +22,25 @@ def lines() -> list[str]:
     return list(dict.fromkeys(line for page in pages for line in _LINE.findall((DOCS / page).read_text("utf-8"))))
 
 
-@pytest.mark.parametrize("line", lines())
-def test_a_command_of_the_pages_is_accepted(line: str) -> None:
-    words = shlex.split(line.replace(" ...", ""), comments=True)[1:]
+def accept(line: str) -> None:
+    """Parse a command line, and run nothing."""
+    words, name = shlex.split(line.replace(" ...", ""), comments=True)[1:], ""
     command: Any = typer.main.get_command(app)
-    # `hlatctl eval TARGET` is a group with a command of its own.
     while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words.pop(0)]
+        name = words.pop(0)
+        command = command.commands[name]
+    if getattr(command, "commands", {}) and words:  # `hlatctl eval TARGET` is a group with a command of its own
+        assert name == "eval", line
     with suppress(typer.Exit):  # an option that prints and ends
         command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("line", lines())
+def test_a_command_of_the_pages_is_accepted(line: str) -> None:
+    accept(line)
+
+
+@pytest.mark.parametrize("line", ["hlatctl nosuch RUN", "hlatctl data nosuch", "hlatctl status RUN --nosuch"])
+def test_a_command_that_does_not_exist_is_not(line: str) -> None:
+    with pytest.raises(Exception, match="nosuch"):
+        accept(line)
