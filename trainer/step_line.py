@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from conf.devices import DEVICES
 from conf.schema import Config
 from conf.sizes import flops_per_token
 
@@ -54,8 +55,8 @@ class StepLine:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory that this process has used: of a GPU what it has allocated there, else of the host."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    """Return the most memory that this process has used: of the device, or of the host if PyTorch counts only that."""
+    if DEVICES[device.type].counts_memory:
+        return int(torch.get_device_module(device).max_memory_allocated(device))
     unit_bytes = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes

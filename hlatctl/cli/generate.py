@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.devices import DEVICES
 from conf.sampling import SEEDS, Sampling
 from hlatctl.cli.common import Json, RunsDir, announce, print_json, runs_folder, say
 from hlatctl.cli.completion import run_names
@@ -30,6 +31,7 @@ from hlatctl.units import printable
 if TYPE_CHECKING:
     from flows.generate import Model
 
+_DEVICES = ", ".join(DEVICES)
 _QUIT = "/quit"
 _WELCOME = (
     "This model continues texts: it was not trained to answer. Type the beginning of a text. "
@@ -77,8 +79,7 @@ def generate(
     ] = Sampling.top_k,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws.  [default: random]", show_default=False)] = None,
     device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda or neuron.  [default: the run's, or cpu while it trains]", show_default=False),
+        str | None, typer.Option(help=f"{_DEVICES}.  [default: the run's, or cpu while it trains]", show_default=False)
     ] = None,
     history: Annotated[
         bool, typer.Option("--history", help="Print how each milestone of a run continued the prompts of eval.prompts.")
