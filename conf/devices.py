@@ -31,6 +31,7 @@ class Device:
         fused_adamw: it supports PyTorch's fused AdamW.
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
         counts_memory: its module of PyTorch reports how much of the device's memory is allocated.
+        flex_attention: its compiler has FlexAttention, forward and backward; otherwise masks are dense.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
@@ -48,6 +49,7 @@ class Device:
     fused_adamw: bool = True
     draws_noise: bool = True
     counts_memory: bool = True
+    flex_attention: bool = True
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -63,6 +65,7 @@ DEVICES = {
         compiles_with_cpp=True,
         pins_host_memory=False,
         counts_memory=False,
+        flex_attention=False,  # no backward pass, up to PyTorch 2.14
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
     "cuda": Device(
@@ -89,5 +92,6 @@ DEVICES = {
         fused_adamw=False,
         draws_noise=False,
         counts_memory=False,
+        flex_attention=False,
     ),
 }

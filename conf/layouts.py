@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from conf.environment import CASTING
@@ -37,12 +38,20 @@ def _model(config: Config) -> Iterator[ConfigError]:
 
 def _parallel(config: Config) -> Iterator[ConfigError]:
     parallel, model = config.parallel, config.model
-    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    if config.world_size % (tensor * stages):
+    tensor, stages, context = (
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.context_parallel_size,
+    )
+    needed = tensor * stages * context
+    if config.world_size % needed:
+        factors = f"parallel.tensor_parallel_size={tensor} x parallel.pipeline_parallel_size={stages}"
+        if context > 1:
+            factors += f" x parallel.context_parallel_size={context}"
         yield ConfigError(
-            f"parallel.tensor_parallel_size={tensor} x parallel.pipeline_parallel_size={stages} = {tensor * stages}: "
-            f"does not divide the {config.world_size} processes (cluster.nodes x cluster.processes_per_node)",
-            hint=f"use a multiple of {tensor * stages} processes",
+            f"{factors} = {needed}: does not divide the {config.world_size} processes (cluster.nodes x "
+            "cluster.processes_per_node)",
+            hint=f"use a multiple of {needed} processes",
         )
     for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
         # If there are fewer key/value heads than processes, NxD copies each head to several processes.
@@ -55,13 +64,35 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             "parallel.tensor_parallel_size=1",
             hint="set parallel.tensor_parallel_size, or parallel.sequence_parallel=false",
         )
-    if parallel.sequence_parallel and config.train.seq_len % tensor:
+    if context == 1 and parallel.sequence_parallel and config.train.seq_len % tensor:
         yield _indivisible("train.seq_len", config.train.seq_len, "parallel.tensor_parallel_size", tensor)
     if tensor > 1 and model.tie_embeddings:
         yield not_together(
             "model.tie_embeddings=true",
             f"parallel.tensor_parallel_size={tensor}",
             "the embedding would have to be split in two ways at once",
+        )
+
+
+def _context_parallel(config: Config) -> Iterator[ConfigError]:
+    """Each process has two equal chunks of a sequence, which sequence parallelism divides further."""
+    parallel = config.parallel
+    size = parallel.context_parallel_size
+    if size == 1:
+        return
+    here = f"parallel.context_parallel_size={size}"
+    if config.backend.name == "nxd":
+        yield ConfigError(
+            f"{here}: backend.name=nxd doesn't support it, torch_native does",
+            hint="set parallel.context_parallel_size=1, and parallel.sequence_parallel=true for long sequences",
+        )
+    tensor = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    parts = math.lcm(2 * size, size * tensor)
+    if config.train.seq_len % parts:
+        also = f", and by it times parallel.tensor_parallel_size={tensor}" if tensor > 1 else ""
+        yield ConfigError(
+            f"train.seq_len={config.train.seq_len}: must be divisible by twice {here}{also}",
+            hint=f"use a multiple of {parts}",
         )
 
 
@@ -165,4 +196,12 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 #: Each yields an error for every rule that the configuration breaks.
-RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_model, _backend, _nxd, _parallel, _batches, _pipeline)
+RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
+    _model,
+    _backend,
+    _nxd,
+    _parallel,
+    _context_parallel,
+    _batches,
+    _pipeline,
+)

@@ -175,6 +175,9 @@ class ParallelConfig:
     """Split the sequence over the tensor-parallel processes between a layer's products."""
     pipeline_parallel_size: PositiveInt = 1
     """Stages that the layers are split into."""
+    context_parallel_size: PositiveInt = 1
+    """Processes that share each sequence, for long ones (backend torch_native). Each has `train.seq_len` / this many
+    tokens of it; attention gathers the keys and values of all."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass recomputes: `none`, `selective` (core attention) or `full`."""
 
@@ -717,8 +720,11 @@ class Config:
 
     @property
     def data_parallel_size(self) -> int:
-        """Number of replicas of the model."""
-        return self.world_size // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
+        """Number of replicas of the model, each with sequences of its own."""
+        parallel = self.parallel
+        return self.world_size // (
+            parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size
+        )
 
     @property
     def micro_batch_size(self) -> int:

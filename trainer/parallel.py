@@ -1,7 +1,8 @@
 """The layout of the processes, and the preparation of a model for it: pipeline stages, slices, replicas, shards.
 
-Ranks are ordered by pipeline stage, replica and tensor-parallel rank. The last changes fastest, because
-tensor-parallel processes exchange most.
+Ranks are ordered by pipeline stage, replica, context-parallel rank and tensor-parallel rank. The last changes fastest,
+because tensor-parallel processes exchange most. The context-parallel processes of all replicas have the same weights.
+So one axis of the mesh, ``dp``, has both: gradients are summed and FSDP shards over it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.schema import Config
 from conf.sizes import stage_layers
 from trainer.collectives import TensorParallel
+from trainer.context_parallel import ContextParallel
 from trainer.loss import cross_entropy
 from trainer.model import Llama, slice_dim
 from trainer.optim import ParameterShard
@@ -30,10 +33,11 @@ class Layout:
     """This process's place in the layout.
 
     Args:
-        mesh: ``pp`` x ``tp`` x ``dp``; None for a single process.
+        mesh: ``pp`` x ``tp`` x ``dp``, the last with the context-parallel processes; None for a single process.
         pp_rank: pipeline stage.
-        dp_rank: replica, or shard of one.
+        dp_rank: replica, or shard of one; the context-parallel processes of a replica have the same.
         tp: the tensor-parallel group, if it has several processes.
+        cp: the context-parallel group, likewise.
         heads: which heads this process has, if several processes share a key/value head.
     """
 
@@ -42,12 +46,18 @@ class Layout:
     pp_rank: int = 0
     dp_rank: int = 0
     tp: TensorParallel | None = None
+    cp: ContextParallel | None = None
     heads: SharedHeads | None = None
 
     @property
     def is_replica_leader(self) -> bool:
         """Whether this is the first of the processes that make up one replica."""
-        return self.pp_rank == 0 and (self.tp is None or self.tp.rank == 0)
+        return self.pp_rank == 0 and all(group is None or group.rank == 0 for group in (self.tp, self.cp))
+
+    @property
+    def weight_replicas(self) -> int:
+        """Processes that have the same part of the model, or shards of it: data parallel x context parallel."""
+        return 1 if self.mesh is None else self.mesh["dp"].size()
 
     def data_ranks(self, rank: int) -> list[int]:
         """Return the ranks of this process's replica and node that need tokens; the first reads them for all.
@@ -56,14 +66,15 @@ class Layout:
         """
         if self.mesh is None:
             return [rank]
-        ends = self.mesh.mesh[[0, -1], :, self.dp_rank].flatten().tolist()
+        size = self.config.parallel.context_parallel_size
+        ends = self.mesh.mesh[[0, -1], :, self.dp_rank * size : (self.dp_rank + 1) * size].flatten().tolist()
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return [other for other in dict.fromkeys(ends) if other // per_node == rank // per_node]
 
     @property
     def fsdp(self) -> bool:
         """Whether parameters, gradients and moments are sharded over the replicas."""
-        return self.config.parallel.data_parallel == "fsdp" and self.mesh is not None and self.mesh["dp"].size() > 1
+        return self.config.parallel.data_parallel == "fsdp" and self.weight_replicas > 1
 
     @property
     def stage_layers(self) -> range:
@@ -76,7 +87,8 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     if world_size == 1:
         return Layout(config=config)
     parallel = config.parallel
-    sizes = (parallel.pipeline_parallel_size, config.data_parallel_size, parallel.tensor_parallel_size)
+    context = parallel.context_parallel_size
+    sizes = (parallel.pipeline_parallel_size, config.data_parallel_size * context, parallel.tensor_parallel_size)
     # FSDP shards slices, so `tp` comes before `dp` in the mesh, unlike in the ranks.
     ranks = torch.arange(world_size).view(sizes).transpose(1, 2)
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pp", "tp", "dp"))
@@ -85,7 +97,14 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
         tp = TensorParallel(
             mesh["tp"].get_group(), mesh.get_local_rank("tp"), parallel.tensor_parallel_size, parallel.sequence_parallel
         )
-    return Layout(config=config, mesh=mesh, pp_rank=mesh.get_local_rank("pp"), dp_rank=mesh.get_local_rank("dp"), tp=tp)
+    cp = None
+    if context > 1:
+        groups = ranks.reshape(-1, context).tolist()
+        group, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
+        assert group is not None
+        cp = ContextParallel(group, mesh.get_local_rank("dp") % context, context)
+    dp_rank = mesh.get_local_rank("dp") // context
+    return Layout(config=config, mesh=mesh, pp_rank=mesh.get_local_rank("pp"), dp_rank=dp_rank, tp=tp, cp=cp)
 
 
 def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backend: str | None) -> None:
@@ -151,8 +170,17 @@ def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) 
 
 
 def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Tensor:
-    """Return the mean loss of the last stage's hidden states, which is equal on all tensor-parallel ranks."""
+    """Return the mean loss of this process's tokens, which is equal on all tensor-parallel ranks.
+
+    Args:
+        model: the last stage.
+        hidden: its output.
+        targets: next ids of whole sequences (batch, seq).
+        layout: of the processes.
+    """
     z_loss, weight = layout.config.train.z_loss, model.output_weight
+    if layout.cp is not None:
+        targets = layout.cp.own(targets)
     if layout.tp is None:
         return cross_entropy(hidden, weight, targets, z_loss=z_loss)
     # Each process computes the gradient from its share of the vocabulary; `enter` sums them in the backward pass.

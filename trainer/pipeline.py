@@ -27,7 +27,7 @@ class Pipeline:
         assert layout.mesh is not None
         config = layout.config
         self._first, self._last, self._device = model.is_first, model.is_last, device
-        sequence = config.train.seq_len
+        sequence = config.train.seq_len // config.parallel.context_parallel_size
         if layout.tp is not None and layout.tp.sequence:
             sequence //= layout.tp.size
         # With given shapes, the stages don't exchange them in the first step.

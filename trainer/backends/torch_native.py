@@ -74,10 +74,12 @@ class TorchNative(TorchDistributed):
                 layers=layout.stage_layers,
                 compute_dtype=self._precision.compute,
                 tp=layout.tp,
+                cp=layout.cp,
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
         compiler = self._facts.compile_backend if self.compiles else None
         prepare(model, layout, self._precision, compile_backend=compiler)
+        model.uses_flex_attention = self.compiles and self._facts.flex_attention
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
@@ -112,13 +114,13 @@ class TorchNative(TorchDistributed):
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         # FSDP averages over the shards. All tensor-parallel ranks have the same loss.
-        replicas = self.data_parallel_size if self._layout.fsdp else 1
+        replicas = self._layout.weight_replicas if self._layout.fsdp else 1
         return total / (replicas * self._config.parallel.tensor_parallel_size)
 
     @property
     def _scale(self) -> float:
         """The factor of a micro-batch's loss that makes the gradients of all add up to those of the mean."""
-        return 1.0 / (self._config.grad_accum_steps * (1 if self._layout.fsdp else self.data_parallel_size))
+        return 1.0 / (self._config.grad_accum_steps * (1 if self._layout.fsdp else self._layout.weight_replicas))
 
     def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
         return loss_of(model, hidden, targets, self._layout)
@@ -129,7 +131,7 @@ class TorchNative(TorchDistributed):
         """Update now: clipping needs the gradient norm."""
         assert isinstance(optimizer, AdamW)
         optimizer.collect_gradients()
-        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
+        if self._layout.mesh is not None and self._layout.weight_replicas > 1 and not self._layout.fsdp:
             dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
         signals = torch.tensor([float(signal)], device=self.device)
         shares = torch.cat((loss_share.reshape(1), signals, optimizer.squared_norms()))
