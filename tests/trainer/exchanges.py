@@ -16,11 +16,11 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.torch_native import TorchNative
 
 
-class Exchanges(TorchDispatchMode):
+class Exchanges(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations of process groups by name."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
