@@ -30,6 +30,8 @@ class Device:
         pins_host_memory: copies to the host are faster through pinned memory.
         fused_adamw: it supports PyTorch's fused AdamW.
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
+        runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
+            issues a step before it reads the metrics of the step before.
         counts_memory: its module of PyTorch reports how much of the device's memory is allocated.
         flex_attention: its compiler has FlexAttention, forward and backward; otherwise masks are dense.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
@@ -48,6 +50,7 @@ class Device:
     pins_host_memory: bool = True
     fused_adamw: bool = True
     draws_noise: bool = True
+    runs_behind_host: bool = True
     counts_memory: bool = True
     flex_attention: bool = True
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
@@ -64,6 +67,7 @@ DEVICES = {
         own_for_each_process=False,
         compiles_with_cpp=True,
         pins_host_memory=False,
+        runs_behind_host=False,
         counts_memory=False,
         flex_attention=False,  # no backward pass, up to PyTorch 2.14
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
@@ -91,6 +95,7 @@ DEVICES = {
         pins_host_memory=False,
         fused_adamw=False,
         draws_noise=False,
+        runs_behind_host=False,
         counts_memory=False,
         flex_attention=False,
     ),

@@ -167,8 +167,14 @@ class ParallelConfig:
     """How the model is split over processes; the remaining factor of the world size is data parallel."""
 
     data_parallel: Literal["replicate", "zero1", "fsdp"] = "replicate"
-    """`replicate`: full replicas; `zero1`: shard master weights and moments over the replicas (backend nxd);
-    `fsdp`: shard parameters, gradients and moments (ZeRO-3)."""
+    """`replicate`: full replicas; `zero1`: shard master weights and moments over the replicas, and exchange weights and
+    gradients once per step; `fsdp`: shard parameters, gradients and moments (ZeRO-3)."""
+    fsdp_size: PositiveInt | None = None
+    """Replicas that share one sharded copy (`fsdp`, `zero1`), such as those of a node: hybrid sharding; none: all.
+    Context-parallel processes count, too."""
+    reshard_after_forward: Literal["always", "never"] = "always"
+    """When `fsdp` frees a layer's gathered weights: `always` after its forward pass, or `never` within a step, which
+    needs the memory of all weights but gathers them once."""
     tensor_parallel_size: PositiveInt = 1
     """Processes that share each layer."""
     sequence_parallel: bool = False
@@ -725,6 +731,11 @@ class Config:
         return self.world_size // (
             parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size
         )
+
+    @property
+    def weight_replicas(self) -> int:
+        """Processes over which gradients are summed, or the weights sharded: data parallel x context parallel."""
+        return self.data_parallel_size * self.parallel.context_parallel_size
 
     @property
     def micro_batch_size(self) -> int:

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Train every run of the list."""
+    from trainer import reduction
     from trainer.backends.torch_native import TorchNative
 
+    reduction.BUCKET_ENTRIES = 5_000  # several buckets of a small model
     backend = None
     for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         run = RunPaths(Path(job["run"]))
