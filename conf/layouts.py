@@ -143,7 +143,7 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
     layout = config.parallel.data_parallel
     if layout != "replicate" and config.backend.name == "torch_native":
         yield not_together(here, f"parallel.data_parallel={layout}", "every micro-batch would gather the weights again")
-    if config.data.mask_across_documents:
+    if config.data.mask_across_documents and config.backend.name == "nxd":
         yield not_together(here, "data.mask_across_documents=true", "later stages don't see the tokens")
     if config.model.tie_embeddings:
         yield not_together(here, "model.tie_embeddings=true", "the first and last stage would share a weight")

@@ -62,15 +62,17 @@ class Layout:
     def data_ranks(self, rank: int) -> list[int]:
         """Return the ranks of this process's replica and node that need tokens; the first reads them for all.
 
-        The first pipeline stage needs the inputs, the last one the targets. A node's ranks follow each other.
+        The first pipeline stage needs the inputs, the last one the targets, and all stages need the inputs for masks
+        within documents. A node's ranks follow each other.
         """
         if self.mesh is None:
             return [rank]
         size = self.config.parallel.context_parallel_size
         own = slice(self.dp_rank * size, (self.dp_rank + 1) * size)
-        ends = self.mesh.mesh.flatten(2)[[0, -1], :, own].flatten().tolist()
+        stages = slice(None) if self.config.data.mask_across_documents else [0, -1]
+        needing = self.mesh.mesh.flatten(2)[stages, :, own].flatten().tolist()
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return [other for other in dict.fromkeys(ends) if other // per_node == rank // per_node]
+        return [other for other in dict.fromkeys(needing) if other // per_node == rank // per_node]
 
     @property
     def stage_layers(self) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Pipeline:
         assert layout.mesh is not None
         config = layout.config
         self._first, self._last, self._device = model.is_first, model.is_last, device
+        self._masks_documents = model.document_end_id is not None
         sequence = config.train.seq_len // config.parallel.context_parallel_size
         if layout.tp is not None and layout.tp.sequence:
             sequence //= layout.tp.size
@@ -55,12 +57,13 @@ class Pipeline:
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Run forward and backward of (batch, seq) tokens; return the sum of losses on the last stage, else 0."""
         losses: list[Tensor] = []
+        masked: dict[str, Any] = {"tokens": inputs} if self._masks_documents else {}
         if self._last:
-            self._schedule.step(target=targets, losses=losses)
+            self._schedule.step(target=targets, losses=losses, **masked)
         elif self._first:
-            self._schedule.step(inputs)
+            self._schedule.step(inputs, **masked)
         else:
-            self._schedule.step()
+            self._schedule.step(**masked)
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
 
 

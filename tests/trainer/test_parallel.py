@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from conf.schema import Config, ParallelConfig
+from conf.schema import Config, DataConfig, ParallelConfig
 from trainer.parallel import Layout
 
 
-def data_ranks(rank: int, pp: int, dp: int, tp: int, cp: int = 1) -> list[int]:
+def data_ranks(rank: int, pp: int, dp: int, tp: int, cp: int = 1, masked: bool = False) -> list[int]:
     ranks = torch.arange(pp * dp * cp * tp).view(pp, dp * cp, tp).transpose(1, 2)
     mesh: Any = SimpleNamespace(mesh=ranks)
-    config = Config(parallel=ParallelConfig(context_parallel_size=cp))
+    config = Config(parallel=ParallelConfig(context_parallel_size=cp), data=DataConfig(mask_across_documents=masked))
     return Layout(config=config, mesh=mesh, dp_rank=rank // tp // cp % dp).data_ranks(rank)
 
 
@@ -31,6 +31,7 @@ def test_each_replica_has_one_reader_on_each_of_its_nodes(monkeypatch: pytest.Mo
 def test_only_the_first_and_the_last_stage_need_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "6")
     assert {tuple(data_ranks(rank, 3, 1, 2)) for rank in range(6)} == {(0, 1, 4, 5)}, "one node has all stages"
+    assert data_ranks(0, 3, 1, 2, masked=True) == [0, 1, 2, 3, 4, 5], "a mask needs them everywhere"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert [data_ranks(rank, 3, 1, 2) for rank in (0, 3, 5)] == [[0, 1], [], [4, 5]], "each node has a stage"
 
