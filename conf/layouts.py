@@ -23,6 +23,12 @@ def _model(config: Config) -> Iterator[ConfigError]:
         )
     if model.num_heads % model.num_kv_heads:
         yield _indivisible("model.num_heads", model.num_heads, "model.num_kv_heads", model.num_kv_heads)
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    if model.rope_scaling == "llama3" and low >= high:
+        yield ConfigError(
+            f"model.rope_low_freq_factor={low:g}: must be below model.rope_high_freq_factor={high:g}",
+            hint="Llama 3.1 has model.rope_low_freq_factor=1 model.rope_high_freq_factor=4",
+        )
     trained = config.tokenizer.train_vocab_size
     if config.tokenizer.path is None and trained > model.vocab_size:
         yield ConfigError(

@@ -56,6 +56,16 @@ class ModelConfig:
     """Key/value heads; fewer than num_heads is grouped-query attention."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary embeddings' frequencies."""
+    rope_scaling: Literal["none", "llama3"] = "none"
+    """Lower the rotary embeddings' low frequencies for longer sequences: `none`, or `llama3` (Llama 3.1 and later)."""
+    rope_scaling_factor: Annotated[float, Range(ge=1)] = 8.0
+    """Divisor of the low frequencies (rope_scaling=llama3)."""
+    rope_low_freq_factor: PositiveFloat = 1.0
+    """Frequencies with fewer turns than this in rope_original_seq_len tokens are divided in full."""
+    rope_high_freq_factor: PositiveFloat = 4.0
+    """Frequencies with more turns than this in rope_original_seq_len tokens are not changed."""
+    rope_original_seq_len: PositiveInt = 8192
+    """Tokens per sequence before the extension (rope_scaling=llama3)."""
     rms_norm_eps: PositiveFloat = 1e-5
     """Added to the mean square before its root."""
     tie_embeddings: bool = False

@@ -206,7 +206,7 @@ class Llama(nn.Module):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
         self.head = self.parts.column_parallel(hidden, vocab) if untied else None
-        self.rotary = Rotary(seq_len, config.head_dim, config.rope_theta)
+        self.rotary = Rotary(seq_len, config)
 
     def blocks(self) -> Iterator[Layer]:
         """Return the stage's layers in order."""

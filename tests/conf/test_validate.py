@@ -53,6 +53,11 @@ def test_the_defaults_are_valid() -> None:
             "model.num_heads=4: not divisible by model.num_kv_heads=3\nhint: use a multiple of 3",
         ),
         (
+            {"model__rope_scaling": "llama3", "model__rope_low_freq_factor": 4.0},
+            "model.rope_low_freq_factor=4: must be below model.rope_high_freq_factor=4\n"
+            "hint: Llama 3.1 has model.rope_low_freq_factor=1 model.rope_high_freq_factor=4",
+        ),
+        (
             {"experiment_name": "x" * 80},
             f"experiment_name={'x' * 20}…: has 80 characters, must have at most 79, because folders are named after it",
         ),

@@ -31,6 +31,13 @@ _KEYS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
 }
+#: Their keys of ``rope_scaling`` by ours.
+_ROPE_KEYS = {
+    "rope_scaling_factor": "factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
+    "rope_original_seq_len": "original_max_position_embeddings",
+}
 #: The only supported value of each key; absent and null mean the same.
 _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
@@ -82,7 +89,10 @@ def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[st
 
 
 def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
-    """Return the ``config.json`` of a ``LlamaForCausalLM``; ``dtype`` is torch's name, such as ``float32``."""
+    """Return the ``config.json`` of a ``LlamaForCausalLM``; ``dtype`` is torch's name, such as ``float32``.
+
+    The rotary embeddings are spelled as in transformers 4, which transformers 5 reads too.
+    """
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -96,6 +106,7 @@ def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id
         "hidden_act": "silu",
         "rms_norm_eps": model.rms_norm_eps,
         "rope_theta": model.rope_theta,
+        "rope_scaling": _rope_scaling(model),
         "max_position_embeddings": seq_len,
         "initializer_range": model.initializer_range,
         "attention_bias": False,
@@ -127,8 +138,7 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
         raise CheckpointError(f"{file}: lacks {', '.join(missing)}", hint="import a folder of `save_pretrained`")
     keys = {ours: described[theirs] for ours, theirs in _KEYS.items()}
     keys["num_kv_heads"] = described.get("num_key_value_heads") or keys["num_heads"]
-    rope = described.get("rope_parameters") or {}
-    keys["rope_theta"] = rope.get("rope_theta") or described.get("rope_theta") or 10_000.0
+    keys |= _rope_keys(described, file)
     keys["rms_norm_eps"] = described.get("rms_norm_eps", 1e-6)
     keys["tie_embeddings"] = described.get("tie_word_embeddings", False)
     model = decode({"model": keys | {"name": file.parent.name}}).model
@@ -136,21 +146,49 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
     if unsupported:
         raise CheckpointError(
             f"{file}: {'; '.join(unsupported)}: not supported",
-            hint="LLaMA with SiLU, plain rotary embeddings, no biases and whole heads can be imported",
+            hint="LLaMA with SiLU, rotary embeddings (plain or llama3), no biases and whole heads can be imported",
         )
     return model
+
+
+def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
+    if model.rope_scaling == "none":
+        return None
+    return {"rope_type": model.rope_scaling, **{theirs: getattr(model, ours) for ours, theirs in _ROPE_KEYS.items()}}
+
+
+def _rope(described: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary embeddings' values: ``rope_parameters`` of transformers 5, ``rope_scaling`` of 4."""
+    return {**(described.get("rope_parameters") or {}), **(described.get("rope_scaling") or {})}
+
+
+def _rope_type(rope: dict[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _rope_keys(described: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return our keys of the rotary embeddings."""
+    rope = _rope(described)
+    keys = {"rope_theta": rope.get("rope_theta") or described.get("rope_theta") or 10_000.0}
+    if _rope_type(rope) != "llama3":
+        return keys
+    # transformers takes the longest sequence if the original one is not given.
+    if rope.get("original_max_position_embeddings") is None:
+        rope["original_max_position_embeddings"] = described.get("max_position_embeddings")
+    missing = [theirs for theirs in _ROPE_KEYS.values() if rope.get(theirs) is None]
+    if missing:
+        raise CheckpointError(f"{file}: rope_scaling lacks {', '.join(missing)}", hint="copy config.json again")
+    return keys | {"rope_scaling": "llama3"} | {ours: rope[theirs] for ours, theirs in _ROPE_KEYS.items()}
 
 
 def _other_values(described: dict[str, Any]) -> list[str]:
     """Return the unsupported values as ``key=value``."""
     others = [f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)]
-    for group in ("rope_parameters", "rope_scaling"):
-        rope = described.get(group) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            others.append(f"{group}.rope_type={kind!r}")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            others.append(f"{group}.partial_rotary_factor={rope['partial_rotary_factor']!r}")
+    rope = _rope(described)
+    if _rope_type(rope) not in ("default", "llama3"):
+        others.append(f"rope_type={_rope_type(rope)!r}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        others.append(f"partial_rotary_factor={rope['partial_rotary_factor']!r}")
     return others
 
 
@@ -161,6 +199,11 @@ def _odd_shapes(described: dict[str, Any], model: ModelConfig) -> list[str]:
     if min(numbers.values()) < 1:
         return [f"{key}={value}" for key, value in numbers.items() if value < 1]
     problems = []
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    if model.rope_scaling_factor < 1 or not 0 < low < high or model.rope_original_seq_len < 1:
+        problems.append(
+            f"rope_scaling={_rope_scaling(model)} (must have factor >= 1 and low_freq_factor < high_freq_factor)"
+        )
     head_dim = described.get("head_dim") or model.head_dim
     if head_dim * model.num_heads != model.hidden_size or head_dim % 2:
         problems.append(
