@@ -58,7 +58,8 @@ def damaged(folder: Path, reason: str) -> CheckpointError:
 
 def model_overrides(model: dict[str, Any]) -> list[str]:
     """Return a model as overrides, without its label and the settings of random weights."""
-    shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in model.items()}
+    words: dict[Any, str] = {True: "true", False: "false", None: "null"}
+    shown = {key: words[value] if isinstance(value, bool | None) else value for key, value in model.items()}
     return [f"model.{key}={value}" for key, value in shown.items() if key not in _FREE_KEYS]
 
 

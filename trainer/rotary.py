@@ -38,7 +38,7 @@ def rotary_tables(seq_len: int, model: ModelConfig) -> tuple[Tensor, Tensor]:
 
 def frequencies(model: ModelConfig) -> Tensor:
     """Return the rotations' frequencies in radians per token, FP32 (head_dim / 2), from high to low."""
-    plain = 1.0 / model.rope_theta ** (torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim)
+    plain = 1.0 / model.rope_theta ** (torch.arange(0, model.head_width, 2, dtype=torch.float32) / model.head_width)
     return scaled_like_llama3(plain, model) if model.rope_scaling == "llama3" else plain
 
 

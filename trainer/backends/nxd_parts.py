@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch_xla.utils.checkpoint import checkpoint
 
 from conf.schema import ParallelConfig
-from trainer.model import Layer, Llama, Parts, RMSNorm
+from trainer.model import Layer, Llama, Parts
+from trainer.norms import RMSNorm
 from trainer.rotary import Rotary
 from trainer.shared_heads import SharedHeads
 

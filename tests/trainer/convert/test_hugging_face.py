@@ -34,6 +34,11 @@ SHAPES = {
         "rope_high_freq_factor": 3.0,
         "rope_original_seq_len": 32,
     },
+    "heads of another width": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
+    "qwen3": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 20, "qk_norm": "head", "rms_norm_eps": 1e-6},
+    "qwen3, tied": {"num_heads": 4, "num_kv_heads": 4, "qk_norm": "head", "tie_embeddings": True},
+    "olmo2": {"num_heads": 4, "num_kv_heads": 4, "qk_norm": "all", "norm_position": "post"},
+    "olmo2, grouped queries": {"num_heads": 4, "num_kv_heads": 2, "qk_norm": "all", "norm_position": "post"},
     "other theta and eps": {"num_heads": 4, "num_kv_heads": 2, "rope_theta": 5e5, "rms_norm_eps": 1e-6},
 }
 
@@ -53,11 +58,12 @@ def our_logits(model: Llama, tokens: Tensor) -> Tensor:
 
 def their_model(config: ModelConfig, weights: dict[str, Tensor] | None = None) -> Any:
     """Return a model of transformers with the given weights, or random ones with norms other than 1."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     described = hugging_face_config(config, seq_len=64, bos_id=1, eos_id=2, dtype="float32")
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(LlamaConfig.from_dict(described))
+    theirs: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))  # type: ignore[no-untyped-call]
+    assert type(theirs).__name__ == described["architectures"][0]
     if weights is None:
         with torch.no_grad():
             for parameter in theirs.parameters():
@@ -175,6 +181,11 @@ _SCALED = {
         ({"rope_scaling": None, "head_dim": None}, {}),
         ({"num_key_value_heads": None}, {"num_kv_heads": 4}),
         ({"tie_word_embeddings": True}, {"tie_embeddings": True}),
+        ({"head_dim": 12}, {"head_dim": None}),
+        ({"head_dim": 16}, {"head_dim": 16}),
+        ({"model_type": "qwen3", "head_dim": None}, {"head_dim": 128, "qk_norm": "head", "norm_position": "pre"}),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"] * 3, "sliding_window": 4096}, {"qk_norm": "head"}),
+        ({"model_type": "olmo2"}, {"qk_norm": "all", "norm_position": "post", "head_dim": None}),
     ],
 )
 def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -194,7 +205,11 @@ def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: 
         ({"rope_scaling": {**_LLAMA3, "high_freq_factor": 1.0}}, r"must have factor >= 1 and low_freq_factor < high"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor=0\.5: not supported"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config={'bits': 4}: not supported"),
-        ({"head_dim": 16}, r"head_dim=16 \(must be even, and hidden_size=48 / num_attention_heads=4\)"),
+        ({"head_dim": 15}, r"head_dim=15 \(must be even\)"),
+        ({"num_attention_heads": 5, "head_dim": None}, r"num_attention_heads=5 \(must divide hidden_size=48\)"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types=\['full_attention', 'sliding_att"),
+        ({"use_sliding_window": True}, r"use_sliding_window=True: not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"rope_parameters\.full_attention={"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads=3 \(must divide num_attention_heads=4\)"),
         ({"num_hidden_layers": 0}, r"num_hidden_layers=0: not supported"),
     ],
