@@ -72,12 +72,6 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
         )
     if parallel.sequence_parallel and config.train.seq_len % tensor:
         yield _indivisible("train.seq_len", config.train.seq_len, "parallel.tensor_parallel_size", tensor)
-    if tensor > 1 and model.tie_embeddings:
-        yield not_together(
-            "model.tie_embeddings=true",
-            f"parallel.tensor_parallel_size={tensor}",
-            "the embedding would have to be split in two ways at once",
-        )
 
 
 def _backend(config: Config) -> Iterator[ConfigError]:

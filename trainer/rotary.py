@@ -49,7 +49,7 @@ def scaled_like_llama3(plain: Tensor, model: ModelConfig) -> Tensor:
     number of turns in ``rope_original_seq_len`` tokens.
     """
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    turns = model.rope_original_seq_len * plain / (2 * math.pi)
+    turns = model.rope_original_seq_len / (2 * math.pi / plain)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * plain / model.rope_scaling_factor + kept * plain
 

@@ -168,10 +168,6 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "train.seq_len=513: not divisible by parallel.tensor_parallel_size=2",
         ),
         (
-            {**_TP2, "model__tie_embeddings": True},
-            "model.tie_embeddings=true and parallel.tensor_parallel_size=2: can't be combined; the embedding would",
-        ),
-        (
             {**_PP2, "train__micro_batch_size": 8},
             "parallel.pipeline_parallel_size=2: needs at least 2 micro-batches per step, but there are 1",
         ),

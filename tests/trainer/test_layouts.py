@@ -48,13 +48,19 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
 _VARIED = ("one", "dp2", "tp2_sp", "pp2", "fsdp2")
 #: Keys of small models of other families.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama3": {"rope_scaling": "llama3", "rope_theta": 100.0, "rope_scaling_factor": 4.0, "rope_original_seq_len": 16},
+    "llama3": {
+        "rope_scaling": "llama3",
+        "rope_theta": 100.0,
+        "rope_scaling_factor": 4.0,
+        "rope_original_seq_len": 16,
+        "tie_embeddings": True,
+    },
     "qwen3": {"qk_norm": "head", "head_dim": 12},
     "olmo2": {"qk_norm": "all", "norm_position": "post"},
 }
 _FAMILY_LAYOUTS = ("one", "tp2", "tp2_sp", "pp2", "fsdp2", "fsdp2_tp2_sp")
 #: Layouts that write a family's checkpoint, and those that read it.
-_FAMILY_EXCHANGES = (("tp2", "fsdp2"), ("fsdp2_tp2_sp", "pp2"), ("one", "tp2_sp"))
+_FAMILY_EXCHANGES = (("tp2", "fsdp2"), ("fsdp2_tp2_sp", "tp2"), ("one", "tp2_sp"))
 _STEPS = 14
 _SAVED_STEP = 7
 
@@ -114,7 +120,11 @@ def trained_all(
                 runs[variant, layout] = make_layout(root / variant, layout, max_steps=6, **changes)
     for family, keys in FAMILIES.items():
         for layout in _FAMILY_LAYOUTS:
-            runs[family, layout] = make_layout(root / family, layout, max_steps=_SAVED_STEP + 2, model=keys)
+            if (family, layout) != ("llama3", "pp2"):  # refused: the first and last stage would share a weight
+                recomputed = {"activation_checkpointing": "selective" if layout.endswith("sp") else "none"}
+                runs[family, layout] = make_layout(
+                    root / family, layout, max_steps=_SAVED_STEP + 2, model=keys, parallel=recomputed
+                )
     train_all([(run, 1) for run in runs.values()])
     return runs
 
@@ -176,7 +186,9 @@ def test_every_family_gives_its_own_curve_in_every_kind_of_layout(
 ) -> None:
     reference, llama = events_of(trained_all[family, "one"], "step"), events_of(trained_all["", "one"], "step")
     assert reference[-1]["grad_norm"] != pytest.approx(llama[len(reference) - 1]["grad_norm"], rel=1e-4)
-    for layout in _FAMILY_LAYOUTS:
+    layouts = [layout for layout in _FAMILY_LAYOUTS if (family, layout) in trained_all]
+    assert len(layouts) >= 5
+    for layout in layouts:
         run = trained_all[family, layout]
         for key in ("loss", "grad_norm", "param_norm"):
             expected = [event[key] for event in reference]
