@@ -62,9 +62,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": "head", "head_dim": 12},
     "olmo2": {"qk_norm": "all", "norm_position": "post"},
 }
-_FAMILY_LAYOUTS = ("one", "tp2", "tp2_sp", "pp2", "fsdp2", "fsdp2_tp2_sp")
+_FAMILY_LAYOUTS = ("one", "dp2_tp2", "tp2_sp", "pp2", "fsdp2", "fsdp2_tp2_sp")
 #: Layouts that write a family's checkpoint, and those that read it.
-_FAMILY_EXCHANGES = (("tp2", "fsdp2"), ("fsdp2_tp2_sp", "tp2"), ("one", "tp2_sp"))
+_FAMILY_EXCHANGES = (("dp2_tp2", "fsdp2"), ("fsdp2_tp2_sp", "dp2_tp2"), ("one", "tp2_sp"))
 _STEPS = 14
 _SAVED_STEP = 7
 
