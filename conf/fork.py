@@ -16,6 +16,11 @@ _FREE_DATA = ("data.prefetch_batches", "data.skip_steps", "data.mask_across_docu
 _FREE_MODEL = (
     "model.name",
     "model.rope_theta",
+    "model.rope_scaling",
+    "model.rope_scaling_factor",
+    "model.rope_low_freq_factor",
+    "model.rope_high_freq_factor",
+    "model.rope_original_seq_len",
     "model.rms_norm_eps",
     "model.initializer_range",
     "model.scaled_initialization",

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config
+from conf.schema import Config, ModelConfig
 from hlatctl.run import files
 from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.manifest import why_invalid
@@ -39,7 +39,8 @@ def check_initial_weights(config: Config) -> None:
     reason = why_invalid(folder, checksums=False, of_run=False)
     if reason:
         raise damaged(folder, reason)
-    theirs = _model_of(folder)
+    # A checkpoint of an older version lacks newer keys; their defaults mean what was before.
+    theirs = asdict(ModelConfig()) | _model_of(folder)
     ours = {key: value for key, value in asdict(config.model).items() if key not in _FREE_KEYS}
     differing = [key for key, value in ours.items() if theirs.get(key) != value]
     if differing:
@@ -57,7 +58,8 @@ def damaged(folder: Path, reason: str) -> CheckpointError:
 
 def model_overrides(model: dict[str, Any]) -> list[str]:
     """Return a model as overrides, without its label and the settings of random weights."""
-    shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in model.items()}
+    words: dict[Any, str] = {True: "true", False: "false", None: "null"}
+    shown = {key: words[value] if isinstance(value, bool | None) else value for key, value in model.items()}
     return [f"model.{key}={value}" for key, value in shown.items() if key not in _FREE_KEYS]
 
 

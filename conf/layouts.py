@@ -15,15 +15,30 @@ _MIN_TRAIN_VOCAB_SIZE = 300
 
 def _model(config: Config) -> Iterator[ConfigError]:
     model = config.model
-    if model.hidden_size % model.num_heads:
+    if model.head_dim is None and model.hidden_size % model.num_heads:
         yield _indivisible("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
-    elif model.head_dim % 2:
+    elif model.head_width % 2:
+        key, value = ("hidden_size", model.hidden_size) if model.head_dim is None else ("head_dim", model.head_dim)
         yield ConfigError(
-            f"model.hidden_size={model.hidden_size}: gives heads of width {model.head_dim} with "
-            f"model.num_heads={model.num_heads}; rotary embeddings need an even width"
+            f"model.{key}={value}: gives heads of width {model.head_width} with model.num_heads={model.num_heads}; "
+            "rotary embeddings need an even width",
+            hint=f"set model.head_dim={model.head_width + 1}",
         )
     if model.num_heads % model.num_kv_heads:
         yield _indivisible("model.num_heads", model.num_heads, "model.num_kv_heads", model.num_kv_heads)
+    if (model.qk_norm == "all") != (model.norm_position == "post"):
+        yield ConfigError(
+            f"model.qk_norm={model.qk_norm}: with model.norm_position={model.norm_position} no format for exports "
+            "describes the model",
+            hint="set model.norm_position=pre with model.qk_norm=none (LLaMA) or model.qk_norm=head (Qwen 3), or "
+            "model.norm_position=post with model.qk_norm=all (OLMo 2)",
+        )
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    if model.rope_scaling == "llama3" and low >= high:
+        yield ConfigError(
+            f"model.rope_low_freq_factor={low:g}: must be below model.rope_high_freq_factor={high:g}",
+            hint="Llama 3.1 has model.rope_low_freq_factor=1 model.rope_high_freq_factor=4",
+        )
     trained = config.tokenizer.train_vocab_size
     if config.tokenizer.path is None and trained > model.vocab_size:
         yield ConfigError(
@@ -66,12 +81,6 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
         )
     if context == 1 and parallel.sequence_parallel and config.train.seq_len % tensor:
         yield _indivisible("train.seq_len", config.train.seq_len, "parallel.tensor_parallel_size", tensor)
-    if tensor > 1 and model.tie_embeddings:
-        yield not_together(
-            "model.tie_embeddings=true",
-            f"parallel.tensor_parallel_size={tensor}",
-            "the embedding would have to be split in two ways at once",
-        )
 
 
 def _context_parallel(config: Config) -> Iterator[ConfigError]:
@@ -197,6 +206,10 @@ def _nxd(config: Config) -> Iterator[ConfigError]:
         )
     if config.model.tie_embeddings:
         yield not_together(here, "model.tie_embeddings=true", "embedding and head are separate layers")
+    if config.model.qk_norm != "none":
+        yield not_together(
+            here, f"model.qk_norm={config.model.qk_norm}", "its tensor-parallel processes don't exchange these norms"
+        )
     if config.train.z_loss:
         yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
     if config.train.on_nonfinite == "skip":

@@ -38,7 +38,7 @@ NotifyKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A LLaMA-family decoder: pre-norm RMSNorm, SwiGLU, rotary embeddings, no biases."""
+    """A decoder with RMSNorm, SwiGLU, rotary embeddings and no biases: LLaMA, Qwen 3 or OLMo 2."""
 
     name: str = "llama_tiny"
     """Label of the shape; no effect."""
@@ -54,8 +54,24 @@ class ModelConfig:
     """Query heads of a layer."""
     num_kv_heads: PositiveInt = 4
     """Key/value heads; fewer than num_heads is grouped-query attention."""
+    head_dim: PositiveInt | None = None
+    """Width of one attention head; none: hidden_size / num_heads."""
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """RMSNorm of queries and keys: `none`, `head` (of each head by itself; Qwen 3) or `all` (all heads; OLMo 2)."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """A layer's norms: `pre` (inputs of attention and feed-forward) or `post` (their outputs; OLMo 2)."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary embeddings' frequencies."""
+    rope_scaling: Literal["none", "llama3"] = "none"
+    """Lower the rotary embeddings' low frequencies for longer sequences: `none`, or `llama3` (Llama 3.1 and later)."""
+    rope_scaling_factor: Annotated[float, Range(ge=1)] = 8.0
+    """Divisor of the low frequencies (rope_scaling=llama3)."""
+    rope_low_freq_factor: PositiveFloat = 1.0
+    """Frequencies with fewer turns than this in rope_original_seq_len tokens are divided in full."""
+    rope_high_freq_factor: PositiveFloat = 4.0
+    """Frequencies with more turns than this in rope_original_seq_len tokens are not changed."""
+    rope_original_seq_len: PositiveInt = 8192
+    """Tokens per sequence before the extension (rope_scaling=llama3)."""
     rms_norm_eps: PositiveFloat = 1e-5
     """Added to the mean square before its root."""
     tie_embeddings: bool = False
@@ -66,9 +82,19 @@ class ModelConfig:
     """Divide the initial weights of both output projections of layer l by sqrt(2 l) (HLAT)."""
 
     @property
-    def head_dim(self) -> int:
+    def head_width(self) -> int:
         """Width of one attention head."""
-        return self.hidden_size // self.num_heads
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of a layer's query heads together."""
+        return self.num_heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of a layer's key heads together, and of its value heads."""
+        return self.num_kv_heads * self.head_width
 
 
 @dataclass(frozen=True, kw_only=True)

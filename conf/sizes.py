@@ -77,24 +77,30 @@ class Parameters:
 
 
 def parameters(model: ModelConfig) -> Parameters:
-    """Exact parameter counts of a LLaMA-family decoder without biases.
+    """Exact parameter counts of a decoder without biases.
 
-    Per layer: query and output projections of hidden x hidden, key and value projections of hidden x (kv_heads x
-    head_dim), gate, up and down projections of hidden x intermediate, two RMSNorms. One RMSNorm follows the last layer.
+    Per layer: query and output projections of hidden x (heads x head_dim), key and value projections of hidden x
+    (kv_heads x head_dim), gate, up and down projections of hidden x intermediate, two RMSNorms, and those of queries
+    and keys. One RMSNorm follows the last layer.
     """
     hidden, layers = model.hidden_size, model.num_layers
-    kv_width = model.num_kv_heads * model.head_dim
     return Parameters(
         embedding=model.vocab_size * hidden,
-        attention=layers * (2 * hidden * hidden + 2 * hidden * kv_width),
+        attention=layers * 2 * hidden * (model.query_width + model.kv_width),
         feed_forward=layers * 3 * hidden * model.intermediate_size,
-        norms=(2 * layers + 1) * hidden,
+        norms=(2 * layers + 1) * hidden + layers * sum(qk_norm_widths(model)),
         lm_head=0 if model.tie_embeddings else model.vocab_size * hidden,
     )
 
 
+def qk_norm_widths(model: ModelConfig) -> tuple[int, int]:
+    """Return the parameters of a layer's norm of queries and of its norm of keys."""
+    head = model.head_width
+    return {"none": (0, 0), "head": (head, head), "all": (model.query_width, model.kv_width)}[model.qk_norm]
+
+
 def flops_per_token(model: ModelConfig, seq_len: int) -> int:
-    """Return the FLOPs of one token's forward and backward pass: 6 N + 12 layers x hidden x seq_len.
+    """Return the FLOPs of one token's forward and backward pass: 6 N + 12 layers x (heads x head_dim) x seq_len.
 
     Counted as in PaLM (arXiv 2204.02311, appendix B): a multiplication and an addition are two FLOPs, the backward pass
     costs twice the forward pass, attention scores are counted in full although half of them are masked, and
@@ -103,7 +109,7 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
     """
     counts = parameters(model)
     multiplied = counts.total - (0 if model.tie_embeddings else counts.embedding)
-    return 6 * multiplied + 12 * model.num_layers * model.hidden_size * seq_len
+    return 6 * multiplied + 12 * model.num_layers * model.query_width * seq_len
 
 
 def state_bytes(config: Config) -> StateBytes:
@@ -143,18 +149,19 @@ def stage_parameters(config: Config, pp_rank: int) -> int:
 def layer_parameters(config: Config) -> int:
     """Return one process's parameters of a layer.
 
-    Projections are divided by the tensor-parallel size, norms are not, and key and value heads are copied if there are
-    fewer than processes.
+    Projections are divided by the tensor-parallel size, norms are not (except those of all heads together), and key and
+    value heads are copied if there are fewer than processes.
     """
     model, tensor = config.model, config.parallel.tensor_parallel_size
-    products = 2 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
-    return products // tensor + 2 * model.hidden_size * kv_width(config) + 2 * model.hidden_size
+    products = 2 * model.hidden_size * model.query_width + 3 * model.hidden_size * model.intermediate_size
+    norms = 2 * model.hidden_size + sum(qk_norm_widths(model)) // (tensor if model.qk_norm == "all" else 1)
+    return products // tensor + 2 * model.hidden_size * kv_width(config) + norms
 
 
 def kv_width(config: Config) -> int:
     """Return the width of one process's keys (and of its values)."""
     model = config.model
-    return max(1, model.num_kv_heads // config.parallel.tensor_parallel_size) * model.head_dim
+    return max(1, model.num_kv_heads // config.parallel.tensor_parallel_size) * model.head_width
 
 
 def checkpoint_bytes(config: Config) -> int:

@@ -44,6 +44,11 @@ class TensorParallel:
         exchange = _Scatter if self.sequence else _Sum
         return exchange.apply(x, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
 
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum of all processes' x, of which each process computes other things."""
+        summed = _Sum.apply(x, self.group.group_name, self.size)  # type: ignore[no-untyped-call]
+        return _Copy.apply(summed, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
+
 
 class _Copy(torch.autograd.Function):
     @staticmethod

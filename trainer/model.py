@@ -1,4 +1,4 @@
-"""The LLaMA-family decoder and its layers, whole or sliced. ``trainer.init`` sets the initial weights.
+"""The decoder (LLaMA, Qwen 3, OLMo 2) and its layers, whole or sliced. ``trainer.init`` sets the initial weights.
 
 Query, key and value are one linear layer, and so are gate and up: one larger product with the same input
 (HLAT, arXiv 2404.10630, section 3.2). Their rows are ordered so that equal slices hold whole heads and matching parts
@@ -22,13 +22,16 @@ from conf.schema import ModelConfig
 from trainer.attention import Mask, attend, document_numbers, make_mask
 from trainer.collectives import TensorParallel
 from trainer.context_parallel import ContextParallel
+from trainer.norms import QueryKeyNorms, RMSNorm
 from trainer.rotary import Rotary, rotate
 from trainer.shared_heads import SharedHeads
 
-#: The sharded dimension by the end of a parameter's name, see :func:`slice_dim`; norms are not sharded.
+#: The sharded dimension by the end of a parameter's name, see :func:`slice_dim`; other norms are not sharded.
 _SLICE_DIM = {
     "embedding.weight": 0,
     "attention.qkv.weight": 0,
+    "attention.norms.q_norm.weight": 0,
+    "attention.norms.k_norm.weight": 0,
     "attention.o.weight": 1,
     "mlp.gate_up.weight": 0,
     "mlp.down.weight": 1,
@@ -85,31 +88,24 @@ class Parts:
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
-class RMSNorm(nn.RMSNorm):
-    """Root-mean-square norm, computed in FP32 and returned in the precision of its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) to the same shape."""
-        return F.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps).to(x.dtype)
-
-
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary embeddings.
+    """Causal grouped-query attention with rotary embeddings, and norms of queries and keys if the model has them.
 
     The rows of ``qkv`` are groups: the query heads that share a key/value head, then that key head and that value head.
     If there are more slices than groups, each slice has some of a group's query heads and replicas of the other two
     (``trainer.shared_heads``).
     """
 
-    def __init__(self, config: ModelConfig, parts: Parts) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.parts = parts
         groups = max(config.num_kv_heads, parts.slices)
         self.queries_per_group = config.num_heads // groups
-        self.head_dim = config.head_dim
+        self.head_dim = config.head_width
         rows = groups * (self.queries_per_group + 2) * self.head_dim
         self.qkv = parts.column_parallel(config.hidden_size, rows)
-        self.o = parts.row_parallel(config.num_heads * self.head_dim, config.hidden_size)
+        self.norms = QueryKeyNorms(config, parts.slices, tp)
+        self.o = parts.row_parallel(config.query_width, config.hidden_size)
         self.recompute_core = False
         """Recompute the attention's core in the backward pass."""
 
@@ -125,7 +121,8 @@ class Attention(nn.Module):
     def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
         """Groups of heads (batch, seq, group, head, head_dim) to attention outputs (batch, seq, all heads)."""
         q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
-        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
+        q, k = self.norms(q.flatten(2, 3), k.flatten(2, 3))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v.flatten(2, 3)))
         out = self.parts.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
         return out.transpose(1, 2).flatten(2)
 
@@ -147,15 +144,16 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """One pre-norm decoder layer."""
+    """One decoder layer, with its norms before attention and feed-forward, or after them."""
 
     def __init__(self, config: ModelConfig, parts: Parts, tp: TensorParallel | None) -> None:
         super().__init__()
         self.parts, self.tp = parts, tp
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = Attention(config, parts)
+        self.attention = Attention(config, parts, tp)
         self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config, parts)
+        self.norms_outputs = config.norm_position == "post"
         self.recompute = False
         """Keep only the layer's input for the backward pass and recompute the rest."""
 
@@ -166,11 +164,19 @@ class Layer(nn.Module):
         return self._layer(x, cos, sin, mask)
 
     def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+        if self.norms_outputs:
+            x = x + self.attention_norm(self._attend(x, cos, sin, mask))
+            return x + self.mlp_norm(self._feed_forward(x))  # type: ignore[no-any-return]
+        x = x + self._attend(self.attention_norm(x), cos, sin, mask)
+        return x + self._feed_forward(self.mlp_norm(x))
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
         if self.tp is None:
-            x = x + self.attention(self.attention_norm(x), cos, sin, mask)
-            return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
-        x = x + self.tp.leave(self.attention(self.tp.enter(self.attention_norm(x)), cos, sin, mask))
-        return x + self.tp.leave(self.mlp(self.tp.enter(self.mlp_norm(x))))
+            return self.attention(x, cos, sin, mask)  # type: ignore[no-any-return]
+        return self.tp.leave(self.attention(self.tp.enter(x), cos, sin, mask))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x) if self.tp is None else self.tp.leave(self.mlp(self.tp.enter(x)))
 
 
 class Llama(nn.Module):
@@ -215,7 +221,7 @@ class Llama(nn.Module):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
         self.head = self.parts.column_parallel(hidden, vocab) if untied else None
-        self.rotary = Rotary(seq_len, config.head_dim, config.rope_theta)
+        self.rotary = Rotary(seq_len, config)
         self.uses_flex_attention = False
         """Masks are BlockMasks; for compiled layers on a device that has FlexAttention."""
 
@@ -280,6 +286,11 @@ class Llama(nn.Module):
 def slice_dim(name: str) -> int | None:
     """Return the dimension of a parameter that is sharded over tensor-parallel processes; None: not sharded."""
     return next((dim for end, dim in _SLICE_DIM.items() if name.endswith(end)), None)
+
+
+def is_shared_by_heads(name: str) -> bool:
+    """Return whether a parameter is one norm for all heads, of which tensor-parallel processes have different ones."""
+    return name.endswith("_head_norm.weight")
 
 
 def mlp_blocks(config: ModelConfig) -> int:

@@ -23,7 +23,7 @@ from conf.sizes import process_layers, process_stages
 from trainer.collectives import TensorParallel
 from trainer.context_parallel import ContextParallel
 from trainer.loss import cross_entropy
-from trainer.model import Llama, slice_dim
+from trainer.model import Llama, is_shared_by_heads, slice_dim
 from trainer.optim import ParameterShard
 from trainer.precision import Precision
 from trainer.shared_heads import SharedHeads
@@ -199,8 +199,9 @@ def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) 
         is_sharded = dict.fromkeys(axes, False) | {"tp": dim is not None, "dp": layout.shards_parameters}
         replicated_over = frozenset(axis for axis in is_sharded if not is_sharded[axis])
         replication = math.prod(layout.mesh[axis].size() for axis in replicated_over)
-        # With sequence parallelism each process computes the gradient from its slice of the sequence only.
-        partial = dim is None and layout.tp is not None and layout.tp.sequence
+        # With sequence parallelism each process computes the gradient from its slice of the sequence only, and that of
+        # a norm that all heads share from its own heads only.
+        partial = dim is None and layout.tp is not None and (layout.tp.sequence or is_shared_by_heads(name))
         shards[name] = ParameterShard(
             parameter=parameter,
             replication=replication,

@@ -131,15 +131,15 @@ class SharedHeads:
         if name.endswith("attention.qkv.weight"):
             return self._spec_of_qkv()
         if name.endswith("attention.o.weight"):
-            columns = self._queries * self.model.head_dim
+            columns = self._queries * self.model.head_width
             start = (self.kv_head * self.kv_replicas + self.replica) * columns
             columns_range = ShardRange(start=start, stop=start + columns)
-            return ShardSpec(dim=1, global_size=self.model.num_heads * self.model.head_dim, ranges=(columns_range,))
+            return ShardSpec(dim=1, global_size=self.model.num_heads * self.model.head_width, ranges=(columns_range,))
         return None
 
     def _spec_of_qkv(self) -> ShardSpec:
         """The last replica's query heads come directly before the key head and the value head: one range."""
-        queries, replicated = self._queries * self.model.head_dim, 2 * self.model.head_dim
+        queries, replicated = self._queries * self.model.head_width, 2 * self.model.head_width
         group = self.kv_replicas * queries + replicated
         start, stop = self.kv_head * group + self.replica * queries, (self.kv_head + 1) * group
         ranges: tuple[ShardRange, ...] = (ShardRange(start=start, stop=stop),)

@@ -130,12 +130,10 @@ def restore(
 
 @app.command("import")
 def import_model(
-    source: Annotated[
-        Path, typer.Argument(metavar="HF_FOLDER", help="Folder of a Hugging Face LLaMA in safetensors format.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="HF_FOLDER", help="Folder of a Hugging Face model in safetensors.")],
     to: Target,
 ) -> None:
-    """Import a Hugging Face LLaMA to train from.
+    """Import a Hugging Face model (LLaMA, Qwen 3 or OLMo 2) to train from.
 
     Prints the command that trains from it.
     """

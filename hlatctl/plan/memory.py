@@ -136,8 +136,8 @@ def layer_bytes(config: Config, execution: Execution = OURS) -> int:
     """Return what one layer keeps of one micro-batch without full recomputation.
 
     Counted as in arXiv 2205.05198, section 4, but for this decoder: per token two norms, query, key and value, rotated
-    query and key, the attention's output, and four tensors of the feed-forward layer's width. A compiled layer
-    recomputes cheap operations: it keeps no FP32 values of norms, and three of the four.
+    query and key (and the inputs of their norms), the attention's output, and four tensors of the feed-forward layer's
+    width. A compiled layer recomputes cheap operations: it keeps no FP32 values of norms, and three of the four.
     """
     if execution.recomputes_half:
         return _half_layer_bytes(config)
@@ -147,6 +147,7 @@ def layer_bytes(config: Config, execution: Execution = OURS) -> int:
     # NxD gathers a product's input again in the backward pass, as in section 4.2.2; torch_native keeps it.
     inputs = 2 * compute * model.hidden_size // (sequence if config.backend.name == "nxd" else 1)
     core = compute * (2 * width + 3 * kv + width)
+    core += _qk_norms(config) if parallel.activation_checkpointing != "selective" else 0
     selective = parallel.activation_checkpointing == "selective"
     if _compiles(config):
         core -= compute * (2 * width + kv) if selective else 0
@@ -171,11 +172,19 @@ def _half_layer_bytes(config: Config) -> int:
     return _input_bytes(config) + tokens * compute * (2 * width + kv + ffn) + down
 
 
+def _qk_norms(config: Config) -> int:
+    """Return what the norms of queries and keys keep of a token: their inputs, in FP32 if not compiled."""
+    width, kv, _, compute = _widths(config)
+    if config.model.qk_norm == "none":
+        return 0
+    return (compute if _compiles(config) else FP32_BYTES) * (width + kv)
+
+
 def _widths(config: Config) -> tuple[int, int, int, int]:
     """Return one process's widths of query heads, key heads and feed-forward layer, and the bytes of an activation."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
     return (
-        model.hidden_size // tensor,
+        model.query_width // tensor,
         kv_width(config),
         model.intermediate_size // tensor,
         COMPUTE_BYTES[config.precision.name],
@@ -214,7 +223,8 @@ def _backward(config: Config) -> int:
     gradients = (3 * ffn + 4 * width if _compiles(config) else ffn + 2 * width) * compute * tokens
     if checkpointing == "full":
         return gradients + layer_bytes(config)
-    again = compute * tokens * (width + kv) + _scores(config) if checkpointing == "selective" else 0
+    recomputed = compute * (width + kv) + _qk_norms(config)
+    again = tokens * recomputed + _scores(config) if checkpointing == "selective" else 0
     return gradients + again + _scores(config)
 
 
@@ -246,7 +256,9 @@ def _update(config: Config, stage: int) -> int:
 
 def _largest(config: Config, stage: int) -> int:
     ends = {0, config.parallel.pipeline_parallel_size - 1}
-    rows = max(2 * config.model.intermediate_size, config.model.vocab_size if stage in ends else 0)
+    model = config.model
+    ends_rows = model.vocab_size if stage in ends else 0
+    rows = max(2 * model.intermediate_size, model.query_width + 2 * model.kv_width, ends_rows)
     return rows * config.model.hidden_size // config.parallel.tensor_parallel_size
 
 

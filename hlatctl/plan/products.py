@@ -23,6 +23,8 @@ _FP8_CAST_BYTES = 5
 #: compilation norms and rotations go through FP32, operation by operation: their bytes are given in BF16 passes.
 _COMPILED_PASSES = (9, 2, 3)
 _EAGER_PASSES = (36, 10, 5)
+#: The same for norms of queries and keys, compiled (read, write) and eager (cast to FP32, norm, cast). Not measured.
+_NORM_PASSES = (2, 10)
 #: Bytes moved for each entry of the logits: written, read and cast, softmax, gradient, cast and read twice.
 _LOGIT_BYTES_MOVED = 24
 
@@ -93,7 +95,7 @@ class Work:
 def linears(config: Config) -> dict[str, Product]:
     """Return the products of a layer's weights for one micro-batch, on one tensor-parallel process."""
     tokens, model = config.micro_batch_size * config.train.seq_len, config.model
-    width, ffn = (size // config.parallel.tensor_parallel_size for size in (model.hidden_size, model.intermediate_size))
+    width, ffn = (size // config.parallel.tensor_parallel_size for size in (model.query_width, model.intermediate_size))
     return {
         "qkv": Product(tokens, model.hidden_size, width + 2 * kv_width(config)),
         "o": Product(tokens, width, model.hidden_size),
@@ -133,7 +135,7 @@ def _every_second(config: Config) -> list[Product]:
 
 def _core(config: Config) -> list[Product]:
     """Return the products of attention's core: scores, and their products with the values."""
-    seq_len, width = config.train.seq_len, config.model.head_dim
+    seq_len, width = config.train.seq_len, config.model.head_width
     heads = config.micro_batch_size * config.model.num_heads / config.parallel.tensor_parallel_size
     return [Product(seq_len, width, seq_len, heads), Product(seq_len, seq_len, width, heads)]
 
@@ -143,10 +145,11 @@ def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
     model, parallel = config.model, config.parallel
     tokens, tensor = config.micro_batch_size * config.train.seq_len, parallel.tensor_parallel_size
     hidden = model.hidden_size // (tensor if parallel.sequence_parallel else 1)
-    heads, ffn = model.hidden_size // tensor + kv_width(config), model.intermediate_size // tensor
+    heads, ffn = model.query_width // tensor + kv_width(config), model.intermediate_size // tensor
     compiled = config.backend.compile or config.backend.name == "nxd"
     by_hidden, by_heads, by_ffn = _COMPILED_PASSES if compiled else _EAGER_PASSES
     pass_s = tokens * device.entry_bytes * device.s_per_byte
+    by_heads += 0 if model.qk_norm == "none" else _NORM_PASSES[not compiled]
     rotations_s = pass_s * by_heads * heads
     forward_s = pass_s * (by_hidden * hidden + by_ffn * ffn) + rotations_s
     whole = parallel.activation_checkpointing == "full" or execution.recomputes_half
@@ -159,7 +162,7 @@ def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
 def _cast_bytes(config: Config) -> int:
     """Return the bytes per token to cast the inputs of a layer's products to FP8; its gradients take twice as many."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
-    sliced = (model.hidden_size + model.intermediate_size) // tensor
+    sliced = (model.query_width + model.intermediate_size) // tensor
     return _FP8_CAST_BYTES * (2 * model.hidden_size + sliced)
 
 

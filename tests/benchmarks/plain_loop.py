@@ -32,7 +32,7 @@ class Block(nn.Module):
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
-        width = c.num_kv_heads * c.head_dim
+        width = c.num_kv_heads * c.head_width
         self.heads, self.kv_heads = c.num_heads, c.num_kv_heads
         self.norm1, self.norm2 = nn.RMSNorm(c.hidden_size), nn.RMSNorm(c.hidden_size)
         self.q = nn.Linear(c.hidden_size, c.hidden_size, bias=False)
@@ -65,7 +65,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_layers))
         self.norm = nn.RMSNorm(c.hidden_size)
         self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        angles = torch.outer(torch.arange(seq_len), c.rope_theta ** (-torch.arange(0, c.head_dim, 2) / c.head_dim))
+        angles = torch.outer(torch.arange(seq_len), c.rope_theta ** (-torch.arange(0, c.head_width, 2) / c.head_width))
         self.register_buffer("cos", torch.cat((angles, angles), -1).cos())
         self.register_buffer("sin", torch.cat((angles, angles), -1).sin())
         for parameter in self.parameters():

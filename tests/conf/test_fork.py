@@ -65,6 +65,7 @@ def test_a_position_has_its_meaning_in_the_same_documents_and_order_only(
 def test_longer_sequences_and_another_base_of_rotation_continue() -> None:
     fork = forked(100, seq_len=4096, tokens=9_000_000)
     check_continues(PARENT, replace(fork, model=replace(fork.model, rope_theta=5e5)))
+    check_continues(PARENT, replace(fork, model=replace(fork.model, rope_scaling="llama3", rope_original_seq_len=512)))
 
 
 def test_a_tied_embedding_has_other_tensors() -> None:

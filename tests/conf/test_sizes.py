@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,8 @@ from conf.sizes import (
     checkpoint_bytes,
     checkpoints_kept,
     fast_dir_bytes,
+    flops_per_token,
+    layer_parameters,
     parameters,
     process_layers,
     process_stages,
@@ -52,6 +55,22 @@ def test_parameters_of_a_model_small_enough_to_add_up_by_hand() -> None:
     assert counts.attention == 2 * (8 * 8 + 8 * 4 + 8 * 4 + 8 * 8)
     assert counts.feed_forward == 2 * 3 * 8 * 12
     assert counts.norms == 5 * 8
+
+
+@pytest.mark.parametrize(("qk_norm", "norms"), [("none", 0), ("head", 2 * 6), ("all", (4 + 2) * 6)])
+def test_heads_of_a_given_width_and_their_norms_are_counted_by_hand(
+    qk_norm: Literal["none", "head", "all"], norms: int
+) -> None:
+    shape: dict[str, int] = {"hidden_size": 8, "intermediate_size": 12, "num_layers": 2, "num_heads": 4}
+    model = ModelConfig(vocab_size=10, num_kv_heads=2, head_dim=6, qk_norm=qk_norm, **shape)  # type: ignore[arg-type]
+    assert parameters(model).attention == 2 * (8 * 24 + 8 * 12 + 8 * 12 + 24 * 8)
+    assert parameters(model).norms == 5 * 8 + 2 * norms
+    # A token's products, and 2 x 2 FLOPs for each of 24 entries of the queries and each of 7 positions, three times.
+    multiplied = parameters(model).total - 80
+    assert flops_per_token(model, 7) == 6 * multiplied + 3 * 2 * 4 * 24 * 7
+    halves = Config(model=model, parallel=ParallelConfig(tensor_parallel_size=2))
+    shared = 2 * 8 + (norms if qk_norm == "head" else norms // 2)
+    assert layer_parameters(halves) == (2 * 8 * 24 + 2 * 8 * 12 + 3 * 8 * 12) // 2 + shared
 
 
 def test_the_pipeline_stages_have_all_parameters_and_layers() -> None:

@@ -53,6 +53,27 @@ def test_the_defaults_are_valid() -> None:
             "model.num_heads=4: not divisible by model.num_kv_heads=3\nhint: use a multiple of 3",
         ),
         (
+            {"model__head_dim": 15},
+            "model.head_dim=15: gives heads of width 15 with model.num_heads=4; rotary embeddings need an even width\n"
+            "hint: set model.head_dim=16",
+        ),
+        (
+            {"model__qk_norm": "all"},
+            "model.qk_norm=all: with model.norm_position=pre no format for exports describes the model\n"
+            "hint: set model.norm_position=pre with model.qk_norm=none (LLaMA) or model.qk_norm=head (Qwen 3), or "
+            "model.norm_position=post with model.qk_norm=all (OLMo 2)",
+        ),
+        (
+            {"backend__name": "nxd", "backend__device": "cpu", "model__qk_norm": "head"},
+            "backend.name=nxd and model.qk_norm=head: can't be combined; its tensor-parallel processes don't exchange "
+            "these norms\nhint: change one of them",
+        ),
+        (
+            {"model__rope_scaling": "llama3", "model__rope_low_freq_factor": 4.0},
+            "model.rope_low_freq_factor=4: must be below model.rope_high_freq_factor=4\n"
+            "hint: Llama 3.1 has model.rope_low_freq_factor=1 model.rope_high_freq_factor=4",
+        ),
+        (
             {"experiment_name": "x" * 80},
             f"experiment_name={'x' * 20}…: has 80 characters, must have at most 79, because folders are named after it",
         ),
@@ -156,10 +177,6 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         (
             {**_TP2, "parallel__sequence_parallel": True, "train__seq_len": 513},
             "train.seq_len=513: not divisible by parallel.tensor_parallel_size=2",
-        ),
-        (
-            {**_TP2, "model__tie_embeddings": True},
-            "model.tie_embeddings=true and parallel.tensor_parallel_size=2: can't be combined; the embedding would",
         ),
         (
             {**_PP2, "train__micro_batch_size": 8},

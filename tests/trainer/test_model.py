@@ -62,7 +62,15 @@ def test_without_scaled_initialization_they_start_as_all_others_do() -> None:
     assert torch.equal(plain["layers.2.attention.qkv.weight"], scaled["layers.2.attention.qkv.weight"])
 
 
-@pytest.mark.parametrize("config", [_SMALL, ModelConfig()])
+@pytest.mark.parametrize(
+    "config",
+    [
+        _SMALL,
+        ModelConfig(),
+        replace(_SMALL, head_dim=10, qk_norm="head"),
+        replace(_SMALL, head_dim=10, qk_norm="all", norm_position="post"),
+    ],
+)
 def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None:
     with torch.device("meta"):
         model = llama.Llama(config, 8)
@@ -70,9 +78,23 @@ def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("llama_1b", 1_100_048_384), ("llama_7b", 6_738_415_616), ("llama_70b", 68_976_648_192)]
+    ("name", "published"),
+    [
+        ("llama_1b", 1_100_048_384),
+        ("llama_7b", 6_738_415_616),
+        ("llama_70b", 68_976_648_192),
+        ("llama3_8b", 8_030_261_248),
+        ("llama31_8b", 8_030_261_248),
+        ("llama32_1b", 1_235_814_400),
+        ("qwen3_0_6b", 596_049_920),
+        ("qwen3_1_7b", 1_720_574_976),
+        ("qwen3_4b", 4_022_468_096),
+        ("qwen3_8b", 8_190_735_360),
+        ("olmo2_1b", 1_484_916_736),
+        ("olmo2_7b", 7_298_617_344),
+    ],
 )
-def test_known_shapes_have_the_parameters_that_their_papers_count(name: str, published: int) -> None:
+def test_known_shapes_have_the_parameters_of_the_published_models(name: str, published: int) -> None:
     assert parameters(compose([f"model={name}"]).model).total == published
 
 

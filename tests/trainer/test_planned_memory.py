@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _MODEL = ModelConfig(vocab_size=4096, hidden_size=256, intermediate_size=704, nu
 _GROUPED = ModelConfig(
     vocab_size=1024, hidden_size=256, intermediate_size=704, num_layers=8, num_heads=8, num_kv_heads=2
 )
+_NORMED = replace(_GROUPED, head_dim=64, qk_norm="head")
 
 
 def configuration(model: ModelConfig, precision: PrecisionName, checkpointing: Any, batch: int, micro: int) -> Config:
@@ -62,7 +64,12 @@ def peak_bytes(config: Config, trace: Path) -> int:
 
 @pytest.mark.parametrize(
     ("model", "precision", "checkpointing", "batch", "micro"),
-    [(_MODEL, "fp32", "none", 2, 2), (_MODEL, "mixed", "full", 2, 2), (_GROUPED, "bf16_sr", "selective", 4, 2)],
+    [
+        (_MODEL, "fp32", "none", 2, 2),
+        (_MODEL, "mixed", "full", 2, 2),
+        (_GROUPED, "bf16_sr", "selective", 4, 2),
+        (_NORMED, "mixed", "none", 2, 2),
+    ],
 )
 def test_planned_memory_is_within_15_percent_of_the_measured(
     tmp_path: Path, model: ModelConfig, precision: PrecisionName, checkpointing: Any, batch: int, micro: int

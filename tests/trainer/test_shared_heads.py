@@ -51,7 +51,7 @@ def test_groups_decide_which_processes_share_a_head() -> None:
 
 def test_attention_of_all_processes_adds_up_to_that_of_the_whole_layer(wholes: dict[str, Tensor]) -> None:
     torch.manual_seed(0)
-    x, (cos, sin) = torch.randn(1, 6, 16), rotary_tables(6, MODEL.head_dim, 1e4)
+    x, (cos, sin) = torch.randn(1, 6, 16), rotary_tables(6, MODEL)
     total = torch.zeros_like(x)
     for rank, heads in enumerate(PLACES):
         attention = Attention(MODEL, Parts(rank, 4, heads))

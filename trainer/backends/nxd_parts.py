@@ -19,7 +19,8 @@ from torch_xla.utils.checkpoint import checkpoint
 
 from conf.schema import ParallelConfig
 from trainer.attention import Mask
-from trainer.model import Layer, Llama, Parts, RMSNorm
+from trainer.model import Layer, Llama, Parts
+from trainer.norms import RMSNorm
 from trainer.rotary import Rotary
 from trainer.shared_heads import SharedHeads
 

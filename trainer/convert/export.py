@@ -1,4 +1,4 @@
-"""``python -m trainer.convert.export --run-dir RUN [--step N] --to DIR``: export a checkpoint as a Hugging Face LLaMA.
+"""``python -m trainer.convert.export --run-dir RUN [--step N] --to DIR``: export a checkpoint to Hugging Face.
 
 Reads only the weights, a few gigabytes at a time. Splits the coalesced layers and changes nothing else, so logits are
 equal. Prints what it wrote as one line of JSON.

@@ -1,13 +1,15 @@
-"""Convert weights and model configurations to and from those of Hugging Face's ``LlamaForCausalLM``; no files."""
+"""Convert weights and model configurations to and from those of Hugging Face's architectures; no files."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.load import decode
 from conf.schema import ModelConfig
 from hlatctl.run.errors import CheckpointError
+from trainer.convert.families import FAMILIES, family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,13 +19,7 @@ _NAMES = {
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-_LAYER_NAMES = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "attention.o.weight": "self_attn.o_proj.weight",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp.down.weight": "mlp.down_proj.weight",
-}
-#: Their keys by ours; keys with a default in their ``LlamaConfig`` are read separately.
+#: Their keys by ours; keys with a default in their configuration are read separately.
 _KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -31,20 +27,29 @@ _KEYS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
 }
+#: Their keys of ``rope_scaling`` by ours.
+_ROPE_KEYS = {
+    "rope_scaling_factor": "factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
+    "rope_original_seq_len": "original_max_position_embeddings",
+}
 #: The only supported value of each key; absent and null mean the same.
 _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
+    "use_sliding_window": False,
     "quantization_config": {},
 }
 _QKV, _GATE_UP = "attention.qkv.weight", "mlp.gate_up.weight"
 
 
 def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Return weights by the names of ``LlamaForCausalLM``, with the coalesced layers split."""
+    """Return weights by the names of the model's family, with the coalesced layers split."""
     named: dict[str, Tensor] = {}
+    layer_names = family_of(model).layer_names
     for name, tensor in weights.items():
         if name in _NAMES:
             named[_NAMES[name]] = tensor
@@ -58,7 +63,7 @@ def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str,
             for part, cut in zip(("gate", "up"), _split_gate_up(tensor, model), strict=True):
                 named[f"{layer}mlp.{part}_proj.weight"] = cut
         else:
-            named[layer + _LAYER_NAMES[rest]] = tensor
+            named[layer + layer_names[rest]] = tensor
     return named
 
 
@@ -71,9 +76,10 @@ def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[st
     ours = {name: weights[theirs] for name, theirs in _NAMES.items() if name != "head.weight"}
     if not model.tie_embeddings:
         ours["head.weight"] = weights[_NAMES["head.weight"]]
+    layer_names = family_of(model).layer_names
     for number in range(model.num_layers):
         theirs, layer = f"model.layers.{number}.", f"layers.{number}."
-        ours |= {layer + name: weights[theirs + their_name] for name, their_name in _LAYER_NAMES.items()}
+        ours |= {layer + name: weights[theirs + their_name] for name, their_name in layer_names.items()}
         q, k, v = (weights[f"{theirs}self_attn.{part}_proj.weight"] for part in "qkv")
         ours[layer + _QKV] = _join_qkv(q, k, v, model)
         gate, up = (weights[f"{theirs}mlp.{part}_proj.weight"] for part in ("gate", "up"))
@@ -82,20 +88,25 @@ def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[st
 
 
 def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
-    """Return the ``config.json`` of a ``LlamaForCausalLM``; ``dtype`` is torch's name, such as ``float32``."""
+    """Return the ``config.json`` of the model's family; ``dtype`` is torch's name, such as ``float32``.
+
+    The rotary embeddings are spelled as in transformers 4, which transformers 5 reads too.
+    """
+    family = family_of(model)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
+        "head_dim": model.head_width,
         "hidden_act": "silu",
         "rms_norm_eps": model.rms_norm_eps,
         "rope_theta": model.rope_theta,
+        "rope_scaling": _rope_scaling(model),
         "max_position_embeddings": seq_len,
         "initializer_range": model.initializer_range,
         "attention_bias": False,
@@ -115,42 +126,80 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
         file: its path.
 
     Raises:
-        CheckpointError: it isn't a LLaMA, or has unsupported values; the message lists all of them.
+        CheckpointError: it is of another family, or has unsupported values; the message lists all of them.
         ConfigError: a value has the wrong type.
     """
-    if described.get("model_type") != "llama":
+    family = next((family for family in FAMILIES if family.model_type == described.get("model_type")), None)
+    if family is None:
         raise CheckpointError(
-            f"{file}: model_type={described.get('model_type')!r}: not supported", hint="must be 'llama'"
+            f"{file}: model_type={described.get('model_type')!r}: not supported",
+            hint=f"must be one of: {', '.join(family.model_type for family in FAMILIES)}",
         )
     missing = [key for key in _KEYS.values() if key not in described]
     if missing:
         raise CheckpointError(f"{file}: lacks {', '.join(missing)}", hint="import a folder of `save_pretrained`")
     keys = {ours: described[theirs] for ours, theirs in _KEYS.items()}
     keys["num_kv_heads"] = described.get("num_key_value_heads") or keys["num_heads"]
-    rope = described.get("rope_parameters") or {}
-    keys["rope_theta"] = rope.get("rope_theta") or described.get("rope_theta") or 10_000.0
-    keys["rms_norm_eps"] = described.get("rms_norm_eps", 1e-6)
+    keys |= _rope_keys(described, file)
+    keys |= {"qk_norm": family.qk_norm, "norm_position": family.norm_position}
+    keys["rms_norm_eps"] = described.get("rms_norm_eps", family.rms_norm_eps)
+    keys["head_dim"] = described.get("head_dim") or family.head_dim
     keys["tie_embeddings"] = described.get("tie_word_embeddings", False)
     model = decode({"model": keys | {"name": file.parent.name}}).model
+    if model.query_width == model.hidden_size:
+        model = replace(model, head_dim=None)
     unsupported = [*_other_values(described), *_odd_shapes(described, model)]
     if unsupported:
         raise CheckpointError(
             f"{file}: {'; '.join(unsupported)}: not supported",
-            hint="LLaMA with SiLU, plain rotary embeddings, no biases and whole heads can be imported",
+            hint="models with SiLU, rotary embeddings (plain or llama3), full attention, no biases and whole heads "
+            "can be imported",
         )
     return model
+
+
+def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
+    if model.rope_scaling == "none":
+        return None
+    return {"rope_type": model.rope_scaling, **{theirs: getattr(model, ours) for ours, theirs in _ROPE_KEYS.items()}}
+
+
+def _rope(described: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary embeddings' values: ``rope_parameters`` of transformers 5, ``rope_scaling`` of 4."""
+    return {**(described.get("rope_parameters") or {}), **(described.get("rope_scaling") or {})}
+
+
+def _rope_type(rope: dict[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _rope_keys(described: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return our keys of the rotary embeddings."""
+    rope = _rope(described)
+    keys = {"rope_theta": rope.get("rope_theta") or described.get("rope_theta") or 10_000.0}
+    if _rope_type(rope) != "llama3":
+        return keys
+    # transformers takes the longest sequence if the original one is not given.
+    if rope.get("original_max_position_embeddings") is None:
+        rope["original_max_position_embeddings"] = described.get("max_position_embeddings")
+    missing = [theirs for theirs in _ROPE_KEYS.values() if rope.get(theirs) is None]
+    if missing:
+        raise CheckpointError(f"{file}: rope_scaling lacks {', '.join(missing)}", hint="copy config.json again")
+    return keys | {"rope_scaling": "llama3"} | {ours: rope[theirs] for ours, theirs in _ROPE_KEYS.items()}
 
 
 def _other_values(described: dict[str, Any]) -> list[str]:
     """Return the unsupported values as ``key=value``."""
     others = [f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)]
-    for group in ("rope_parameters", "rope_scaling"):
-        rope = described.get(group) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            others.append(f"{group}.rope_type={kind!r}")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            others.append(f"{group}.partial_rotary_factor={rope['partial_rotary_factor']!r}")
+    layer_types = described.get("layer_types") or []
+    if any(kind != "full_attention" for kind in layer_types):
+        others.append(f"layer_types={layer_types!r}")
+    rope = _rope(described)
+    others += [f"rope_parameters.{key}={value!r}" for key, value in rope.items() if isinstance(value, dict)]
+    if _rope_type(rope) not in ("default", "llama3"):
+        others.append(f"rope_type={_rope_type(rope)!r}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        others.append(f"partial_rotary_factor={rope['partial_rotary_factor']!r}")
     return others
 
 
@@ -161,12 +210,15 @@ def _odd_shapes(described: dict[str, Any], model: ModelConfig) -> list[str]:
     if min(numbers.values()) < 1:
         return [f"{key}={value}" for key, value in numbers.items() if value < 1]
     problems = []
-    head_dim = described.get("head_dim") or model.head_dim
-    if head_dim * model.num_heads != model.hidden_size or head_dim % 2:
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    if model.rope_scaling_factor < 1 or not 0 < low < high or model.rope_original_seq_len < 1:
         problems.append(
-            f"head_dim={head_dim} (must be even, and hidden_size={model.hidden_size} / "
-            f"num_attention_heads={model.num_heads})"
+            f"rope_scaling={_rope_scaling(model)} (must have factor >= 1 and low_freq_factor < high_freq_factor)"
         )
+    if model.head_dim is None and model.hidden_size % model.num_heads:
+        problems.append(f"num_attention_heads={model.num_heads} (must divide hidden_size={model.hidden_size})")
+    elif model.head_width % 2 or model.head_width < 1:
+        problems.append(f"head_dim={model.head_width} (must be even)")
     if model.num_heads % model.num_kv_heads:
         problems.append(f"num_key_value_heads={model.num_kv_heads} (must divide num_attention_heads={model.num_heads})")
     return problems
@@ -176,7 +228,7 @@ def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tens
     import torch
 
     queries = model.num_heads // model.num_kv_heads
-    groups = weight.view(model.num_kv_heads, queries + 2, model.head_dim, -1)
+    groups = weight.view(model.num_kv_heads, queries + 2, model.head_width, -1)
     q, k, v = (part.flatten(0, 2).contiguous() for part in torch.split(groups, [queries, 1, 1], dim=1))
     return q, k, v
 
@@ -184,7 +236,7 @@ def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tens
 def _join_qkv(q: Tensor, k: Tensor, v: Tensor, model: ModelConfig) -> Tensor:
     import torch
 
-    shape = (model.num_kv_heads, -1, model.head_dim, model.hidden_size)
+    shape = (model.num_kv_heads, -1, model.head_width, model.hidden_size)
     return torch.cat([part.view(shape) for part in (q, k, v)], dim=1).flatten(0, 2)
 
 

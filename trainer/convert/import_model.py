@@ -1,4 +1,4 @@
-"""``python -m trainer.convert.import_model --from HF_FOLDER --to DIR``: import a Hugging Face LLaMA as a checkpoint.
+"""``python -m trainer.convert.import_model --from HF_FOLDER --to DIR``: import a Hugging Face model as a checkpoint.
 
 The checkpoint has weights (no moments), ``model.json``, ``tokenizer/`` if the model has one, ``state.json``, and
 ``manifest.json``, written last. ``train.init_from=DIR`` starts a run from it. Reads weights only from safetensors and
@@ -49,7 +49,7 @@ def import_model(source: Path, target: Path) -> dict[str, Any]:
         ``{"to", "parameters", "dtypes", "model": {...}, "tokenizer": path or None}``.
 
     Raises:
-        CheckpointError: the source isn't a supported LLaMA, or is damaged.
+        CheckpointError: the source isn't a supported model, or is damaged.
         StorageError: the target exists, or can't be written.
     """
     model = _read_model(source)

@@ -23,6 +23,22 @@ SHAPES = {
     "grouped queries": {"num_heads": 6, "num_kv_heads": 2},
     "one key head": {"num_heads": 4, "num_kv_heads": 1},
     "tied": {"num_heads": 4, "num_kv_heads": 2, "tie_embeddings": True},
+    # 64 tokens at this theta have frequencies below, between and above both factors.
+    "scaled rotation": {
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "rope_theta": 100.0,
+        "rope_scaling": "llama3",
+        "rope_scaling_factor": 4.0,
+        "rope_low_freq_factor": 1.0,
+        "rope_high_freq_factor": 3.0,
+        "rope_original_seq_len": 32,
+    },
+    "heads of another width": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
+    "qwen3": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 20, "qk_norm": "head", "rms_norm_eps": 1e-6},
+    "qwen3, tied": {"num_heads": 4, "num_kv_heads": 4, "qk_norm": "head", "tie_embeddings": True},
+    "olmo2": {"num_heads": 4, "num_kv_heads": 4, "qk_norm": "all", "norm_position": "post"},
+    "olmo2, grouped queries": {"num_heads": 4, "num_kv_heads": 2, "qk_norm": "all", "norm_position": "post"},
     "other theta and eps": {"num_heads": 4, "num_kv_heads": 2, "rope_theta": 5e5, "rms_norm_eps": 1e-6},
 }
 
@@ -42,11 +58,12 @@ def our_logits(model: Llama, tokens: Tensor) -> Tensor:
 
 def their_model(config: ModelConfig, weights: dict[str, Tensor] | None = None) -> Any:
     """Return a model of transformers with the given weights, or random ones with norms other than 1."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     described = hugging_face_config(config, seq_len=64, bos_id=1, eos_id=2, dtype="float32")
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(LlamaConfig.from_dict(described))
+    theirs: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))  # type: ignore[no-untyped-call]
+    assert type(theirs).__name__ == described["architectures"][0]
     if weights is None:
         with torch.no_grad():
             for parameter in theirs.parameters():
@@ -133,14 +150,42 @@ def described(**changes: Any) -> dict[str, Any]:
     return config | changes
 
 
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 4096,
+}
+_SCALED = {
+    "rope_theta": 5e5,
+    "rope_scaling": "llama3",
+    "rope_scaling_factor": 32.0,
+    "rope_low_freq_factor": 1.0,
+    "rope_high_freq_factor": 4.0,
+    "rope_original_seq_len": 4096,
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {"rope_theta": 5e5}),
         ({"rope_theta": 20_000}, {"rope_theta": 20_000.0}),
+        ({"rope_theta": 5e5, "rope_scaling": _LLAMA3}, _SCALED),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5, **_LLAMA3}}, _SCALED),
+        (
+            {"rope_scaling": {**_LLAMA3, "original_max_position_embeddings": None}, "rope_theta": 5e5},
+            _SCALED | {"rope_original_seq_len": 64},
+        ),
         ({"rope_scaling": None, "head_dim": None}, {}),
         ({"num_key_value_heads": None}, {"num_kv_heads": 4}),
         ({"tie_word_embeddings": True}, {"tie_embeddings": True}),
+        ({"head_dim": 12}, {"head_dim": None}),
+        ({"head_dim": 16}, {"head_dim": 16}),
+        ({"model_type": "qwen3", "head_dim": None}, {"head_dim": 128, "qk_norm": "head", "norm_position": "pre"}),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"] * 3, "sliding_window": 4096}, {"qk_norm": "head"}),
+        ({"model_type": "olmo2"}, {"qk_norm": "all", "norm_position": "post", "head_dim": None}),
     ],
 )
 def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -155,11 +200,16 @@ def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: 
         ({"model_type": "gpt2"}, r"f/config\.json: model_type='gpt2': not supported"),
         ({"hidden_act": "gelu"}, r"hidden_act='gelu': not supported"),
         ({"attention_bias": True, "mlp_bias": True}, r"attention_bias=True; mlp_bias=True: not supported"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_scaling\.rope_type='linear': not supported"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, r"rope_parameters\.rope_type='llama3': not supported"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"rope_parameters\.partial_rotary_factor=0\.5"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_type='linear': not supported"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, r"rope_scaling lacks factor, low_freq_factor, high_freq_factor"),
+        ({"rope_scaling": {**_LLAMA3, "high_freq_factor": 1.0}}, r"must have factor >= 1 and low_freq_factor < high"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor=0\.5: not supported"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config={'bits': 4}: not supported"),
-        ({"head_dim": 16}, r"head_dim=16 \(must be even, and hidden_size=48 / num_attention_heads=4\)"),
+        ({"head_dim": 15}, r"head_dim=15 \(must be even\)"),
+        ({"num_attention_heads": 5, "head_dim": None}, r"num_attention_heads=5 \(must divide hidden_size=48\)"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types=\['full_attention', 'sliding_att"),
+        ({"use_sliding_window": True}, r"use_sliding_window=True: not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"rope_parameters\.full_attention={"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads=3 \(must divide num_attention_heads=4\)"),
         ({"num_hidden_layers": 0}, r"num_hidden_layers=0: not supported"),
     ],

@@ -28,6 +28,7 @@ from tests.trainer.convert.test_hugging_face import their_model
 from trainer.convert.import_model import main as import_model
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
+from trainer.model import Llama
 from trainer.storage import read_tensors
 
 MODEL = ModelConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -103,6 +104,25 @@ def test_imported_weights_are_a_valid_checkpoint_of_the_same_values(
     theirs = their_model(model).state_dict()
     assert torch.equal(weights["model.embedding.weight"], theirs["model.embed_tokens.weight"])
     assert ("model.head.weight" in weights) is not tied
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "llama3", "rope_scaling_factor": 32.0, "rope_original_seq_len": 32, "rope_theta": 5e5},
+        {"qk_norm": "head", "head_dim": 12, "rms_norm_eps": 1e-6},
+        {"qk_norm": "all", "norm_position": "post"},
+    ],
+    ids=["llama3", "qwen3", "olmo2"],
+)
+def test_a_folder_that_transformers_wrote_has_its_familys_keys_and_weights(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    model = replace(MODEL, **changes)
+    target = imported(save(tmp_path / "hf", model), tmp_path / "ours")
+    assert model_keys(target) == asdict(replace(model, name="hf", initializer_range=ModelConfig().initializer_range))
+    names = [f"model.{name}" for name, _ in Llama(model, 2).named_parameters()]
+    assert sorted(read_tensors(target, lambda name: True)) == sorted(names)
 
 
 def test_run_starts_from_imported_weights_in_any_precision(tmp_path: Path, local: Local) -> None:
