@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import shutil
@@ -23,6 +24,7 @@ from trainer.backends.base import Optimizer, StepMetrics
 from trainer.backends.common import TorchDistributed, largest_difference
 from trainer.init import initialize
 from trainer.model import Llama
+from trainer.muon import Muon
 from trainer.optim import AdamW, clip_scale, local
 from trainer.parallel import loss_of, make_layout, parameter_shards, prepare
 from trainer.shard_file import ShardFile
@@ -89,12 +91,16 @@ class TorchNative(TorchDistributed):
         return model
 
     def optimizer(self, model: Llama) -> AdamW:
-        """Return AdamW over this process's shards."""
-        return AdamW(
+        """Return the configured optimizer over this process's shards."""
+        config = self._config
+        make: Callable[..., AdamW] = AdamW
+        if config.optimizer.name == "muon":
+            make = functools.partial(Muon, model=config.model)
+        return make(
             parameter_shards(model.named_parameters(), self._layout),
-            self._config.optimizer,
+            config.optimizer,
             stochastic_rounding=self._precision.stochastic_rounding,
-            seed=self._config.seed,
+            seed=config.seed,
             noise_device=None if self._facts.draws_noise else torch.device("cpu"),
             fused=self._facts.fused_adamw,
         )
