@@ -36,6 +36,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 #: Layouts whose checkpoints are exchanged.
 EXCHANGED = list(LAYOUTS)[:8]
+#: Equal rates for any max_steps.
+_OPTIMIZER = {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0}
 #: Changes that are combined with layouts, and the relative difference from one process's curve that rounding allows.
 VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "mixed": ({"precision": {"name": "mixed"}}, 5e-3),
@@ -43,6 +45,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "selective": ({"parallel": {"activation_checkpointing": "selective"}}, 2e-5),
     "full": ({"parallel": {"activation_checkpointing": "full"}}, 2e-5),
     "masked": ({"data": {"mask_across_documents": True}}, 2e-5),
+    "muon": ({"optimizer": {**_OPTIMIZER, "name": "muon"}}, 5e-5),
     "z_loss": ({"train": {"z_loss": 1e-2}}, 2e-5),
 }
 _VARIED = ("one", "dp2", "tp2_sp", "pp2", "fsdp2")
@@ -59,7 +62,7 @@ def make_layout(make_run: MakeRun) -> Callable[..., RunPaths]:
             "train": train,
             "parallel": {**parallel, **changes.pop("parallel", {})},
             "cluster": {"processes_per_node": processes},
-            "optimizer": {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0},  # equal rates for any max_steps
+            "optimizer": _OPTIMIZER,
             "checkpoint": {"every_steps": _SAVED_STEP, "keep": 9},
             **changes,
         }
@@ -154,6 +157,29 @@ def test_every_layout_resumes_from_every_others_checkpoint(
         assert events_of(run, "train_started")[0]["resumed_from_step"] == _SAVED_STEP
         losses = [event["loss"] for event in events_of(run, "step")]
         assert losses == pytest.approx(expected, rel=2e-5), f"{run.root.name} from {run.root.parent.name}"
+
+
+def test_checkpoints_of_muon_are_exchanged_between_layouts(
+    trained_all: dict[tuple[str, str], RunPaths],
+    tmp_path: Path,
+    make_layout: Callable[..., RunPaths],
+    train_all: Callable[..., None],
+    events_of: EventsOf,
+) -> None:
+    changes, tolerance = VARIANTS["muon"]
+    resumed = []
+    for writer in ("one", "tp2_sp", "fsdp2"):
+        for reader in ("dp2", "tp2_sp", "fsdp2"):
+            run = make_layout(tmp_path / writer, reader, max_steps=8, **changes)
+            run.checkpoints.mkdir()
+            shutil.copytree(trained_all["muon", writer].checkpoint(6), run.checkpoint(6))
+            resumed.append(run)
+    train_all([(run, 2) for run in resumed])
+    expected = [event["loss"] for event in events_of(resumed[0], "step")]
+    assert len(expected) == 2
+    for run in resumed:
+        losses = [event["loss"] for event in events_of(run, "step")]
+        assert losses == pytest.approx(expected, rel=tolerance), f"{run.root.name} from {run.root.parent.name}"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
