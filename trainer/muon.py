@@ -48,18 +48,25 @@ class Muon(AdamW):
         self._exchange = MatrixExchange(matrices, pieces)
         #: Each matrix's number, and its rows of this process's shard of the parameter.
         self._numbers = {matrix: number for number, matrix in enumerate(matrices, 1)}
+        #: The current step's number, divisor of gradients, and whether it changes nothing.
+        self._number = 0
+        self._divisor: Tensor | None = None
+        self._skips: Tensor | None = None
         device = self.gradients.device
         self._rows = {matrix: _on(matrix.rows_in(pieces.shard), device) for matrix in matrices}
 
-    def step(self, *, lr: float, grad_scale: float) -> None:
-        """Update the parameters with the gradients times ``grad_scale``. Nothing waits for the device."""
-        super().step(lr=lr, grad_scale=grad_scale)
+    def step(self, *, lr: float, number: int, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
+        """See :class:`trainer.optim.AdamW`. Matrices are first, because AdamW may divide all gradients."""
+        self._number, self._divisor, self._skips = number, divisor, None if skip is None else skip.bool()
         for matrix, update in self._exchange.run(self._direction, self._orthogonalized):
             self._move(matrix, update, lr)
+        super().step(lr=lr, number=number, divisor=divisor, skip=skip)
 
     def _direction(self, matrix: Matrix) -> Tensor:
         """Add the gradient to the average, and return this process's piece of the direction, BF16 (rows, columns)."""
         gradient = self._of(matrix, self._gradients)
+        if self._divisor is not None:
+            gradient = gradient / self._divisor
         average = self._of(matrix, self._moments["exp_avg"]).float().lerp(gradient, 1.0 - self._config.momentum)
         direction = gradient.lerp(average, self._config.momentum) if self._config.nesterov else average
         self._put(matrix, self._moments["exp_avg"], average)
@@ -79,8 +86,10 @@ class Muon(AdamW):
         return tensor if rows is None else tensor.index_select(0, rows)
 
     def _put(self, matrix: Matrix, tensors: Mapping[str, Tensor], exact: Tensor) -> None:
-        """Write FP32 values, rounded to the precision of the tensor."""
+        """Write FP32 values, rounded to the precision of the tensor, unless the step is skipped."""
         tensor, rows = tensors[matrix.parameter], self._rows[matrix]
+        if self._skips is not None:
+            exact = torch.where(self._skips, self._of(matrix, tensors).float(), exact)
         if self._stochastic:
             rounded = torch.empty_like(exact, dtype=tensor.dtype)
             stochastic_round_(rounded, exact, self._noise(matrix, is_average=tensors is not self._values))
@@ -92,7 +101,7 @@ class Muon(AdamW):
 
     def _noise(self, matrix: Matrix, *, is_average: bool) -> torch.Generator:
         """Return the noise of one matrix, so that it doesn't depend on the order of matrices."""
-        step = self._seed * 1_000_003 + self.step_count
+        step = self._seed * 1_000_003 + self._number
         number = 2 * self._numbers[matrix] + is_average
         return torch.Generator(self._noise_device).manual_seed((step * 1_000_003 + number) % 2**64)
 

@@ -27,10 +27,10 @@ def piece(name: str, whole: Tensor, layout: Layout) -> Tensor:
     dim = slice_dim(name)
     if dim is not None:
         whole = torch.chunk(whole, layout.mesh["tp"].size(), dim)[layout.mesh.get_local_rank("tp")]
-    if layout.fsdp:
-        shards = layout.mesh["dp"].size()
+    if layout.shards_parameters:
+        shards, shard = layout.mesh["dp"].size(), layout.mesh.get_local_rank("dp")
         size = -(-len(whole) // shards)
-        whole = whole[layout.dp_rank * size : (layout.dp_rank + 1) * size]
+        whole = whole[shard * size : (shard + 1) * size]
     return whole
 
 
@@ -47,14 +47,14 @@ def main() -> None:
         shards = {name: ParameterShard(parameter=parameter) for name, parameter in named.items()}
         alone = Muon(shards, config.optimizer, model=config.model)
         generator = torch.Generator().manual_seed(1)
-        for _ in range(_STEPS):
+        for number in range(1, _STEPS + 1):
             for name, parameter in named.items():
                 gradient = torch.randn(parameter.shape, generator=generator)
                 alone._gradients[name].copy_(gradient)
                 if name in ours._gradients:  # of this pipeline stage
                     ours._gradients[name].copy_(piece(name, gradient, backend._layout))
             for optimizer in (alone, ours):
-                optimizer.step(lr=1e-2, grad_scale=1.0)
+                optimizer.step(lr=1e-2, number=number)
         values = ours.tensors()
         wholes = alone.tensors()
         matrices = [name for name in values if "layers." in name and wholes[name].ndim == 2]

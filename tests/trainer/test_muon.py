@@ -49,7 +49,7 @@ def train(optimizer: Muon, model: nn.Module, *, lr: Callable[[int], float | Tens
             else:
                 parameter.grad.copy_(gradient)
         optimizer.collect_gradients()
-        optimizer.step(lr=lr(step), grad_scale=0.5)  # type: ignore[arg-type]
+        optimizer.step(lr=lr(step), number=step + 1, divisor=torch.tensor(2.0))  # type: ignore[arg-type]
 
 
 def model_and_optimizer(dtype: torch.dtype = torch.float32, **options: object) -> tuple[Llama, Muon]:
@@ -101,6 +101,8 @@ def test_every_layout_makes_the_same_bits_of_equal_gradients(
         ({"tensor_parallel_size": 2}, 52),
         ({"tensor_parallel_size": 2, "data_parallel": "fsdp"}, 52),
         ({"data_parallel": "fsdp"}, 53),
+        ({"data_parallel": "fsdp", "fsdp_size": 2}, 52),
+        ({"data_parallel": "zero1", "fsdp_size": 1, "tensor_parallel_size": 2}, 52),
         ({"pipeline_parallel_size": 2}, 52),
     ]
     folders = []
