@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conf.schema import ModelConfig, OptimizerConfig
-from tests.trainer.conftest import Finish, MakeRun, Start
+from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
 from trainer.model import Llama
 from trainer.muon import Muon
-from trainer.optim import ParameterShard
+from trainer.optim import AdamW, ParameterShard
+from trainer.storage import read_tensors
 
 MODEL = ModelConfig(
     vocab_size=64, hidden_size=24, intermediate_size=40, num_layers=2, num_heads=4, num_kv_heads=2
 )  # gate and up have other blocks than heads
+_MATRICES = ("attention.qkv.weight", "attention.o.weight", "mlp.gate_up.weight", "mlp.down.weight")
 _STEPS = 3
 
 
@@ -37,60 +40,120 @@ def unpacked(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {"": weight} if name.endswith(("attention.o.weight", "down.weight")) else {}
 
 
-def train(optimizer: Muon, model: nn.Module, *, lr: Callable[[int], float | Tensor]) -> None:
-    """Steps with random gradients."""
-    generator = torch.Generator().manual_seed(1)
-    for step in range(_STEPS):
-        optimizer.zero_grad()
-        for parameter in model.parameters():
-            gradient = torch.randn(parameter.shape, generator=generator)
-            if parameter.grad is None:
-                parameter.grad = gradient.to(parameter.dtype)
-            else:
-                parameter.grad.copy_(gradient)
-        optimizer.collect_gradients()
-        optimizer.step(lr=lr(step), number=step + 1, divisor=torch.tensor(2.0))  # type: ignore[arg-type]
-
-
-def model_and_optimizer(dtype: torch.dtype = torch.float32, **options: object) -> tuple[Llama, Muon]:
+def model_and_optimizer(dtype: torch.dtype = torch.float32, **options: Any) -> tuple[Llama, Muon]:
     torch.manual_seed(0)
     model = Llama(MODEL, 8).to(dtype)
     shards = {name: ParameterShard(parameter=parameter) for name, parameter in model.named_parameters()}
-    config = OptimizerConfig(name="muon", weight_decay=0.1, momentum=0.9)
-    return model, Muon(shards, config, model=MODEL, **options)
+    return model, Muon(shards, OptimizerConfig(name="muon", momentum=0.9), model=MODEL, **options)
 
 
-def reference(model: Llama, name: str) -> dict[str, Tensor]:
+def train(optimizer: AdamW) -> None:
+    """Take three steps with random gradients, which are halved."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, _STEPS + 1):
+        for name, parameter in optimizer.parameters():
+            optimizer.gradient(name).copy_(torch.randn(parameter.shape, generator=generator))
+        optimizer.step(lr=_rate(step), number=step, divisor=torch.tensor(2.0))
+
+
+def _rate(step: int) -> float:
+    return 1e-2 / step
+
+
+def reference(optimizer: Muon, wanted: str) -> dict[str, Tensor]:
     """What PyTorch's Muon makes of a parameter's unpacked matrices."""
-    matrices = {
-        part: nn.Parameter(matrix.clone())
-        for part, matrix in unpacked(name, model.get_parameter(name).detach()).items()
-    }
+    weight = dict(optimizer.parameters())[wanted].detach()
+    matrices = {part: nn.Parameter(matrix.clone()) for part, matrix in unpacked(wanted, weight).items()}
     muon = torch.optim.Muon(matrices.values(), lr=0.0, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     generator = torch.Generator().manual_seed(1)
-    for step in range(_STEPS):
-        for other, parameter in model.named_parameters():
+    for step in range(1, _STEPS + 1):
+        for name, parameter in optimizer.parameters():
             gradient = torch.randn(parameter.shape, generator=generator)
-            if other == name:
-                for part, matrix in unpacked(name, gradient).items():
-                    matrices[part].grad = 0.5 * matrix
+            for part, matrix in unpacked(name, gradient).items() if name == wanted else ():
+                matrices[part].grad = matrix / 2
         for group in muon.param_groups:
-            group["lr"] = 1e-2 / (1 + step)
+            group["lr"] = _rate(step)
         muon.step()  # type: ignore[no-untyped-call]
     return {part: matrix.detach() for part, matrix in matrices.items()}
 
 
-_MATRICES = ("attention.qkv.weight", "attention.o.weight", "mlp.gate_up.weight", "mlp.down.weight")
-
-
 def test_the_update_of_each_matrix_is_that_of_pytorch_s_muon() -> None:
     model, optimizer = model_and_optimizer()
-    names = [f"layers.{layer}.{name}" for layer in range(2) for name in _MATRICES]
-    expected = {name: reference(model, name) for name in names}
-    train(optimizer, model, lr=lambda step: 1e-2 / (1 + step))
+    names = [name for name, weight in model.named_parameters() if name.startswith("layers.") and weight.ndim == 2]
+    expected = {name: reference(optimizer, name) for name in names}
+    train(optimizer)
+    assert len(names) == 2 * 4
     for name in names:
         for part, matrix in unpacked(name, model.get_parameter(name).detach()).items():
             torch.testing.assert_close(matrix, expected[name][part], rtol=1e-6, atol=1e-7, msg=f"{name} {part}")
+
+
+def test_embedding_head_and_norms_are_adamw_s() -> None:
+    model, optimizer = model_and_optimizer()
+    twin = Llama(MODEL, 8)
+    twin.load_state_dict(model.state_dict())
+    adamw = AdamW(
+        {name: ParameterShard(parameter=parameter) for name, parameter in twin.named_parameters()}, OptimizerConfig()
+    )
+    train(optimizer)
+    train(adamw)
+    moments = {name.removeprefix("exp_avg_sq.") for name in optimizer.tensors() if name.startswith("exp_avg_sq.")}
+    assert moments == {name for name, weight in model.named_parameters() if not name.endswith(_MATRICES)}
+    for name in moments:
+        torch.testing.assert_close(model.get_parameter(name), twin.get_parameter(name))
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_bf16_weights_follow_those_in_fp32(stochastic: bool) -> None:
+    exact, optimizer = model_and_optimizer()
+    rounded, other = model_and_optimizer(torch.bfloat16, stochastic_rounding=stochastic, seed=7)
+    before = {name: weight.detach().clone() for name, weight in exact.named_parameters()}
+    train(optimizer)
+    train(other)
+    for name, weight in exact.named_parameters():
+        moved, error = (weight - before[name]).norm(), (rounded.get_parameter(name).float() - weight).norm()
+        assert moved > 0, name
+        assert error < 0.02 * weight.norm(), name
+
+
+def test_noise_depends_on_seed_and_step_alone() -> None:
+    def trained(seed: int) -> dict[str, Tensor]:
+        optimizer = model_and_optimizer(torch.bfloat16, stochastic_rounding=True, seed=seed)[1]
+        torch.rand(seed)
+        train(optimizer)
+        return {name: tensor.clone() for name, tensor in optimizer.tensors().items() if name.endswith(_MATRICES)}
+
+    once, again, other = trained(1), trained(1), trained(2)
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert not any(torch.equal(once[name], other[name]) for name in once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_skipped_step_changes_nothing(dtype: torch.dtype) -> None:
+    _, optimizer = model_and_optimizer(dtype, stochastic_rounding=dtype == torch.bfloat16)
+    train(optimizer)
+    before = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
+    for name, _ in optimizer.parameters():
+        optimizer.gradient(name).fill_(torch.nan)
+    optimizer.step(lr=1e-2, number=4, divisor=torch.tensor(torch.nan), skip=torch.tensor(1.0))
+    assert optimizer.step_count == _STEPS
+    assert all(torch.equal(tensor, before[name]) for name, tensor in optimizer.tensors().items())
+
+
+def test_a_run_resumes_with_the_same_bits(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    whole, parted = (
+        make_run(tmp_path / name, optimizer={"name": "muon"}, precision={"name": "bf16_sr"}) for name in ("a", "b")
+    )
+    assert train_here(whole, 1) == 0
+    parted.checkpoints.mkdir()
+    shutil.copytree(whole.checkpoint(16), parted.checkpoint(16))
+    assert train_here(parted, 2) == 0
+    assert events_of(parted, "train_started", 2)[0]["resumed_from_step"] == 16
+    ours, theirs = (read_tensors(run.checkpoint(24), bool) for run in (parted, whole))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.processes
