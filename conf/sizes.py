@@ -26,7 +26,7 @@ class StateBytes:
 
     Args:
         gradients: the buffer in which micro-batches are accumulated.
-        moments: both of AdamW's; Muon saves one for some (:func:`saved_moments`).
+        moments: both of AdamW's. Muon has one of them for the matrices of layers.
         master: FP32 weights beside BF16 ones.
         own_gradients: gradients of BF16 weights beside an FP32 buffer.
     """
@@ -111,16 +111,6 @@ def state_bytes(config: Config) -> StateBytes:
     return STATE_BYTES[config.backend.name, config.precision.name]
 
 
-def saved_moments(config: Config, in_matrices: int) -> int:
-    """Return the bytes of the second moments that Muon doesn't have; 0 with AdamW.
-
-    Args:
-        config: of the run.
-        in_matrices: how many parameters are in the matrices of layers.
-    """
-    return state_bytes(config).moments // 2 * in_matrices if config.optimizer.name == "muon" else 0
-
-
 def stage_layers(config: Config, stage: int) -> range:
     """Return the layers of a pipeline stage: as even as possible, earlier stages have the larger shares."""
     share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size)
@@ -145,18 +135,9 @@ def layer_parameters(config: Config) -> int:
     Projections are divided by the tensor-parallel size, norms are not, and key and value heads are copied if there are
     fewer than processes.
     """
-    return _layer_matrices(config) + 2 * config.model.hidden_size
-
-
-def stage_matrices(config: Config, stage: int) -> int:
-    """Return how many of :func:`stage_parameters` are in the matrices of layers."""
-    return len(stage_layers(config, stage)) * _layer_matrices(config)
-
-
-def _layer_matrices(config: Config) -> int:
     model, tensor = config.model, config.parallel.tensor_parallel_size
     products = 2 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
-    return products // tensor + 2 * model.hidden_size * kv_width(config)
+    return products // tensor + 2 * model.hidden_size * kv_width(config) + 2 * model.hidden_size
 
 
 def kv_width(config: Config) -> int:
@@ -167,9 +148,10 @@ def kv_width(config: Config) -> int:
 
 def checkpoint_bytes(config: Config) -> int:
     """Return the bytes of one checkpoint, of all processes together: tensors, loader and random state, headers."""
-    counts = parameters(config.model)
-    tensors = state_bytes(config).checkpoint * counts.total
-    tensors -= saved_moments(config, counts.attention + counts.feed_forward)
+    each, counts = state_bytes(config), parameters(config.model)
+    tensors = each.checkpoint * counts.total
+    if config.optimizer.name == "muon":
+        tensors -= each.moments // 2 * (counts.attention + counts.feed_forward)
     return tensors + config.world_size * CHECKPOINT_BYTES_PER_PROCESS
 
 

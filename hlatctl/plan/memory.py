@@ -16,9 +16,7 @@ from conf.sizes import (
     FP32_BYTES,
     kv_width,
     layer_parameters,
-    saved_moments,
     stage_layers,
-    stage_matrices,
     stage_parameters,
     state_bytes,
 )
@@ -89,18 +87,17 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     # They are allocated while activations are freed: both exist at once only from the second micro-batch on.
     early = own_gradients if config.grad_accum_steps > 1 else 0
     update = own_gradients - early + _update(config, stage)
-    saved = saved_moments(config, stage_matrices(config, stage))
     activations, (work, work_bytes) = _activations(config, execution, stage), _work(config, execution, stage)
     parts = [
         Part("weights", each.weights * held // sharded),
         Part("gradients", each.gradients * held // sharded + early),
         Part("master weights", each.master * held // optimizer_shards),
-        Part("moments", (each.moments * held - saved) // optimizer_shards),
+        Part("moments", each.moments * held // optimizer_shards),
         Part("gathered weights", _gathered(config, stage)),
         Part("activations", activations),
         Part(work, work_bytes),
         Part("the optimizer's update", max(0, update - activations - work_bytes)),
-        Part("copy of a checkpoint", _checkpoint_copy(config, held // sharded, saved // sharded)),
+        Part("copy of a checkpoint", _checkpoint_copy(config, held // sharded)),
         Part("workspace", config.cluster.hardware.workspace_bytes, "calibrated"),
     ]
     return [part for part in parts if part.value_bytes]
@@ -253,11 +250,11 @@ def _largest(config: Config, stage: int) -> int:
     return rows * config.model.hidden_size // config.parallel.tensor_parallel_size
 
 
-def _checkpoint_copy(config: Config, held: int, saved_moments: int) -> int:
+def _checkpoint_copy(config: Config, held: int) -> int:
     """Return the copy that is written while training continues; on a CPU, host memory is the device's memory."""
     if config.backend.device != "cpu" or config.checkpoint.mode != "async":
         return 0
-    return state_bytes(config).checkpoint * held - saved_moments
+    return state_bytes(config).checkpoint * held
 
 
 def _compiles(config: Config) -> bool:

@@ -16,6 +16,7 @@ from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
 from hlatctl.run.manifest import read_manifest
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
+from trainer.storage import read_tensors
 
 pytestmark = pytest.mark.processes
 
@@ -168,22 +169,24 @@ def test_checkpoints_of_muon_are_exchanged_between_layouts(
     tmp_path: Path,
     make_layout: Callable[..., RunPaths],
     train_all: Callable[..., None],
-    events_of: EventsOf,
 ) -> None:
-    changes, tolerance = VARIANTS["muon"]
+    """After another step, weights and moments are the same within rounding; losses alone wouldn't show a lost moment."""
+    changes, _ = VARIANTS["muon"]
     resumed = []
     for writer in ("one", "tp2_sp", "fsdp2"):
         for reader in ("dp2", "tp2_sp", "fsdp2"):
-            run = make_layout(tmp_path / writer, reader, max_steps=8, **changes)
+            run = make_layout(tmp_path / writer, reader, max_steps=7, **changes)
             run.checkpoints.mkdir()
             shutil.copytree(trained_all["muon", writer].checkpoint(6), run.checkpoint(6))
             resumed.append(run)
     train_all([(run, 2) for run in resumed])
-    expected = [event["loss"] for event in events_of(resumed[0], "step")]
-    assert len(expected) == 2
-    for run in resumed:
-        losses = [event["loss"] for event in events_of(run, "step")]
-        assert losses == pytest.approx(expected, rel=tolerance), f"{run.root.name} from {run.root.parent.name}"
+    expected = read_tensors(resumed[0].checkpoint(7), bool)
+    for run in resumed[1:]:
+        tensors = read_tensors(run.checkpoint(7), bool)
+        assert tensors.keys() == expected.keys()
+        for name, tensor in tensors.items():
+            difference = (tensor - expected[name]).norm() / expected[name].norm()
+            assert difference < 0.05, f"{run.root.name} from {run.root.parent.name}: {name}"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
