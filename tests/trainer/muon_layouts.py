@@ -46,13 +46,14 @@ def main() -> None:
         named = dict(model.named_parameters())
         shards = {name: ParameterShard(parameter=parameter) for name, parameter in named.items()}
         alone = Muon(shards, config.optimizer, model=config.model)
+        present = dict(ours.parameters())
         generator = torch.Generator().manual_seed(1)
         for number in range(1, _STEPS + 1):
             for name, parameter in named.items():
                 gradient = torch.randn(parameter.shape, generator=generator)
-                alone._gradients[name].copy_(gradient)
-                if name in ours._gradients:  # of this pipeline stage
-                    ours._gradients[name].copy_(piece(name, gradient, backend._layout))
+                alone.gradient(name).copy_(gradient)
+                if name in present:  # in this pipeline stage
+                    ours.gradient(name).copy_(piece(name, gradient, backend._layout))
             for optimizer in (alone, ours):
                 optimizer.step(lr=1e-2, number=number)
         values = ours.tensors()

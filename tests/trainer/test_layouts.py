@@ -170,7 +170,7 @@ def test_checkpoints_of_muon_are_exchanged_between_layouts(
     make_layout: Callable[..., RunPaths],
     train_all: Callable[..., None],
 ) -> None:
-    """After another step, weights and moments are the same within rounding; losses alone wouldn't show a lost moment."""
+    """After another step, weights and moments are equal within rounding; losses alone don't show a lost moment."""
     changes, _ = VARIANTS["muon"]
     resumed = []
     for writer in ("one", "tp2_sp", "fsdp2"):
