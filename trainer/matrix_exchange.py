@@ -3,7 +3,7 @@
 The processes divide the matrices among themselves, so that each is orthogonalized once, as in Moonlight's distributed
 Muon (arXiv 2502.16982, section 2.3). This is done in rounds of at most one matrix per process: a process gathers its
 matrix from the processes that have other pieces of it, and sends back theirs. Then replicas exchange their results.
-A process has one whole matrix at a time, in BF16. Matrices of similar size share a round.
+A process has one whole matrix at a time, and the results of a round, in BF16. Matrices of similar size share a round.
 """
 
 from __future__ import annotations
@@ -88,15 +88,22 @@ class MatrixExchange:
             orthogonalize: a whole matrix.
         """
         for matrices in self._rounds:
-            taken = [[take(matrix) for matrix in some] for some in matrices]
             mine = self._pieces.replica
-            results = taken[0][0].new_empty(0)
-            if matrices[mine]:
-                results = self._exchange(matrices[mine], taken[mine], orthogonalize)
+            results = self._exchange(matrices[mine], self._take_round(matrices, take), orthogonalize)
             for some, values in zip(matrices, self._of_replicas(matrices, results), strict=True):
                 sizes = [self._size(matrix) for matrix in some]
                 for matrix, value in zip(some, torch.split(values[: sum(sizes)], sizes), strict=True):
                     yield matrix, value.view(matrix.piece_shape(self._pieces.shard))
+
+    def _take_round(self, matrices: Sequence[Sequence[Matrix]], take: Callable[[Matrix], Tensor]) -> list[Tensor]:
+        """Take all pieces of a round, and return those of this replica's matrices, or an empty one if it has none."""
+        mine: list[Tensor] = []
+        for replica, some in enumerate(matrices):
+            for matrix in some:
+                piece = take(matrix)
+                if replica == self._pieces.replica:
+                    mine.append(piece)
+        return mine or [piece.new_empty(0)]
 
     def _size(self, matrix: Matrix) -> int:
         return math.prod(matrix.piece_shape(self._pieces.shard))
@@ -104,8 +111,10 @@ class MatrixExchange:
     def _exchange(
         self, matrices: Sequence[Matrix], taken: Sequence[Tensor], orthogonalize: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return this process's pieces of a replica's orthogonalized matrices, one after another."""
+        """Return this process's pieces of its replica's orthogonalized matrices, one after another."""
         pieces = self._pieces
+        if not matrices:
+            return taken[0]
         if pieces.group is None:
             return orthogonalize(taken[0]).flatten()
         flat = torch.cat([piece.flatten() for piece in taken])
@@ -124,7 +133,8 @@ class MatrixExchange:
     ) -> Tensor:
         """Assemble the pieces of the group's processes, and return those of the orthogonalized matrix."""
         places = self._pieces.places
-        parts = [[received[places.index((t, d))] for d in range(matrix.shards)] for t in range(matrix.slices)]
+        ranks = {place: rank for rank, place in enumerate(places)}
+        parts = [[received[ranks[t, d]] for d in range(matrix.shards)] for t in range(matrix.slices)]
         shaped = [[part.view(matrix.piece_shape(d)) for d, part in enumerate(shards)] for shards in parts]
         divided = matrix.divide(orthogonalize(matrix.assemble(shaped)))
         return torch.cat([divided[t][d].flatten() for t, d in places])
