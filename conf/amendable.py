@@ -59,6 +59,7 @@ ROWS: tuple[Row, ...] = (
     Row("data.skip_steps", "never", "`hlatctl data skip RUN --steps N` skips batches of a run that has begun"),
     Row("data.prefetch_batches", "next_attempt", _NOTHING),
     Row("optimizer.", "next_attempt", "compilation with backend.name=nxd"),
+    Row("optimizer.name", "never", "the checkpoints have the moments of this optimizer"),
     Row("optimizer.lr", "next_attempt", _NOTHING),
     Row("optimizer.min_lr_fraction", "next_attempt", _NOTHING),
     Row("optimizer.warmup_steps", "next_attempt", _NOTHING),

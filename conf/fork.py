@@ -73,6 +73,11 @@ def _errors(before: Config, after: Config) -> Iterator[ConfigError]:
             f"{before.precision.name}, which {after.precision.name} can't continue",
             hint="`hlatctl train train.init_from=CHECKPOINT` begins with the weights alone",
         )
+    if before.optimizer.name != after.optimizer.name:
+        yield ConfigError(
+            f"optimizer.name={after.optimizer.name}: the checkpoint has the moments of {before.optimizer.name}",
+            hint="`hlatctl train train.init_from=CHECKPOINT` begins with the weights alone",
+        )
     old_batch, new_batch = before.train.global_batch_size, after.train.global_batch_size
     if old_batch != new_batch and not after.fork.restarts_data:
         yield ConfigError(

@@ -210,6 +210,11 @@ def _nxd(config: Config) -> Iterator[ConfigError]:
         yield not_together(
             here, f"model.qk_norm={config.model.qk_norm}", "its tensor-parallel processes don't exchange these norms"
         )
+    if config.optimizer.name != "adamw":
+        yield ConfigError(
+            f"optimizer.name={config.optimizer.name}: {here} doesn't support it, torch_native does",
+            hint="set optimizer.name=adamw, or backend=torch_native",
+        )
     if config.train.z_loss:
         yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
     if config.train.on_nonfinite == "skip":

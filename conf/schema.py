@@ -151,10 +151,12 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and its schedule: linear warm-up to the peak, then decay to `min_lr_fraction` of it."""
+    """The optimizer and its schedule: linear warm-up to the peak, then decay to `min_lr_fraction` of it."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """`adamw`, or `muon`: Muon for the matrices of layers, AdamW for embedding, head and norms."""
     lr: PositiveFloat = 3e-4
-    """Peak learning rate."""
+    """Peak learning rate. Muon scales its updates to the size of AdamW's, so one rate suits both."""
     min_lr_fraction: Annotated[float, Range(ge=0, le=1)] = 0.1
     """Final learning rate as a share of the peak."""
     beta1: Fraction = 0.9
@@ -163,6 +165,12 @@ class OptimizerConfig:
     """Decay of the second moment."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
+    momentum: Fraction = 0.95
+    """Muon: decay of the average of gradients."""
+    nesterov: bool = True
+    """Muon: orthogonalize the average as it would be after the same gradient once more."""
+    newton_schulz_steps: Annotated[int, Range(ge=1, le=20)] = 5
+    """Muon: iterations that orthogonalize a matrix."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay, multiplied by the learning rate."""
     decay: Literal["all", "all_but_norms"] = "all"

@@ -26,7 +26,7 @@ class StateBytes:
 
     Args:
         gradients: the buffer in which micro-batches are accumulated.
-        moments: both of AdamW's.
+        moments: both of AdamW's. Muon has one of them for the matrices of layers.
         master: FP32 weights beside BF16 ones.
         own_gradients: gradients of BF16 weights beside an FP32 buffer.
     """
@@ -166,7 +166,10 @@ def kv_width(config: Config) -> int:
 
 def checkpoint_bytes(config: Config) -> int:
     """Return the bytes of one checkpoint, of all processes together: tensors, loader and random state, headers."""
-    tensors = state_bytes(config).checkpoint * parameters(config.model).total
+    each, counts = state_bytes(config), parameters(config.model)
+    tensors = each.checkpoint * counts.total
+    if config.optimizer.name == "muon":
+        tensors -= each.moments // 2 * (counts.attention + counts.feed_forward)
     return tensors + config.world_size * CHECKPOINT_BYTES_PER_PROCESS
 
 

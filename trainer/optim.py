@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,7 @@ class AdamW:
         seed: of that noise.
         noise_device: where it is drawn; None: where the parameters are.
         fused: use PyTorch's fused kernel.
+        others: parameters that a derived class updates; they have no second moment.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class AdamW:
         seed: int = 0,
         noise_device: torch.device | None = None,
         fused: bool = True,
+        others: Collection[str] = (),
     ) -> None:
         self._config, self._stochastic, self._seed = config, stochastic_rounding, seed
         self._shards = dict(sorted(shards.items(), key=lambda item: item[1].replication))
@@ -131,8 +133,8 @@ class AdamW:
         for (name, value), start in zip(self._values.items(), offsets, strict=False):
             self._gradients[name] = self.gradients[start : start + value.numel()].view(value.shape)
         self._moments = {
-            kind: {name: torch.zeros_like(value) for name, value in self._values.items()}
-            for kind in ("exp_avg", "exp_avg_sq")
+            "exp_avg": {name: torch.zeros_like(value) for name, value in self._values.items()},
+            "exp_avg_sq": {name: torch.zeros_like(value) for name, value in self._values.items() if name not in others},
         }
         #: Updates so far, FP32: on the device, which knows whether it skipped one. The bias correction depends on it.
         self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
@@ -256,8 +258,8 @@ class AdamW:
     def _make_torch(self, *, fused: bool) -> torch.optim.AdamW:
         """Make PyTorch's optimizer over our values, gradients and moments."""
         parameters: dict[str, nn.Parameter] = {}
-        for name, value in self._values.items():
-            parameters[name] = nn.Parameter(value)
+        for name in self._moments["exp_avg_sq"]:
+            parameters[name] = nn.Parameter(self._values[name])
             parameters[name].grad = self._gradients[name]
         groups = [
             {"params": [parameters[name] for name in names], "weight_decay": decay}
@@ -278,8 +280,8 @@ class AdamW:
         noise = torch.Generator(self._noise_device).manual_seed((self._seed * 1_000_003 + number) % 2**64)
         scale1, scale2 = (_one_minus_power(beta, self._updates + 1) for beta in (config.beta1, config.beta2))
         self._divide(divisor)
-        for name, value in self._values.items():
-            gradient = self._gradients[name]
+        for name in self._moments["exp_avg_sq"]:
+            value, gradient = self._values[name], self._gradients[name]
             old = (value, self._moments["exp_avg"][name], self._moments["exp_avg_sq"][name])
             first = old[1].float().lerp_(gradient, 1.0 - config.beta1)
             second = old[2].float().mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)

@@ -74,6 +74,12 @@ def test_a_tied_embedding_has_other_tensors() -> None:
         check_continues(PARENT, replace(fork, model=replace(fork.model, tie_embeddings=True)))
 
 
+def test_another_optimizer_has_other_moments() -> None:
+    fork = forked(100)
+    with pytest.raises(ConfigError, match=r"optimizer\.name=muon: the checkpoint has the moments of adamw"):
+        check_continues(PARENT, replace(fork, optimizer=replace(fork.optimizer, name="muon")))
+
+
 def test_formats_with_master_weights_continue_each_other() -> None:
     assert have_same_tensors("fp32", "mixed")
     assert have_same_tensors("bf16", "bf16_sr")

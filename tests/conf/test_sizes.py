@@ -16,6 +16,7 @@ from conf.schema import (
     Config,
     EvalConfig,
     ModelConfig,
+    OptimizerConfig,
     ParallelConfig,
     PrecisionConfig,
     PrecisionName,
@@ -104,6 +105,14 @@ def test_a_checkpoint_has_weights_two_moments_and_a_little_for_each_process(
     cluster = ClusterConfig(processes_per_node=32)
     config = Config(model=LLAMA_7B, backend=backend, precision=PrecisionConfig(name=precision), cluster=cluster)
     assert checkpoint_bytes(config) == per_parameter * 6_738_415_616 + 32 * 65_536
+
+
+@pytest.mark.parametrize(("precision", "moment"), [("fp32", 4), ("bf16_sr", 2)])
+def test_muon_has_one_moment_for_the_matrices_of_layers(precision: PrecisionName, moment: int) -> None:
+    adamw = Config(model=LLAMA_7B, precision=PrecisionConfig(name=precision))
+    muon = replace(adamw, optimizer=OptimizerConfig(name="muon"))
+    matrices = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11_008)
+    assert checkpoint_bytes(adamw) - checkpoint_bytes(muon) == moment * matrices
 
 
 def test_checkpoints_of_pending_milestones_are_kept_besides_the_newest() -> None:

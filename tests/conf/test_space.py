@@ -120,7 +120,7 @@ def test_every_sweep_that_is_ready_to_run_composes(name: str) -> None:
 
 
 def test_the_papers_choices_can_be_tried() -> None:
-    names = ["beta2", "document_masking", "precision", "scaled_initialization", "weight_decay"]
+    names = ["beta2", "document_masking", "optimizer", "precision", "scaled_initialization", "weight_decay"]
     assert space.sweep_files() == names
 
 

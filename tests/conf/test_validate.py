@@ -252,6 +252,10 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "zero1, but parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",
         ),
         ({**_NXD, "model__tie_embeddings": True}, "can't be combined; embedding and head are separate layers"),
+        (
+            {**_NXD, "optimizer__name": "muon"},
+            "optimizer.name=muon: backend.name=nxd doesn't support it, torch_native does\nhint: set optimizer.",
+        ),
         ({**_NXD, "train__z_loss": 0.01}, "can't be combined; its cross-entropy has no such term"),
         (
             {**_NXD, "train__on_nonfinite": "skip"},

@@ -76,6 +76,7 @@ def test_values_that_the_run_has_already_change_nothing(run: RunPaths) -> None:
     [
         ("model.hidden_size=64", "model.hidden_size=64: can't change in a run that exists"),
         ("seed=1", "seed=1: can't change"),
+        ("optimizer=muon", "optimizer.name=muon: can't change in a run that exists"),
         ("train.seq_len=256", "train.seq_len=256: can't change"),
         ("experiment=llama_1b", "experiment=llama_1b: belongs to a new run"),
         ("optimizer.lr=-1", "optimizer.lr=-1.0: must be"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import shutil
@@ -23,6 +24,7 @@ from trainer.backends.base import Optimizer, StepMetrics
 from trainer.backends.common import TorchDistributed, largest_difference
 from trainer.init import initialize
 from trainer.model import Llama
+from trainer.muon import Muon
 from trainer.optim import AdamW, clip_divisor, local
 from trainer.parallel import before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 from trainer.reduction import OverlappedSum
@@ -97,18 +99,22 @@ class TorchNative(TorchDistributed):
         return model
 
     def optimizer(self, model: Llama) -> AdamW:
-        """Return AdamW over this process's shards."""
-        optimizer = AdamW(
+        """Return the configured optimizer over this process's shards."""
+        config = self._config
+        make: Callable[..., AdamW] = AdamW
+        if config.optimizer.name == "muon":
+            make = functools.partial(Muon, model=config.model)
+        optimizer = make(
             parameter_shards(model.named_parameters(), self._layout),
-            self._config.optimizer,
+            config.optimizer,
             stochastic_rounding=self._precision.stochastic_rounding,
-            seed=self._config.seed,
+            seed=config.seed,
             noise_device=None if self._facts.draws_noise else torch.device("cpu"),
             fused=self._facts.fused_adamw,
         )
         if self._layout.mesh is not None and self._config.weight_replicas > 1 and not self._layout.shards_parameters:
             group = self._layout.mesh["dp"].get_group()
-            self._sum = OverlappedSum(optimizer, group, self._config.grad_accum_steps)
+            self._sum = OverlappedSum(optimizer, group, config.grad_accum_steps)
         return optimizer
 
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
