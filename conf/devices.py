@@ -8,6 +8,7 @@ devices use PyTorch's module for the device (``torch.get_device_module``).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 #: Logits per block on devices where large products are faster: 1 GiB in FP32.
 LARGE_LOSS_BLOCK_ENTRIES = 1 << 28
@@ -30,7 +31,7 @@ class Device:
         pins_host_memory: copies to the host are faster through pinned memory.
         fused_adamw: it supports PyTorch's fused AdamW.
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
-        counts_memory: its module of PyTorch reports how much of the device's memory is allocated.
+        memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
@@ -47,7 +48,7 @@ class Device:
     pins_host_memory: bool = True
     fused_adamw: bool = True
     draws_noise: bool = True
-    counts_memory: bool = True
+    memory: Literal["device", "host", "unknown"] = "device"
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -62,7 +63,7 @@ DEVICES = {
         own_for_each_process=False,
         compiles_with_cpp=True,
         pins_host_memory=False,
-        counts_memory=False,
+        memory="host",
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
     "cuda": Device(
@@ -88,6 +89,6 @@ DEVICES = {
         pins_host_memory=False,
         fused_adamw=False,
         draws_noise=False,
-        counts_memory=False,
+        memory="unknown",
     ),
 }

@@ -28,6 +28,7 @@ from trainer.inputs import open_batches, read_dataset
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
 from trainer.orders import Orders
 from trainer.process import StopRequest
+from trainer.step_figures import StepFigures
 from trainer.step_line import StepLine
 
 
@@ -84,7 +85,7 @@ class Training:
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self.hosts: list[str] = backend.gather(node_name())
-        self.line = StepLine(config, backend.device, backend.peak_flops_per_s())
+        self.figures, self.line = StepFigures(config, backend.device, backend.peak_flops_per_s()), StepLine(config)
         self.nonfinite_steps = 0
         self.pending: deque[_PendingStep] = deque()
         self.last_finished_s = 0.0
@@ -174,21 +175,8 @@ class Training:
         now_s = time.perf_counter()
         step_s = now_s - max(pending.started_s, self.last_finished_s)
         self.last_finished_s = now_s
-        self._note(
-            "step",
-            step=pending.step,
-            tokens=self._tokens(pending.step),
-            batch=pending.batch,
-            loss=metrics.loss,
-            grad_norm=metrics.grad_norm,
-            param_norm=metrics.param_norm,
-            lr=pending.lr,
-            step_s=step_s,
-            data_wait_s=pending.data_wait_s,
-            tokens_per_s=self.config.tokens_per_step / step_s,
-        )
-        if self.journal and self.line.is_due(pending.step):
-            self._print(pending, metrics, step_s)
+        if self.journal:
+            self._note_step(pending, metrics, step_s)
         self._watch(pending.step, metrics, step_s)
         self.checkpoints.healthy_step()
         return stopping
@@ -202,17 +190,23 @@ class Training:
         for number in numbers:
             self._note("amendment_applied", durable=True, number=number, step=self.step)
 
-    def _print(self, pending: _PendingStep, metrics: StepMetrics, step_s: float) -> None:
-        line = self.line.text(
-            pending.step,
-            loss=metrics.loss,
-            grad_norm=metrics.grad_norm,
-            lr=pending.lr,
-            step_s=step_s,
-            data_wait_s=pending.data_wait_s,
-        )
-        with suppress(OSError):  # a full disk, which training survives
-            print(line, flush=True)
+    def _note_step(self, pending: _PendingStep, metrics: StepMetrics, step_s: float) -> None:
+        fields: dict[str, Any] = {
+            "step": pending.step,
+            "tokens": self._tokens(pending.step),
+            "batch": pending.batch,
+            "loss": metrics.loss,
+            "grad_norm": metrics.grad_norm,
+            "param_norm": metrics.param_norm,
+            "lr": pending.lr,
+            "step_s": step_s,
+            "data_wait_s": pending.data_wait_s,
+            **self.figures.of(step_s),
+        }
+        self._note("step", **fields)
+        if self.line.is_due(pending.step):
+            with suppress(OSError):  # a full disk, which training survives
+                print(self.line.text(fields), flush=True)
 
     def _nonfinite(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
         """Skip the update, roll back or stop, as the configuration says."""

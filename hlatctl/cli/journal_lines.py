@@ -90,8 +90,13 @@ def _step(event: Event) -> str:
     return (
         f"step {event['step']}: loss {number(event, 'loss'):.4f}, gradient norm {number(event, 'grad_norm'):.3f}, "
         f"lr {number(event, 'lr'):.2e}, {count(number(event, 'tokens_per_s'))} tokens/s, "
-        f"{duration(number(event, 'step_s'))} a step"
+        f"{duration(number(event, 'step_s'))} a step{_used(event)}"
     )
+
+
+def _used(event: Event) -> str:
+    mfu, peak_bytes = event.get("mfu"), event.get("peak_memory_bytes")
+    return ("" if mfu is None else f", MFU {mfu:.1%}") + ("" if peak_bytes is None else f", memory {size(peak_bytes)}")
 
 
 def _at(event: Event) -> str:

@@ -43,6 +43,8 @@ _WHOLE = (
     "number",
     "at_step",
     "config_number",
+    "memory_bytes",
+    "peak_memory_bytes",
 )
 _NUMBERS = (
     "loss",
@@ -52,6 +54,8 @@ _NUMBERS = (
     "step_s",
     "data_wait_s",
     "tokens_per_s",
+    "tokens_per_s_per_device",
+    "mfu",
     "wall_s",
     "stall_s",
     "mean",

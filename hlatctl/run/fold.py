@@ -10,6 +10,7 @@ from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import (
+    USED,
     AmendmentState,
     AttemptState,
     ContractScores,
@@ -156,6 +157,7 @@ def _step(state: RunState, event: Event) -> None:
     if newest and event["attempt"] < newest.number and superseded:
         return  # a late event of a superseded attempt
     state.steps.add(event)
+    state.used = {name: event[name] for name in USED if event.get(name) is not None}
     if attempt:
         attempt.last_step = int(event["step"])
 

@@ -17,6 +17,8 @@ from hlatctl.run.steps import StepSeries
 TRAIN_JOB = "train"
 #: ``code`` of a ``job_queued`` event: the job waits until a person repairs a node.
 NO_SPARE_NODE = "no_spare_node"
+#: Fields of a step's event that only the newest step keeps.
+USED = ("mfu", "tokens_per_s_per_device", "memory_bytes", "peak_memory_bytes")
 #: Newest counts of an evaluation's answers that are kept, two seconds apart. They give its pace.
 _COUNTS_KEPT = 30
 
@@ -209,6 +211,7 @@ class RunState:
         amendments: changes of its configuration, in order.
         steps: the steps that count, by step; without superseded ones.
         peak_flops_per_s: of one device; None if unknown.
+        used: what the newest step used: those of ``USED`` that are known.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
         evaluates: the external model that this run only evaluates; empty for a training run.
         contract: of the first evaluation that names one; the run's scores are shown under it.
@@ -234,6 +237,7 @@ class RunState:
     queued: dict[str, QueuedJob] = field(default_factory=dict)
     steps: StepSeries = field(default_factory=StepSeries)
     peak_flops_per_s: float | None = None
+    used: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
     trust: dict[int, str] = field(default_factory=dict)
     milestones: dict[int, MilestoneState] = field(default_factory=dict)
