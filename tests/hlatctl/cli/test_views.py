@@ -206,7 +206,7 @@ def test_status_and_logs_show_what_the_newest_step_used(make_run: MakeRun, cli: 
     run = make_run("one", until="killed")
     used: dict[str, Any] = {"mfu": 0.412, "memory_bytes": 3 << 30, "peak_memory_bytes": 7 << 30}
     with JournalWriter(run, train_writer(0), 1) as journal:
-        journal.append("step", step=140, tokens=140, loss=3.0, **used)
+        journal.append("step", step=140, tokens=140, loss=3.0, lr=1e-3, tokens_per_s=100.0, step_s=1.0, **used)
     (row,) = (line for line in cli("status", "one").splitlines() if line.startswith("uses"))
     assert row == "uses         MFU 41.2%, memory 3 GiB, at most 7 GiB"
     assert json.loads(cli("status", "one", "--json"))["used"] == used
