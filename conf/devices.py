@@ -32,6 +32,7 @@ class Device:
         fused_adamw: it supports PyTorch's fused AdamW.
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
         memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
+        profiled: PyTorch's profiler sees its kernels.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
@@ -49,6 +50,7 @@ class Device:
     fused_adamw: bool = True
     draws_noise: bool = True
     memory: Literal["device", "host", "unknown"] = "device"
+    profiled: bool = True
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -90,5 +92,6 @@ DEVICES = {
         fused_adamw=False,
         draws_noise=False,
         memory="unknown",
+        profiled=False,
     ),
 }

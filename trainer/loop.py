@@ -28,6 +28,7 @@ from trainer.inputs import open_batches, read_dataset
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
 from trainer.orders import Orders
 from trainer.process import StopRequest
+from trainer.profiling import Profiling
 from trainer.step_figures import StepFigures
 from trainer.step_line import StepLine
 
@@ -76,6 +77,7 @@ class Training:
         self.policy = CheckpointPolicy(config)
         self.stop = StopRequest()
         self.orders = Orders(run, attempt, ahead=backend.steps_ahead) if attempt and backend.rank == 0 else None
+        self.profiling = Profiling(run, attempt, backend, self._note)
         dataset = read_dataset(run, backend)
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
         self.model = backend.build_model(document_end_id=end_id)
@@ -130,12 +132,14 @@ class Training:
                 reason = self._reason_to_save(outcome)
                 if reason:
                     self._save(reason)
+                self.profiling.step(self.step)
             self.checkpoints.wait()
             if not outcome:
                 self.checkpoints.finish(lambda: self.stop.requested)
         finally:
             self.checkpoints.close()
             self.batches.close()
+            self.profiling.close()
         if outcome != "rollback" and self.step >= self.config.total_steps:
             outcome = "finished"
         assert outcome is not None
@@ -182,13 +186,14 @@ class Training:
         return stopping
 
     def _take_orders(self) -> None:
-        """Change, on every rank, the values that rank 0 has found in the driver's file."""
-        numbers, values = self.backend.from_rank0(self.orders.take() if self.orders else None)
+        """Do, on every rank, what rank 0 has found in the driver's file: change values, and begin a profile."""
+        numbers, values, profile = self.backend.from_rank0(self.orders.take() if self.orders else None)
         self.config = with_changes(self.config, values)
         self.policy = CheckpointPolicy(self.config)
         self.checkpoints.reconfigure(self.config)
         for number in numbers:
             self._note("amendment_applied", durable=True, number=number, step=self.step)
+        self.profiling.begin(profile)
 
     def _note_step(self, pending: _PendingStep, metrics: StepMetrics, step_s: float) -> None:
         fields: dict[str, Any] = {

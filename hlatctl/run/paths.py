@@ -179,6 +179,19 @@ class RunPaths:
         return self.root / "report"
 
     @property
+    def profiles(self) -> Path:
+        """Folder of the profiles that `hlatctl profile` asked for."""
+        return self.root / "profiles"
+
+    def profile(self, number: int) -> Path:
+        """Folder of one complete profile (``hlatctl.run.profiles``)."""
+        return self.profiles / f"{number:04d}"
+
+    def partial_profile(self, number: int) -> Path:
+        """Folder in which training makes a profile."""
+        return self.profiles / f".{number:04d}.partial"
+
+    @property
     def driver_lock(self) -> Path:
         """Held (flock) by the process that drives the run."""
         return self.root / "head.lock"
