@@ -33,6 +33,8 @@ class Device:
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
         memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
         profiled: PyTorch's profiler sees its kernels.
+        hang_variables: environment variables with which its communication library keeps evidence of a collective that
+            times out; ``{logs}`` is the folder of the attempt's logs.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
@@ -51,6 +53,7 @@ class Device:
     draws_noise: bool = True
     memory: Literal["device", "host", "unknown"] = "device"
     profiled: bool = True
+    hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -70,6 +73,9 @@ DEVICES = {
     ),
     "cuda": Device(
         process_group="nccl",
+        # PyTorch's flight recorder (its tutorial "Flight Recorder for Debugging Stuck Jobs"; the recorder is on by
+        # default). We have no such device to try it on.
+        hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         peak_flops_per_s={
             ("NVIDIA A100", "bfloat16"): 312e12,
             ("NVIDIA A100", "float32"): 19.5e12,

@@ -196,7 +196,7 @@ TEXTS: dict[str, Callable[[Event], str]] = {
     "job_left_queue": lambda e: f"job {e['job']}: left the queue",
     "scheduler_away": lambda e: f"job {e['job']}: the scheduler does not answer",
     "scheduler_back": lambda e: f"job {e['job']}: the scheduler answers again",
-    "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
+    "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}" + (f"; {p}" if (p := e.get("path")) else ""),
     "stop_requested": lambda e: f"stop requested by {e['by']}",
     "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",
     "labelled": lambda e: f"labelled by {e['by']}: {_labels(e)}",

@@ -44,7 +44,8 @@ def _wait(run: RunPaths, asked: ProfileState) -> ProfileState:
 
     made = asked
     try:
-        for look, (step, made) in enumerate(profiles.wait(run, asked.number), start=1):
+        for look, (step, profile) in enumerate(profiles.wait(run, asked.number), start=1):
+            made = profile
             if look % _LINE_EVERY_LOOKS == 0:
                 say(f"profile {asked.number}: waiting, training is at step {step}")
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hlatctl.report.look_inside import looks
 from hlatctl.report.run_view import RunView
 from hlatctl.run import continuations
 from hlatctl.run.host import host_names
@@ -42,6 +43,8 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield from _training_rows(view)
     yield from _amendment_rows(state)
     yield from _attempt_rows(state)
+    for look in looks(view.run, state):
+        yield look.name, f"{look.text}: {view.run.root / look.folder}"
     if not view.ended:
         for name, job in state.queued.items():
             yield f"job {name}", f"{queued(job.reason, job.expected_start_unix_s)}, since {utc(job.since_unix_s)}"

@@ -130,6 +130,10 @@ class RunPaths:
         """Folder of one attempt's logs."""
         return self.root / "logs" / attempt_name(attempt)
 
+    def hang(self, attempt: int) -> Path:
+        """Folder of what the processes of an attempt that hung have left (``hlatctl.run.hangs``)."""
+        return self.logs(attempt) / "hang"
+
     @property
     def driver_log(self) -> Path:
         """``logs/driver.log``: what the driver has said."""
