@@ -13,9 +13,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_running_job_is_profiled_without_a_restart(cli: Cli) -> None:
-    driver = cli.start_train(
-        "profiled", "train.max_steps=1000000", "train.tokens=1T", "checkpoint.every_steps=100000"
-    )
+    driver = cli.start_train("profiled", "train.max_steps=1000000", "train.tokens=1T", "checkpoint.every_steps=100000")
     try:
         wait_for(lambda: driver.poll() is not None or cli.events("profiled", "step"))
         made = cli.run("profile", "profiled", "--steps", "2", "--ranks", "all", "--no-memory")
