@@ -134,7 +134,8 @@ def test_waiting_ends_with_the_driver(composed: Config, tmp_path: Path) -> None:
 def test_collectives_of_a_gpu_that_time_out_leave_their_record_beside_the_logs(
     composed: Config, tmp_path: Path
 ) -> None:
-    run, own = RunPaths(tmp_path), {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    run = RunPaths(tmp_path)
+    own: dict[str, Any] = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
     gpu = dataclasses.replace(composed, backend=BackendConfig(device="cuda", env=own))
     env = training_job(gpu, run, 3).env
     assert env["TORCH_FR_DUMP_TEMP_FILE"] == f"{run.logs(3)}/nccl-rank-"
