@@ -22,8 +22,8 @@ from hlatctl.run.reading import DAMAGED
 
 #: Newest collectives that are kept: about 500 bytes each, of up to thousands of processes.
 _COLLECTIVES = 200
-#: PyTorch's flight recorders of NCCL and of other libraries; a build has those of its libraries.
-_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+#: Around the names of PyTorch's functions that return a flight recorder; a build has those of its libraries.
+_DUMP, _JSON = "_dump_", "_trace_json"
 
 
 #: Where the evidence is written, and the rank in the names of its files.
@@ -72,9 +72,9 @@ def newest_collectives() -> dict[str, Any]:
     """Return the newest entries of PyTorch's flight recorder, by the recorder's name; empty if it has none."""
     library = sys.modules.get("torch._C._distributed_c10d")
     found = {}
-    for name in _RECORDERS:
-        with suppress(RuntimeError, AttributeError, *DAMAGED):
-            entries = json.loads(getattr(library, name)())["entries"]
-            if entries:
-                found[name.removeprefix("_dump_").removesuffix("_trace_json")] = entries[-_COLLECTIVES:]
+    for name in dir(library):
+        if name.startswith(_DUMP) and name.endswith(_JSON):
+            with suppress(RuntimeError, *DAMAGED):
+                if entries := json.loads(getattr(library, name)())["entries"]:
+                    found[name.removeprefix(_DUMP).removesuffix(_JSON)] = entries[-_COLLECTIVES:]
     return found

@@ -47,8 +47,8 @@ OnMilestone = Callable[[int], None]
 
 STOP_GRACE_S = 60.0
 _POLL_S = 0.5
-#: Time for stacks to reach the logs, and then for the evidence to reach its folder, before the processes are ended. Nodes look for
-#: orders every second; a process that is stopped never answers.
+#: Time for stacks to reach the logs, and then for the evidence to reach its folder, before the processes are ended.
+#: Nodes look for orders every second; a process that is stopped never answers.
 _STACKS_S, _EVIDENCE_S = 2.0, 3.0
 
 
