@@ -31,6 +31,8 @@ class Device:
         pins_host_memory: copies to the host are faster through pinned memory.
         fused_adamw: it supports PyTorch's fused AdamW.
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
+        runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
+            issues a step before it reads the metrics of the step before.
         memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
         profiled: PyTorch's profiler sees its kernels.
         hang_variables: environment variables with which its communication library keeps evidence of a collective that
@@ -51,6 +53,7 @@ class Device:
     pins_host_memory: bool = True
     fused_adamw: bool = True
     draws_noise: bool = True
+    runs_behind_host: bool = True
     memory: Literal["device", "host", "unknown"] = "device"
     profiled: bool = True
     hang_variables: dict[str, str] = field(default_factory=dict)
@@ -68,6 +71,7 @@ DEVICES = {
         own_for_each_process=False,
         compiles_with_cpp=True,
         pins_host_memory=False,
+        runs_behind_host=False,
         memory="host",
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
@@ -97,6 +101,7 @@ DEVICES = {
         pins_host_memory=False,
         fused_adamw=False,
         draws_noise=False,
+        runs_behind_host=False,
         memory="unknown",
         profiled=False,
     ),
