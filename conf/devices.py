@@ -8,6 +8,7 @@ devices use PyTorch's module for the device (``torch.get_device_module``).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 #: Logits per block on devices where large products are faster: 1 GiB in FP32.
 LARGE_LOSS_BLOCK_ENTRIES = 1 << 28
@@ -32,8 +33,11 @@ class Device:
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
         runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
             issues a step before it reads the metrics of the step before.
-        counts_memory: its module of PyTorch reports how much of the device's memory is allocated.
         flex_attention: its compiler has FlexAttention, forward and backward; otherwise masks are dense.
+        memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
+        profiled: PyTorch's profiler sees its kernels.
+        hang_variables: environment variables with which its communication library keeps evidence of a collective that
+            times out; ``{logs}`` is the folder of the attempt's logs.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
@@ -51,8 +55,10 @@ class Device:
     fused_adamw: bool = True
     draws_noise: bool = True
     runs_behind_host: bool = True
-    counts_memory: bool = True
     flex_attention: bool = True
+    memory: Literal["device", "host", "unknown"] = "device"
+    profiled: bool = True
+    hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -68,12 +74,15 @@ DEVICES = {
         compiles_with_cpp=True,
         pins_host_memory=False,
         runs_behind_host=False,
-        counts_memory=False,
         flex_attention=False,  # no backward pass, up to PyTorch 2.14
+        memory="host",
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
     "cuda": Device(
         process_group="nccl",
+        # PyTorch's flight recorder (its tutorial "Flight Recorder for Debugging Stuck Jobs"; the recorder is on by
+        # default). We have no such device to try it on.
+        hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         peak_flops_per_s={
             ("NVIDIA A100", "bfloat16"): 312e12,
             ("NVIDIA A100", "float32"): 19.5e12,
@@ -96,7 +105,8 @@ DEVICES = {
         fused_adamw=False,
         draws_noise=False,
         runs_behind_host=False,
-        counts_memory=False,
         flex_attention=False,
+        memory="unknown",
+        profiled=False,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-#: MLflow takes 0.1 ms of processor time for each of a step's eight values, and a chart shows at most 2,500 points.
+#: MLflow takes 0.1 ms of processor time for each of a step's ten values, and a chart shows at most 2,500 points.
 MOST_STEPS = 100_000
 #: All steps up to this one: people look at each step when a run begins.
 FIRST_STEPS = 1_000

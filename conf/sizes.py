@@ -112,6 +112,20 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
     return 6 * multiplied + 12 * model.num_layers * model.query_width * seq_len
 
 
+def mfu(config: Config, tokens_per_s: float, peak_flops_per_s: float | None) -> float | None:
+    """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B): a fraction; None without the peak.
+
+    Args:
+        config: of the run.
+        tokens_per_s: of all devices together.
+        peak_flops_per_s: of one device.
+    """
+    if not peak_flops_per_s:
+        return None
+    used_flops_per_s = tokens_per_s * flops_per_token(config.model, config.train.seq_len)
+    return used_flops_per_s / (peak_flops_per_s * config.world_size)
+
+
 def state_bytes(config: Config) -> StateBytes:
     """Return the bytes per parameter of a configuration's backend and precision."""
     return STATE_BYTES[config.backend.name, config.precision.name]

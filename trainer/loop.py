@@ -28,6 +28,8 @@ from trainer.inputs import open_batches, read_dataset
 from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
 from trainer.orders import Orders
 from trainer.process import StopRequest
+from trainer.profiling import Profiling
+from trainer.step_figures import StepFigures
 from trainer.step_line import StepLine
 from trainer.stopwatch import Stopwatch
 
@@ -78,6 +80,7 @@ class Training:
         self.policy = CheckpointPolicy(config)
         self.stop = StopRequest()
         self.orders = Orders(run, attempt, ahead=backend.steps_ahead) if attempt and backend.rank == 0 else None
+        self.profiling = Profiling(run, attempt, backend, self._note)
         dataset = read_dataset(run, backend)
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
         self.model = backend.build_model(document_end_id=end_id)
@@ -87,7 +90,7 @@ class Training:
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self.hosts: list[str] = backend.gather(node_name())
-        self.line = StepLine(config, backend.device, backend.peak_flops_per_s())
+        self.figures, self.line = StepFigures(config, backend.device, backend.peak_flops_per_s()), StepLine(config)
         self.nonfinite_steps = 0
         self.pending: deque[_PendingStep] = deque()
         self.last_finished_s = 0.0
@@ -132,12 +135,14 @@ class Training:
                 reason = self._reason_to_save(outcome)
                 if reason:
                     self._save(reason)
+                self.profiling.step(self.step)
             self.checkpoints.wait()
             if not outcome:
                 self.checkpoints.finish(lambda: self.stop.requested)
         finally:
             self.checkpoints.close()
             self.batches.close()
+            self.profiling.close()
         if outcome != "rollback" and self.step >= self.config.total_steps:
             outcome = "finished"
         assert outcome is not None
@@ -178,45 +183,39 @@ class Training:
         now_s = time.perf_counter()
         step_s = now_s - max(pending.started_s, self.last_finished_s)
         self.last_finished_s = now_s
-        self._note(
-            "step",
-            step=pending.step,
-            tokens=self._tokens(pending.step),
-            batch=pending.batch,
-            loss=metrics.loss,
-            grad_norm=metrics.grad_norm,
-            param_norm=metrics.param_norm,
-            lr=pending.lr,
-            step_s=step_s,
-            data_wait_s=pending.data_wait_s,
-            tokens_per_s=self.config.tokens_per_step / step_s,
-        )
-        if self.journal and self.line.is_due(pending.step):
-            self._print(pending, metrics, step_s)
+        if self.journal:
+            self._note_step(pending, metrics, step_s)
         self._watch(pending.step, metrics, step_s)
         self.checkpoints.healthy_step()
         return stopping
 
     def _take_orders(self) -> None:
-        """Change, on every rank, the values that rank 0 has found in the driver's file."""
-        numbers, values = self.backend.from_rank0(self.orders.take() if self.orders else None)
+        """Do, on every rank, what rank 0 has found in the driver's file: change values, and begin a profile."""
+        numbers, values, profile = self.backend.from_rank0(self.orders.take() if self.orders else None)
         self.config = with_changes(self.config, values)
         self.policy = CheckpointPolicy(self.config)
         self.checkpoints.reconfigure(self.config)
         for number in numbers:
             self._note("amendment_applied", durable=True, number=number, step=self.step)
+        self.profiling.begin(profile)
 
-    def _print(self, pending: _PendingStep, metrics: StepMetrics, step_s: float) -> None:
-        line = self.line.text(
-            pending.step,
-            loss=metrics.loss,
-            grad_norm=metrics.grad_norm,
-            lr=pending.lr,
-            step_s=step_s,
-            data_wait_s=pending.data_wait_s,
-        )
-        with suppress(OSError):  # a full disk, which training survives
-            print(line, flush=True)
+    def _note_step(self, pending: _PendingStep, metrics: StepMetrics, step_s: float) -> None:
+        fields: dict[str, Any] = {
+            "step": pending.step,
+            "tokens": self._tokens(pending.step),
+            "batch": pending.batch,
+            "loss": metrics.loss,
+            "grad_norm": metrics.grad_norm,
+            "param_norm": metrics.param_norm,
+            "lr": pending.lr,
+            "step_s": step_s,
+            "data_wait_s": pending.data_wait_s,
+            **self.figures.of(step_s),
+        }
+        self._note("step", **fields)
+        if self.line.is_due(pending.step):
+            with suppress(OSError):  # a full disk, which training survives
+                print(self.line.text(fields), flush=True)
 
     def _nonfinite(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
         """Skip the update, roll back or stop, as the configuration says."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from conf.amendments import beginning_at, ends_after, live, live_values, new_values, with_changes
@@ -17,6 +18,7 @@ from conf.schema import Config
 from flows.runtime.context import FlowContext
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
+from hlatctl.run.profiles import ProfileOrder
 from hlatctl.run.state import AmendmentState, AttemptState, RunState
 
 #: Interval at which the file of orders is touched while the trainer is to end for an amendment. It doesn't end if the
@@ -82,7 +84,7 @@ def _begun(ctx: FlowContext, amendment: AmendmentState, step: int) -> None:
 
 
 class Orders:
-    """What the driver asks of a running attempt because of amendments: a small file that rank 0 reads."""
+    """What the driver asks of a running attempt, of amendments and profiles: a small file that rank 0 reads."""
 
     def __init__(self, ctx: FlowContext, attempt: AttemptState) -> None:
         self._ctx, self._attempt = ctx, attempt
@@ -95,15 +97,24 @@ class Orders:
         if self._ctx.world is not None:
             return
         amendments, number = self._ctx.state.amendments, self._attempt.config_number
+        profile = self._profile()
         later = [a for a in live(amendments, number) if live_values([a])]
         end = ends_after(amendments, number)
         order = {"numbers": [a.number for a in later], "values": live_values(later), "end_after_step": end}
+        order["profile"] = profile
         now_s = self._ctx.clock.monotonic_s()
         stale = end is not None and now_s - self._touched_s > _TOUCH_S
-        if (later or end is not None) and (order != self._written or stale):
+        if (later or end is not None or profile) and (order != self._written or stale):
             with suppress(StorageError):
                 files.write_json(self._path, order)
                 self._written, self._touched_s = order, now_s
+
+    def _profile(self) -> dict[str, Any] | None:
+        """Return the profile that is asked of this attempt."""
+        asked = self._ctx.state.open_profile
+        if asked is None or asked.attempt != self._attempt.number:
+            return None
+        return asdict(ProfileOrder(asked.number, asked.steps, asked.ranks, asked.memory))
 
 
 def _newest(ctx: FlowContext, number: int) -> int:

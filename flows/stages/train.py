@@ -11,9 +11,11 @@ import dataclasses
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.amendable import with_resume
+from conf.devices import DEVICES
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
 from flows.recovery import blame, case, failure_causes, node_ledger, policy
@@ -34,6 +36,7 @@ from hlatctl.run.errors import (
     TrainingError,
     load_error,
 )
+from hlatctl.run.hangs import answered
 from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.paths import RunPaths
@@ -44,8 +47,9 @@ OnMilestone = Callable[[int], None]
 
 STOP_GRACE_S = 60.0
 _POLL_S = 0.5
-#: Time for stacks to reach the logs before the processes are ended.
-_STACKS_S = 2.0
+#: Time for stacks to reach the logs, and then for the evidence to reach its folder, before the processes are ended.
+#: Nodes look for orders every second; a process that is stopped never answers.
+_STACKS_S, _EVIDENCE_S = 2.0, 3.0
 
 
 def next_attempt(ctx: FlowContext) -> int | None:
@@ -101,12 +105,19 @@ def training_job(
     Args:
         config_words: name the configuration's file; empty: ``config.yaml``.
     """
-    env = cache_env(config, local_cache(config)) if config.backend.compile else {}
+    env = _hang_variables(config, run.logs(number))
+    env |= cache_env(config, local_cache(config)) if config.backend.compile else {}
     wrapper = warm_wrapper(config)
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     words = config_words or ("--config", os.fspath(run.config))
     argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), *words, "--attempt", str(number), *ceiling)
     return make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
+
+
+def _hang_variables(config: Config, logs: Path) -> dict[str, str]:
+    """Return the variables with which collectives that time out leave evidence, but not those that the user sets."""
+    found = DEVICES[config.backend.device].hang_variables
+    return {name: value.format(logs=logs) for name, value in found.items() if name not in config.backend.env}
 
 
 def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
@@ -259,10 +270,21 @@ class _Silence:
 def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
     stacks = ctx.launcher.dump_stacks(handle)
     # Journalled before the attempt is ended, so that the next driver knows the cause if this one dies now.
-    ctx.event("hang", evidence=hang, stacks=stacks)
+    folder = ctx.run.hang(ctx.state.attempts[-1].number)
+    ctx.event("hang", evidence=hang, stacks=stacks, path=os.fspath(folder.relative_to(ctx.run.root)))
     ctx.message(f"hang: {hang}; {stacks}")
     ctx.clock.sleep(_STACKS_S)
+    if ctx.world is None:
+        _await_evidence(ctx, folder)
     ctx.launcher.cancel(handle, grace_s=0)
+
+
+def _await_evidence(ctx: FlowContext, folder: Path) -> None:
+    """Wait a little until every process has left its stacks, and say how many have."""
+    deadline_s, world = ctx.clock.monotonic_s() + _EVIDENCE_S, ctx.config.world_size
+    while (left := answered(folder)) < world and ctx.clock.monotonic_s() < deadline_s:
+        ctx.clock.sleep(_POLL_S)
+    ctx.message(f"hang: {left} of {world} processes left their stacks in {folder}")
 
 
 def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:

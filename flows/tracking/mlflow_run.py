@@ -36,7 +36,18 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
     from mlflow.tracking import MlflowClient
 
-_STEP_FIELDS = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "step_s", "data_wait_s")
+#: Tokens/s/device follow from tokens/s, and are left out; the current memory is in the journal.
+_STEP_FIELDS = (
+    "loss",
+    "grad_norm",
+    "param_norm",
+    "lr",
+    "tokens_per_s",
+    "step_s",
+    "data_wait_s",
+    "mfu",
+    "peak_memory_bytes",
+)
 
 RUN_ID_TAG = "hlatctl.run_id"
 CREATED_TAG = "hlatctl.created_unix_s"
@@ -93,7 +104,9 @@ def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
     """Return the rows of a ``step`` event by step, and the loss by tokens too; ``Cursor`` explains the shift."""
     time_ms = int((event["time_unix_s"] + shift_s) * 1000)
     rows = [
-        (f"{BY_STEP}{name}", float(event[name]), time_ms, int(event["step"])) for name in _STEP_FIELDS if name in event
+        (f"{BY_STEP}{name}", float(event[name]), time_ms, int(event["step"]))
+        for name in _STEP_FIELDS
+        if event.get(name) is not None
     ]
     if "loss" in event and "tokens" in event:
         rows.append((f"{BY_TOKENS}loss", float(event["loss"]), time_ms, int(event["tokens"])))

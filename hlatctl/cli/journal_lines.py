@@ -90,8 +90,13 @@ def _step(event: Event) -> str:
     return (
         f"step {event['step']}: loss {number(event, 'loss'):.4f}, gradient norm {number(event, 'grad_norm'):.3f}, "
         f"lr {number(event, 'lr'):.2e}, {count(number(event, 'tokens_per_s'))} tokens/s, "
-        f"{duration(number(event, 'step_s'))} a step"
+        f"{duration(number(event, 'step_s'))} a step{_used(event)}"
     )
+
+
+def _used(event: Event) -> str:
+    mfu, peak_bytes = event.get("mfu"), event.get("peak_memory_bytes")
+    return ("" if mfu is None else f", MFU {mfu:.1%}") + ("" if peak_bytes is None else f", memory {size(peak_bytes)}")
 
 
 def _at(event: Event) -> str:
@@ -191,13 +196,16 @@ TEXTS: dict[str, Callable[[Event], str]] = {
     "job_left_queue": lambda e: f"job {e['job']}: left the queue",
     "scheduler_away": lambda e: f"job {e['job']}: the scheduler does not answer",
     "scheduler_back": lambda e: f"job {e['job']}: the scheduler answers again",
-    "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}",
+    "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}" + (f"; {p}" if (p := e.get("path")) else ""),
     "stop_requested": lambda e: f"stop requested by {e['by']}",
     "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",
     "labelled": lambda e: f"labelled by {e['by']}: {_labels(e)}",
     "archived": lambda e: f"archived by {e['by']}: {size(number(e, 'bytes'))} of checkpoints removed",
     "config_amended": _config_amended,
     "amendment_applied": lambda e: f"amendment {e['number']}: in force after step {e['step']}",
+    "profile_requested": lambda e: f"profile {e['number']}: {e['steps']} steps asked for by {e['by']}",
+    "profiled": lambda e: f"profile {e['number']}: steps {e['first_step']} to {e['step']}, {size(e['bytes'])}",
+    "profile_failed": lambda e: f"profile {e['number']}: failed, {e['message']}",
     "failure_simulated": lambda e: f"simulated failure: {e['failure']} on {e['host']}",
     "tracking_back": _tracking_back,
     "fault_injected": lambda e: f"drill: {e['fault']} injected into run {e['run_id']}",

@@ -51,6 +51,7 @@ def _record(view: RunView) -> dict[str, Any]:
         "total_steps": view.total_steps,
         "tokens": state.tokens,
         "last_step": state.last_step,
+        "used": state.used,
         "validation_loss": state.validation_loss,
         "checkpoints": state.checkpoints,
         "stages": [dataclasses.asdict(stage) for stage in state.stages.values()],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hlatctl.report.look_inside import looks
 from hlatctl.report.run_view import RunView
 from hlatctl.run import continuations
 from hlatctl.run.host import host_names
@@ -14,7 +15,7 @@ from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.scores import HELD_OUT, headlines, in_words
 from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
-from hlatctl.units import count, duration, one_line, queued, utc, value_text
+from hlatctl.units import count, duration, one_line, queued, size, utc, value_text
 
 #: Characters of a model's text that one line shows.
 _TEXT_LENGTH = 100
@@ -42,6 +43,8 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield from _training_rows(view)
     yield from _amendment_rows(state)
     yield from _attempt_rows(state)
+    for look in looks(view.run, state):
+        yield look.name, f"{look.text}: {view.run.root / look.folder}"
     if not view.ended:
         for name, job in state.queued.items():
             yield f"job {name}", f"{queued(job.reason, job.expected_start_unix_s)}, since {utc(job.since_unix_s)}"
@@ -101,8 +104,21 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
         speed = f"{count(view.config.tokens_per_step / pace_s)} tokens/s"
         left_s = training_left_s(state, total) if total else None
         yield "speed", speed + (f", {duration(left_s)} of training left" if left_s else "")
+    if used := used_text(state):
+        yield "uses", used
     if state.checkpoints:
         yield "checkpoints", ", ".join(str(step) for step in state.checkpoints)
+
+
+def used_text(state: RunState) -> str:
+    """Return what the newest step used of rank 0's device, as far as it is known."""
+    used = state.used
+    parts = [
+        f"MFU {number(used, 'mfu'):.1%}" if "mfu" in used else "",
+        f"memory {size(number(used, 'memory_bytes'))}" if "memory_bytes" in used else "",
+        f"at most {size(number(used, 'peak_memory_bytes'))}" if "peak_memory_bytes" in used else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _amendment_rows(state: RunState) -> Iterator[tuple[str, str]]:

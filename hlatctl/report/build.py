@@ -11,6 +11,7 @@ import conf.load
 from conf.of_run import of_run
 from hlatctl.report import drill, figures, page, summary
 from hlatctl.report.goodput import measure_goodput
+from hlatctl.report.look_inside import looks
 from hlatctl.report.numbers import numbers
 from hlatctl.report.run_view import read_without_steps
 from hlatctl.run import continuations, files
@@ -34,7 +35,7 @@ def build(run: RunPaths) -> Path:
     drawn = figures.draw(state, config, run_numbers, time)
     texts = continuations.history(run, state.milestones)
     drilled, config_yaml = drill.drill(drill.read(run)), conf.load.dump(config)
-    html = page.render(run_numbers, time, drilled, drawn, config_yaml, _provenance(run), texts)
+    html = page.render(run_numbers, time, drilled, drawn, config_yaml, _provenance(run), texts, looks(run, state))
     record = {**dataclasses.asdict(run_numbers), "ledger": dataclasses.asdict(time)}
     try:
         for name, svg in drawn.items():

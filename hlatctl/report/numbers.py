@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema import Config
-from conf.sizes import flops_per_token
+from conf.sizes import mfu
 from hlatctl.report.in_force import size_since_step
 from hlatctl.run.state import AmendmentState, ContractScores, RunState
 
@@ -108,6 +108,7 @@ class Numbers:
     Args:
         first_loss, last_loss: means over the first and the last ``LOSS_WINDOW_STEPS`` steps, nats per token.
         tokens_per_s: median over the steps.
+        peak_memory_bytes: of rank 0's newest process; None if unknown.
         data_wait_fraction: share of the steps' time spent waiting for data.
         evaluates: the external model that the run only evaluates; empty for a training run.
         sweep: the sweep that the run is a trial of; empty if none.
@@ -128,6 +129,7 @@ class Numbers:
     validation_loss: float | None
     tokens_per_s: float | None
     mfu_fraction: float | None
+    peak_memory_bytes: int | None
     data_wait_fraction: float | None
     lost_steps: int
     gradient_spikes: int
@@ -165,6 +167,7 @@ def numbers(state: RunState, config: Config) -> Numbers:
         validation_loss=_newest_validation(milestones),
         tokens_per_s=tokens_per_s,
         mfu_fraction=_mfu(state, config),
+        peak_memory_bytes=state.used.get("peak_memory_bytes"),
         data_wait_fraction=_ratio(sum(waits_s), sum(step_s)),
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
         gradient_spikes=len(state.spikes),
@@ -335,7 +338,7 @@ def amended(amendment: AmendmentState, config: Config | None = None) -> Amendmen
 
 
 def _mfu(state: RunState, config: Config) -> float | None:
-    """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B); None without the device's peak.
+    """Return the model FLOPs utilisation; None without the device's peak.
 
     Only steps of the newest number of processes count.
     """
@@ -343,10 +346,7 @@ def _mfu(state: RunState, config: Config) -> float | None:
     steps, rates = state.steps.columns("step", "tokens_per_s")
     newest = rates if not since else [rate for step, rate in zip(steps, rates, strict=True) if step > since]
     tokens_per_s = median(newest)
-    if tokens_per_s is None or not state.peak_flops_per_s:
-        return None
-    used = tokens_per_s * flops_per_token(config.model, config.train.seq_len)
-    return used / (state.peak_flops_per_s * config.world_size)
+    return None if tokens_per_s is None else mfu(config, tokens_per_s, state.peak_flops_per_s)
 
 
 def _number(value: Any) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 from hlatctl.report import drill, goodput, html_pages
 from hlatctl.report.drill import Drill
 from hlatctl.report.goodput import Goodput
+from hlatctl.report.look_inside import Look
 from hlatctl.report.numbers import Attempt, Milestone, Numbers, Stage
 from hlatctl.report.summary import AMENDMENTS, amendment_rows, contract_note, facts, score_table
 from hlatctl.report.texts import by_prompt, evenly
@@ -28,6 +29,7 @@ def render(
     config_yaml: str,
     provenance: dict[str, Any],
     texts: Sequence[Kept] = (),
+    looks: Sequence[Look] = (),
 ) -> str:
     """Return the page as HTML text.
 
@@ -37,6 +39,7 @@ def render(
         config_yaml: the run's configuration.
         provenance: the content of ``provenance.json``; empty if there is none.
         texts: continuations of ``eval.prompts``, by milestone.
+        looks: profiles and evidence of hangs, which the page links to.
 
     Raises:
         DependencyError: jinja2 is not installed.
@@ -60,6 +63,7 @@ def render(
         amendments=[row for amendment in run.amendments for row in amendment_rows(amendment)],
         attempts=[_attempt_row(attempt) for attempt in run.attempts],
         stages=[_stage_row(stage) for stage in run.stages],
+        looks=looks,
         warnings=run.warnings,
         git={"commit": git.get("commit"), "dirty": git.get("dirty"), "diff": str(git.get("diff") or "")},
         config=config_yaml,

@@ -11,7 +11,7 @@ from hlatctl.report.run_view import read_without_steps
 from hlatctl.run.labels import in_words
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.simulated import MARK, REPORT
-from hlatctl.units import count, duration, utc, value_text
+from hlatctl.units import count, duration, size, utc, value_text
 
 #: Marks scores that can't be compared with the first score of their row.
 _OTHER = "†"
@@ -64,6 +64,7 @@ def facts(run: Numbers, time: Goodput) -> list[tuple[str, str]]:
         ("validation loss", _text(run.validation_loss, "{:.4f}")),
         ("throughput", _text(run.tokens_per_s, "{:,.0f} tokens/s")),
         ("model FLOPs utilisation", _percent(run.mfu_fraction)),
+        ("peak memory", "" if run.peak_memory_bytes is None else size(run.peak_memory_bytes)),
         ("waiting for data", _percent(run.data_wait_fraction)),
         ("goodput (ETTR)", _percent(time.ettr_fraction)),
         ("uptime", _percent(time.uptime_fraction)),

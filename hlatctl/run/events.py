@@ -43,6 +43,9 @@ _WHOLE = (
     "number",
     "at_step",
     "config_number",
+    "first_step",
+    "memory_bytes",
+    "peak_memory_bytes",
 )
 _NUMBERS = (
     "loss",
@@ -52,6 +55,8 @@ _NUMBERS = (
     "step_s",
     "data_wait_s",
     "tokens_per_s",
+    "tokens_per_s_per_device",
+    "mfu",
     "wall_s",
     "stall_s",
     "mean",
@@ -95,7 +100,7 @@ _TEXTS = (
     "note",
 )
 _HOSTS = ("left_out_hosts", "rejected_hosts", "hosts", "blamed_hosts")
-_LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "untag", *_HOSTS)
+_LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "untag", "ranks", *_HOSTS)
 _OBJECTS = ("handle", "scores", "point", "settings", "changes", "tags")
 #: The exact types of each field's values, as JSON gives them: ``True`` is no number.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -118,6 +123,9 @@ _NEEDED = {
     "amended": ("key", "value"),
     "config_amended": ("number", "changes"),
     "amendment_applied": ("number", "step"),
+    "profile_requested": ("number", "steps", "ranks"),
+    "profiled": ("number", "first_step", "step", "bytes"),
+    "profile_failed": ("number",),
     "job_queued": ("job",),
     "job_started": ("job",),
     "job_left_queue": ("job",),

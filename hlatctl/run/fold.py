@@ -10,11 +10,13 @@ from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import (
+    USED,
     AmendmentState,
     AttemptState,
     ContractScores,
     EvaluationProgress,
     MilestoneState,
+    ProfileState,
     RunState,
     StageState,
 )
@@ -124,6 +126,9 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
         attempt.blamed_hosts = [str(host) for host in event.get("blamed_hosts") or []]
         fold_queue.training_left(state)
+        for profile in state.profiles:
+            if profile.attempt == attempt.number and profile.status == "asked":
+                profile.status, profile.message = "failed", f"attempt {attempt.number} ended before"
 
 
 def _hang(state: RunState, event: Event) -> None:
@@ -156,6 +161,7 @@ def _step(state: RunState, event: Event) -> None:
     if newest and event["attempt"] < newest.number and superseded:
         return  # a late event of a superseded attempt
     state.steps.add(event)
+    state.used = {name: event[name] for name in USED if event.get(name) is not None}
     if attempt:
         attempt.last_step = int(event["step"])
 
@@ -289,6 +295,26 @@ def _amendment_applied(state: RunState, event: Event) -> None:
             amendment.applied_step = int(event["step"])
 
 
+def _profile_requested(state: RunState, event: Event) -> None:
+    number, steps, ranks = int(event["number"]), int(event["steps"]), [int(rank) for rank in event["ranks"]]
+    by, memory = str(event.get("by", "")), bool(event.get("memory"))
+    state.profiles.append(ProfileState(number, event["attempt"], steps, ranks, memory, by))
+
+
+def _profiled(state: RunState, event: Event) -> None:
+    for profile in state.profiles:
+        if profile.number == event["number"]:
+            profile.status, profile.message = "done", ""
+            profile.first_step, profile.last_step = int(event["first_step"]), int(event["step"])
+            profile.bytes = int(event["bytes"])
+
+
+def _profile_failed(state: RunState, event: Event) -> None:
+    for profile in state.profiles:
+        if profile.number == event["number"]:
+            profile.status, profile.message = "failed", str(event.get("message", ""))
+
+
 def _gradient_spike(state: RunState, event: Event) -> None:
     state.spikes.append(event)
 
@@ -341,6 +367,9 @@ _HANDLERS = {
     "archived": _archived,
     "config_amended": _config_amended,
     "amendment_applied": _amendment_applied,
+    "profile_requested": _profile_requested,
+    "profiled": _profiled,
+    "profile_failed": _profile_failed,
     "hang": _hang,
     "straggler": _straggler,
     "stop_requested": _stop_requested,

@@ -130,6 +130,10 @@ class RunPaths:
         """Folder of one attempt's logs."""
         return self.root / "logs" / attempt_name(attempt)
 
+    def hang(self, attempt: int) -> Path:
+        """Folder of what the processes of an attempt that hung have left (``hlatctl.run.hangs``)."""
+        return self.logs(attempt) / "hang"
+
     @property
     def driver_log(self) -> Path:
         """``logs/driver.log``: what the driver has said."""
@@ -177,6 +181,19 @@ class RunPaths:
     def report(self) -> Path:
         """Folder of figures, tables and the HTML page."""
         return self.root / "report"
+
+    @property
+    def profiles(self) -> Path:
+        """Folder of the profiles that `hlatctl profile` asked for."""
+        return self.root / "profiles"
+
+    def profile(self, number: int) -> Path:
+        """Folder of one complete profile (``hlatctl.run.profiles``)."""
+        return self.profiles / f"{number:04d}"
+
+    def partial_profile(self, number: int) -> Path:
+        """Folder in which training makes a profile."""
+        return self.profiles / f".{number:04d}.partial"
 
     @property
     def driver_lock(self) -> Path:

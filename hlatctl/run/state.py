@@ -17,6 +17,8 @@ from hlatctl.run.steps import StepSeries
 TRAIN_JOB = "train"
 #: ``code`` of a ``job_queued`` event: the job waits until a person repairs a node.
 NO_SPARE_NODE = "no_spare_node"
+#: Fields of a step's event that only the newest step keeps.
+USED = ("mfu", "tokens_per_s_per_device", "memory_bytes", "peak_memory_bytes")
 #: Newest counts of an evaluation's answers that are kept, two seconds apart. They give its pace.
 _COUNTS_KEPT = 30
 
@@ -197,6 +199,32 @@ class AmendmentState:
 
 
 @dataclass
+class ProfileState:
+    """A profile that was asked for: ``asked``, ``done`` or ``failed``.
+
+    Args:
+        number: from 1, in order.
+        attempt: that it is of.
+        steps, ranks, memory: what to record (``hlatctl.run.profiles``).
+        by: who asked.
+        first_step, last_step, bytes: what was recorded, and the size of its files.
+        message: why it failed.
+    """
+
+    number: int
+    attempt: int
+    steps: int
+    ranks: list[int]
+    memory: bool
+    by: str = ""
+    status: str = "asked"
+    first_step: int = 0
+    last_step: int = 0
+    bytes: int = 0
+    message: str = ""
+
+
+@dataclass
 class RunState:
     """The state of a run.
 
@@ -207,8 +235,10 @@ class RunState:
         labels: its name, tags and notes.
         archived: its checkpoints were removed, and it can't be resumed.
         amendments: changes of its configuration, in order.
+        profiles: those that were asked for, in order.
         steps: the steps that count, by step; without superseded ones.
         peak_flops_per_s: of one device; None if unknown.
+        used: what the newest step used: those of ``USED`` that are known.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
         evaluates: the external model that this run only evaluates; empty for a training run.
         contract: of the first evaluation that names one; the run's scores are shown under it.
@@ -231,9 +261,11 @@ class RunState:
     labels: LabelState = field(default_factory=LabelState)
     archived: bool = False
     amendments: list[AmendmentState] = field(default_factory=list)
+    profiles: list[ProfileState] = field(default_factory=list)
     queued: dict[str, QueuedJob] = field(default_factory=dict)
     steps: StepSeries = field(default_factory=StepSeries)
     peak_flops_per_s: float | None = None
+    used: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
     trust: dict[int, str] = field(default_factory=dict)
     milestones: dict[int, MilestoneState] = field(default_factory=dict)
@@ -262,6 +294,11 @@ class RunState:
     def attempt(self) -> AttemptState | None:
         """The newest attempt."""
         return self.attempts[-1] if self.attempts else None
+
+    @property
+    def open_profile(self) -> ProfileState | None:
+        """The profile that is asked for and not made yet."""
+        return next((profile for profile in self.profiles if profile.status == "asked"), None)
 
     @property
     def running_stages(self) -> list[str]:

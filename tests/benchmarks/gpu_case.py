@@ -18,7 +18,7 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from trainer.backends.torch_native import TorchNative
 from trainer.loop import Training, train_journal
-from trainer.step_line import peak_memory_bytes
+from trainer.step_figures import memory_bytes
 
 #: Steps that compile, fill caches and let clocks settle.
 _SKIP_STEPS = 5
@@ -67,7 +67,7 @@ def main() -> None:
         "step_s": step_s,
         "least_s": min(event["step_s"] for event in steps),
         "mfu": peak and flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step / step_s / peak,
-        "peak_bytes": peak_memory_bytes(backend.device),
+        "peak_bytes": memory_bytes(backend.device)[1],
         "data_wait": sum(event["data_wait_s"] for event in steps) / sum(event["step_s"] for event in steps),
         "notes": notes,
     }

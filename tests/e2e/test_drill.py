@@ -12,6 +12,7 @@ import pytest
 from markupsafe import escape
 
 from flows.drill.faults import FAULTS
+from hlatctl.run.hangs import stacks_name
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
@@ -75,6 +76,9 @@ def test_the_report_has_the_table_and_the_hung_attempt_the_stacks(drilled: dict[
     assert "<h2>Drill</h2>" in page
     assert all(escape(fault.title) in page for fault in FAULTS.values() if not fault.scheduler)
     assert any("(most recent call first)" in log.read_text() for log in run.glob("logs/attempt-*/train.log"))
+    (folder,) = {hang["path"] for hang in read_events(RunPaths(run)) if hang["kind"] == "hang"}
+    assert (run / folder / stacks_name(0)).is_file(), "rank 1 was stopped, and answers nothing"
+    assert f'<a href="../{folder}/{stacks_name(0)}">' in page
 
 
 def test_a_driver_that_takes_over_measures_no_node_that_trains(drilled: dict[str, Any]) -> None:

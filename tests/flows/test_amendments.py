@@ -188,7 +188,12 @@ def test_a_driver_takes_what_changes_at_once_and_orders_the_rest(run: RunPaths, 
     amended.follow(ctx)
     orders.give()
     assert (ctx.config.recovery.hang_floor_s, ctx.config.checkpoint.keep, ctx.config.optimizer.lr) == (7, 9, 8e-3)
-    assert files.read_json(run.orders(1)) == {"numbers": [1], "values": {"checkpoint.keep": 9}, "end_after_step": 90}
+    assert files.read_json(run.orders(1)) == {
+        "numbers": [1],
+        "values": {"checkpoint.keep": 9},
+        "end_after_step": 90,
+        "profile": None,
+    }
     ctx.close()
 
 

@@ -40,6 +40,10 @@ def test_accumulated_micro_batches_train_like_one_batch(
         assert train_here(run, 1) == 0
         losses.append([event["loss"] for event in events_of(run, "step")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    step = events_of(run, "step")[-1]
+    assert step["mfu"] is None, "a CPU's peak is unknown"
+    assert step["tokens_per_s_per_device"] == step["tokens_per_s"] > 0
+    assert 0 < step["memory_bytes"] <= step["peak_memory_bytes"]
 
 
 def test_every_process_begins_with_the_random_state_of_the_seed(

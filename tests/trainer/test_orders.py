@@ -34,9 +34,9 @@ def test_new_orders_are_announced_until_they_are_taken(tmp_path: Path, clock: li
     assert mine.signal(2) == 0, "the file is not read at every step"
     clock[0] += orders._LOOK_EVERY_S
     assert mine.signal(3) == mine.signal(4) == NEWS
-    assert mine.take() == ([2], {"checkpoint.keep": 5})
+    assert mine.take() == ([2], {"checkpoint.keep": 5}, None)
     assert mine.signal(5) == 0
-    assert mine.take() == ([], {"checkpoint.keep": 5})
+    assert mine.take() == ([], {"checkpoint.keep": 5}, None)
 
 
 def test_training_ends_after_a_step_only_while_a_driver_wants_it(tmp_path: Path, clock: list[float]) -> None:

@@ -575,6 +575,11 @@ def test_what_a_server_missed_is_copied_when_it_answers_again(
     assert follower.stderr.read().splitlines()[-1] == "MLflow is up to date again"
 
 
+def test_what_is_unknown_of_a_step_is_no_metric() -> None:
+    event = {"time_unix_s": 1.0, "step": 5, "tokens_per_s": 2.0, "mfu": None, "peak_memory_bytes": 7, "memory_bytes": 6}
+    assert [row[0] for row in copied.step_rows(event)] == ["train/tokens_per_s", "train/peak_memory_bytes"]
+
+
 def test_scores_under_another_contract_are_separate_metrics() -> None:
     event = {
         "kind": "eval_finished",

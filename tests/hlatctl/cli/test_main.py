@@ -24,6 +24,7 @@ COMMANDS = (
     "status",
     "watch",
     "logs",
+    "profile",
     "note",
     "stop",
     "resume",

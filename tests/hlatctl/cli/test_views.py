@@ -15,7 +15,7 @@ import pytest
 import conf.load
 from conf.schema import EvalGroupConfig
 from hlatctl.cli.main import main
-from hlatctl.run.journal import JournalWriter
+from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
@@ -200,3 +200,14 @@ def test_diff_names_keys_that_only_one_of_the_runs_has(make_run: MakeRun, cli: C
     forth, back = json.loads(cli("diff", "one", "two", "--json")), json.loads(cli("diff", "two", "one", "--json"))
     assert forth["eval.groups.math.tasks"] == [None, ["gsm8k"]]
     assert {key: values[::-1] for key, values in back.items()} == forth
+
+
+def test_status_and_logs_show_what_the_newest_step_used(make_run: MakeRun, cli: Cli) -> None:
+    run = make_run("one", until="killed")
+    used: dict[str, Any] = {"mfu": 0.412, "memory_bytes": 3 << 30, "peak_memory_bytes": 7 << 30}
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        journal.append("step", step=140, tokens=140, loss=3.0, lr=1e-3, tokens_per_s=100.0, step_s=1.0, **used)
+    (row,) = (line for line in cli("status", "one").splitlines() if line.startswith("uses"))
+    assert row == "uses         MFU 41.2%, memory 3 GiB, at most 7 GiB"
+    assert json.loads(cli("status", "one", "--json"))["used"] == used
+    assert ", MFU 41.2%, memory 7 GiB" in cli("logs", "one")

@@ -189,3 +189,10 @@ def test_an_amendment_whose_changes_are_damaged_gives_a_warning() -> None:
     state = Story().add("config_amended", number=1, changes={"optimizer.lr": 3}, by="ana").fold()
     assert not state.amendments
     assert len(state.warnings) == 1
+
+
+def test_what_the_newest_step_used_is_kept_as_far_as_it_is_known() -> None:
+    first: dict[str, Any] = {"mfu": 0.4, "memory_bytes": 5, "peak_memory_bytes": 9}
+    story = Story().train(1, 0, 2, 3.0).add("step", 1, step=3, tokens=30, **first)
+    assert story.fold().used == first
+    assert story.add("step", 1, step=4, tokens=40, mfu=None, memory_bytes=6).fold().used == {"memory_bytes": 6}
