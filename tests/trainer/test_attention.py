@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from conf.schema import ModelConfig
 from tests.trainer.flex_on_cpu import allow_gradients
@@ -113,3 +116,35 @@ def test_a_compiled_model_learns_alike_with_either_mask_and_is_compiled_once(
     half = len(results) // 2
     for ours, expected in zip(results[:half], results[half:], strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def group_of_8() -> Iterator[dist.ProcessGroup]:
+    """A process group whose other members do not exist: its collectives return at once."""
+    dist.init_process_group("fake", rank=3, world_size=8, store=FakeStore())
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*_functional_collectives.* is deprecated:FutureWarning")  # new names since 2.13
+def test_a_process_has_its_part_of_a_long_sequence_and_everything_on_its_device(group_of_8: dist.ProcessGroup) -> None:
+    """Traced in full size without memory: 8 processes, 131,072 tokens, the widths of Llama 3 8B."""
+    config = ModelConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=2, num_heads=32, num_kv_heads=8
+    )
+    seq_len, cp = 131_072, ContextParallel(group_of_8, 3, 8)
+    with torch.device("meta"):
+        model = Llama(config, seq_len, compute_dtype=torch.bfloat16, cp=cp, document_end_id=_END)
+    tokens = torch.empty((1, seq_len), dtype=torch.int64, device="meta")
+    states = model(tokens)
+    assert states.shape == (1, seq_len // 8, 4096)
+    states.backward(torch.empty_like(states))
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if name != "head.weight")
+    model.uses_flex_attention = True
+    mask = model._mask(1, tokens, cp.positions(seq_len, tokens.device))
+    assert isinstance(mask, BlockMask)
+    assert mask.seq_lengths == (seq_len // 8, seq_len)
+    assert {tensor.device.type for tensor in mask.as_tuple() if isinstance(tensor, Tensor)} == {"meta"}
+    largest = max(tensor.nbytes for tensor in mask.as_tuple() if isinstance(tensor, Tensor))
+    assert largest == 128 * 1024 * 4, "one number for each pair of blocks; dense, this mask has 2 GiB"
