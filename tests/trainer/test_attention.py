@@ -127,24 +127,59 @@ def group_of_8() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("ignore:.*_functional_collectives.* is deprecated:FutureWarning")  # new names since 2.13
-def test_a_process_has_its_part_of_a_long_sequence_and_everything_on_its_device(group_of_8: dist.ProcessGroup) -> None:
-    """Traced in full size without memory: 8 processes, 131,072 tokens, the widths of Llama 3 8B."""
-    config = ModelConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=2, num_heads=32, num_kv_heads=8
-    )
-    seq_len, cp = 131_072, ContextParallel(group_of_8, 3, 8)
+_8B = ModelConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=1, num_heads=32, num_kv_heads=8
+)
+_LONG = 131_072
+
+
+def traced(cp: ContextParallel | None) -> tuple[Llama, Tensor, int]:
+    """A layer of Llama 3 8B and its output for one long sequence, without memory, and the bytes that it would keep."""
     with torch.device("meta"):
-        model = Llama(config, seq_len, compute_dtype=torch.bfloat16, cp=cp, document_end_id=_END)
-    tokens = torch.empty((1, seq_len), dtype=torch.int64, device="meta")
-    states = model(tokens)
-    assert states.shape == (1, seq_len // 8, 4096)
-    states.backward(torch.empty_like(states))
+        model = Llama(_8B, _LONG, compute_dtype=torch.bfloat16, cp=cp, document_end_id=_END).bfloat16()
+    next(model.blocks()).attention.recompute_core = True
+    kept = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        states = model(torch.empty((1, _LONG), dtype=torch.int64, device="meta"))
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage()._cdata, None)
+    mask_bytes = _LONG**2 // (cp.size if cp else 1)
+    return model, states, sum(size for size in kept.values() if size != mask_bytes)
+
+
+@pytest.mark.filterwarnings("ignore:.*_functional_collectives.* is deprecated:FutureWarning")  # new names since 2.13
+def test_a_process_keeps_its_part_of_a_long_sequence_and_everything_on_its_device(
+    group_of_8: dist.ProcessGroup,
+) -> None:
+    """The keys and values of the whole sequence are not kept: attention's core is recomputed."""
+    _, whole, whole_bytes = traced(None)
+    cp = ContextParallel(group_of_8, 3, 8)
+    model, states, kept_bytes = traced(cp)
+    assert whole.shape == (1, _LONG, 4096)
+    assert states.shape == (1, _LONG // 8, 4096)
+    assert kept_bytes == pytest.approx(whole_bytes / 8, rel=0.01)
+    states.backward(torch.empty_like(states))  # type: ignore[no-untyped-call]
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if name != "head.weight")
-    model.uses_flex_attention = True
-    mask = model._mask(1, tokens, cp.positions(seq_len, tokens.device))
+    print(f"kept by a layer: {whole_bytes >> 20:,} MiB, by one of 8 processes {kept_bytes >> 20:,} MiB")
+
+
+@pytest.mark.parametrize(("seq_len", "size"), [(8192, 1), (_LONG, 1), (_LONG, 8)])
+def test_a_mask_of_blocks_is_small_and_on_the_device_of_the_tokens(seq_len: int, size: int) -> None:
+    group: Any = None
+    documents = torch.empty((1, seq_len), dtype=torch.int64, device="meta")
+    positions = ContextParallel(group, 0, size).positions(seq_len, documents.device)
+    mask, dense = (make_mask(documents, positions, blocks=blocks) for blocks in (True, False))
     assert isinstance(mask, BlockMask)
-    assert mask.seq_lengths == (seq_len // 8, seq_len)
-    assert {tensor.device.type for tensor in mask.as_tuple() if isinstance(tensor, Tensor)} == {"meta"}
-    largest = max(tensor.nbytes for tensor in mask.as_tuple() if isinstance(tensor, Tensor))
-    assert largest == 128 * 1024 * 4, "one number for each pair of blocks; dense, this mask has 2 GiB"
+    assert isinstance(dense, Tensor)
+    assert mask.seq_lengths == (seq_len // size, seq_len)
+    tensors = [tensor for tensor in mask.as_tuple() if isinstance(tensor, Tensor)]
+    assert {tensor.device.type for tensor in (dense, *tensors)} == {"meta"}
+    kept_bytes = sum(tensor.nbytes for tensor in tensors)
+    assert dense.nbytes > 900 * kept_bytes
+    print(f"{seq_len:,} tokens, 1 of {size}: dense {dense.nbytes >> 20:,} MiB, blocks {kept_bytes / 2**20:.2f} MiB")
