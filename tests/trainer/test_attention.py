@@ -153,7 +153,6 @@ def traced(cp: ContextParallel | None) -> tuple[Llama, Tensor, int]:
     return model, states, sum(size for size in kept.values() if size != mask_bytes)
 
 
-@pytest.mark.filterwarnings("ignore:.*_functional_collectives.* is deprecated:FutureWarning")  # new names since 2.13
 def test_a_process_keeps_its_part_of_a_long_sequence_and_everything_on_its_device(
     group_of_8: dist.ProcessGroup,
 ) -> None:
