@@ -69,7 +69,7 @@ DEVICES = {
         pins_host_memory=False,
         runs_behind_host=False,
         counts_memory=False,
-        flex_attention=False,  # no backward pass, up to PyTorch 2.14
+        flex_attention=False,  # no backward pass in PyTorch 2.13
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
     "cuda": Device(
