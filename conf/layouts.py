@@ -133,6 +133,34 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _schedule(config: Config) -> Iterator[ConfigError]:
+    """The interleaved schedule of a pipeline."""
+    parallel, layers = config.parallel, config.model.num_layers
+    if parallel.pipeline_schedule == "1f1b":
+        return
+    here = f"parallel.pipeline_schedule={parallel.pipeline_schedule}"
+    processes, stages = parallel.pipeline_parallel_size, parallel.pipeline_parallel_size * parallel.pipeline_chunks
+    if config.backend.name == "nxd" or processes == 1:
+        yield ConfigError(
+            f"{here}: only for backend.name=torch_native with several pipeline-parallel processes, but here they are "
+            f"{config.backend.name} and parallel.pipeline_parallel_size={processes}",
+            hint="set parallel.pipeline_schedule=1f1b",
+        )
+    elif stages > layers:
+        yield ConfigError(
+            f"{here}: parallel.pipeline_parallel_size={processes} x parallel.pipeline_chunks="
+            f"{parallel.pipeline_chunks} are more stages than model.num_layers={layers}",
+            hint="set parallel.pipeline_schedule=1f1b, or fewer chunks",
+        )
+    rounds = max(1, config.grad_accum_steps // processes)
+    if config.grad_accum_steps % rounds:
+        yield ConfigError(
+            f"{here}: the {config.grad_accum_steps} micro-batches of a step can't be divided into {rounds} equal "
+            f"rounds of at least parallel.pipeline_parallel_size={processes}",
+            hint=f"choose train.micro_batch_size so that a step has a multiple of {processes} micro-batches",
+        )
+
+
 def _pipeline(config: Config) -> Iterator[ConfigError]:
     stages = config.parallel.pipeline_parallel_size
     if stages == 1:
@@ -225,4 +253,5 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _sharding,
     _batches,
     _pipeline,
+    _schedule,
 )

@@ -180,7 +180,12 @@ class ParallelConfig:
     sequence_parallel: bool = False
     """Split the sequence over the tensor-parallel processes between a layer's products."""
     pipeline_parallel_size: PositiveInt = 1
-    """Stages that the layers are split into."""
+    """Processes that the layers are divided over, each with a stage of them, or several."""
+    pipeline_schedule: Literal["1f1b", "interleaved_1f1b"] = "1f1b"
+    """Order of the micro-batches: `1f1b`, or `interleaved_1f1b`, in which a process has `pipeline_chunks` stages: it
+    waits less, but sends more and keeps more activations (backend torch_native)."""
+    pipeline_chunks: Annotated[int, Range(ge=2)] = 2
+    """Stages of each process with `interleaved_1f1b`."""
     context_parallel_size: PositiveInt = 1
     """Processes that share each sequence, for long ones (backend torch_native). Each has `train.seq_len` / this many
     tokens of it; attention gathers the keys and values of all."""
@@ -736,6 +741,11 @@ class Config:
     def weight_replicas(self) -> int:
         """Processes over which gradients are summed, or the weights sharded: data parallel x context parallel."""
         return self.data_parallel_size * self.parallel.context_parallel_size
+
+    @property
+    def stages_per_process(self) -> int:
+        """Pipeline stages of a process. Stage s is on process s modulo `pipeline_parallel_size`."""
+        return self.parallel.pipeline_chunks if self.parallel.pipeline_schedule == "interleaved_1f1b" else 1
 
     @property
     def micro_batch_size(self) -> int:

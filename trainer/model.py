@@ -181,8 +181,8 @@ class Llama(nn.Module):
     Args:
         config: the shape.
         seq_len: longest sequence, in tokens.
-        layers: of the stage, from 0; None: all. The first layer's stage has the embedding, the last layer's the final
-            norm and the head.
+        layers: of the process, from 0, ascending; None: all. The process of the first layer has the embedding, that of
+            the last one the final norm and the head.
         compute_dtype: of the activations.
         tp: the tensor-parallel group; None: layers are whole.
         cp: the context-parallel group; None: each process has whole sequences.
@@ -210,7 +210,8 @@ class Llama(nn.Module):
         self.compute_dtype, self.tp, self.document_end_id = compute_dtype, tp, document_end_id
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embedding = self.parts.embedding(vocab, hidden) if self.is_first else None
-        self.layers = nn.ModuleDict({str(index): Layer(config, self.parts, tp) for index in layers})
+        self.layer_numbers = list(layers)
+        self.layers = nn.ModuleDict({str(number): Layer(config, self.parts, tp) for number in layers})
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
         self.head = self.parts.column_parallel(hidden, vocab) if untied else None
@@ -229,7 +230,7 @@ class Llama(nn.Module):
         assert owner is not None, "only the last pipeline stage computes logits"
         return owner.get_parameter("weight")
 
-    def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, tokens: Tensor | None = None, *, layers: Sequence[int] | None = None) -> Tensor:
         """Token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
 
         The last stage normalizes them for ``output_weight``. With context parallelism the ids are those of the whole
@@ -238,17 +239,19 @@ class Llama(nn.Module):
         Args:
             x: the input.
             tokens: the token ids, for a later stage with ``document_end_id``.
+            layers: numbers of those to compute, of this process's; None: all of them.
         """
-        if self.embedding is not None:
+        layers = self.layer_numbers if layers is None else layers
+        if self.embedding is not None and 0 in layers:
             tokens = x
             x = self._embed(self.embedding, x if self.cp is None else self.cp.own(x))
         positions = None if self.cp is None else self.cp.positions(self.seq_len, x.device)
         mask = self._mask(x, tokens, positions)
         own = None if positions is None else [table[positions] for table in self.rotary()]
-        for layer in self.blocks():
+        for number in layers:
             tables = self.rotary() if own is None else own
-            x = layer(x, tables[0], tables[1], mask)
-        return x if self.norm is None else self.norm(x)
+            x = self.layers[str(number)](x, tables[0], tables[1], mask)
+        return self.norm(x) if self.norm is not None and self.layer_numbers[-1] in layers else x
 
     def _mask(self, x: Tensor, tokens: Tensor | None, positions: Tensor | None) -> Mask | None:
         """Return the mask of sequences, of which this process has the tokens at some positions, or all."""

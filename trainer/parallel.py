@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.schema import Config
-from conf.sizes import stage_layers
+from conf.sizes import process_layers, process_stages
 from trainer.collectives import TensorParallel
 from trainer.context_parallel import ContextParallel
 from trainer.loss import cross_entropy
@@ -37,7 +37,7 @@ class Layout:
         mesh: ``pp`` x ``tp`` x ``dp``, the last with the context-parallel processes; None for a single process. With
             hybrid sharding ``dp`` has the processes that share a copy of the parameters, and ``replicate``, before it,
             those with the same shard.
-        pp_rank: pipeline stage.
+        pp_rank: place in the pipeline.
         dp_rank: which share of the batch this process trains on, perhaps with others of a context-parallel group.
         tp: the tensor-parallel group, if it has several processes.
         cp: the context-parallel group, likewise.
@@ -75,9 +75,14 @@ class Layout:
         return [other for other in dict.fromkeys(needing) if other // per_node == rank // per_node]
 
     @property
-    def stage_layers(self) -> range:
-        """The layers of this pipeline stage."""
-        return stage_layers(self.config, self.pp_rank)
+    def layers(self) -> list[int]:
+        """The layers of this process."""
+        return process_layers(self.config, self.pp_rank)
+
+    @property
+    def stages(self) -> list[range]:
+        """The same by pipeline stage."""
+        return process_stages(self.config, self.pp_rank)
 
 
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:

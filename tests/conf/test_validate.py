@@ -165,6 +165,23 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             {**_PP2, "train__micro_batch_size": 8},
             "parallel.pipeline_parallel_size=2: needs at least 2 micro-batches per step, but there are 1",
         ),
+        (
+            {**_PP2, "parallel__pipeline_schedule": "interleaved_1f1b", "parallel__pipeline_chunks": 9},
+            "parallel.pipeline_chunks=9 are more stages than model.num_layers=",
+        ),
+        (
+            {"parallel__pipeline_schedule": "interleaved_1f1b"},
+            "parallel.pipeline_schedule=interleaved_1f1b: only for backend.name=torch_native with several pipeline",
+        ),
+        (
+            {
+                **_PP2,
+                "parallel__pipeline_schedule": "interleaved_1f1b",
+                "train__global_batch_size": 5,
+                "train__micro_batch_size": 1,
+            },
+            "the 5 micro-batches of a step can't be divided into 2 equal rounds",
+        ),
         ({**_PP2, "model__num_layers": 1}, "parallel.pipeline_parallel_size=2: more stages than model.num_layers=1"),
         (
             {**_PP2, "parallel__data_parallel": "fsdp"},

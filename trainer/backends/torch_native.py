@@ -77,7 +77,7 @@ class TorchNative(TorchDistributed):
             model = Llama(
                 config.model,
                 config.train.seq_len,
-                layers=layout.stage_layers,
+                layers=layout.layers,
                 compute_dtype=self._precision.compute,
                 tp=layout.tp,
                 cp=layout.cp,
