@@ -74,7 +74,7 @@ DEVICES = {
         compiles_with_cpp=True,
         pins_host_memory=False,
         runs_behind_host=False,
-        flex_attention=False,  # no backward pass, up to PyTorch 2.14
+        flex_attention=False,  # no backward pass in PyTorch 2.13
         memory="host",
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),

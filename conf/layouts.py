@@ -137,7 +137,7 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
         )
     elif replicas % parallel.fsdp_size:
         yield ConfigError(
-            f"{here}: the data-parallel size {replicas} is not divisible by it",
+            f"{here}: data-parallel x context-parallel size {replicas} is not divisible by it",
             hint=f"use a divisor of {replicas}, such as the number of replicas of a node",
         )
 

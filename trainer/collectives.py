@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
 _SEQUENCE = 1
+# PyTorch 2.13 has new names, and warns of the old ones.
+_all_gather: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+_reduce_scatter: Any = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,12 +112,12 @@ def _scatter(x: Tensor, group: GroupName, size: int) -> Tensor:
 
 def gathered(x: Tensor, group: GroupName) -> Tensor:
     """Concatenate all processes' tensors along dimension 0, on every process. Autograd does not know this."""
-    return _done(functional.all_gather_tensor(x.contiguous(), 0, group))
+    return _done(_all_gather(x.contiguous(), 0, group))
 
 
 def scattered(x: Tensor, group: GroupName) -> Tensor:
     """Sum tensors over all processes; each gets its slice of dimension 0. Autograd does not know this."""
-    return _done(functional.reduce_scatter_tensor(x, "sum", 0, group))
+    return _done(_reduce_scatter(x, "sum", 0, group))
 
 
 def _done(x: Tensor) -> Tensor:

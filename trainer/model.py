@@ -252,14 +252,14 @@ class Llama(nn.Module):
             tokens = x
             x = self._embed(self.embedding, x if self.cp is None else self.cp.own(x))
         positions = None if self.cp is None else self.cp.positions(self.seq_len, x.device)
-        mask = self._mask(x.shape[0], tokens, positions)
+        mask = self._mask(x, tokens, positions)
         own = None if positions is None else [table[positions] for table in self.rotary()]
         for number in layers:
             tables = self.rotary() if own is None else own
             x = self.layers[str(number)](x, tables[0], tables[1], mask)
         return self.norm(x) if self.norm is not None and self.layer_numbers[-1] in layers else x
 
-    def _mask(self, batch: int, tokens: Tensor | None, positions: Tensor | None) -> Mask | None:
+    def _mask(self, x: Tensor, tokens: Tensor | None, positions: Tensor | None) -> Mask | None:
         """Return the mask of sequences, of which this process has the tokens at some positions, or all."""
         if self.document_end_id is not None:
             assert tokens is not None, "a mask within documents needs the tokens"
@@ -267,7 +267,7 @@ class Llama(nn.Module):
             if positions is None:
                 positions = torch.arange(tokens.shape[1], device=tokens.device)
         elif positions is not None:
-            documents = positions.new_zeros(batch, self.seq_len)
+            documents = positions.new_zeros(x.shape[0], self.seq_len)
         else:
             return None
         return make_mask(documents, positions, blocks=self.uses_flex_attention)

@@ -227,7 +227,8 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         (
             {**_TWO, "parallel__data_parallel": "fsdp", "parallel__fsdp_size": 3},
-            "parallel.fsdp_size=3: the data-parallel size 2 is not divisible by it\nhint: use a divisor of 2",
+            "parallel.fsdp_size=3: data-parallel x context-parallel size 2 is not divisible by it\n"
+            "hint: use a divisor of 2",
         ),
         (
             {**_TWO, "parallel__fsdp_size": 2},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from conf.schema import ModelConfig
 from tests.trainer.flex_on_cpu import allow_gradients
@@ -113,3 +116,69 @@ def test_a_compiled_model_learns_alike_with_either_mask_and_is_compiled_once(
     half = len(results) // 2
     for ours, expected in zip(results[:half], results[half:], strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def group_of_8() -> Iterator[dist.ProcessGroup]:
+    """A process group whose other members do not exist: its collectives return at once."""
+    dist.init_process_group("fake", rank=3, world_size=8, store=FakeStore())
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+_8B = ModelConfig(
+    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=1, num_heads=32, num_kv_heads=8
+)
+_LONG = 131_072
+
+
+def traced(cp: ContextParallel | None) -> tuple[Llama, Tensor, int]:
+    """A layer of Llama 3 8B and its output for one long sequence, without memory, and the bytes that it would keep."""
+    with torch.device("meta"):
+        model = Llama(_8B, _LONG, compute_dtype=torch.bfloat16, cp=cp, document_end_id=_END).bfloat16()
+    next(model.blocks()).attention.recompute_core = True
+    kept = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        states = model(torch.empty((1, _LONG), dtype=torch.int64, device="meta"))
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage()._cdata, None)
+    mask_bytes = _LONG**2 // (cp.size if cp else 1)
+    return model, states, sum(size for size in kept.values() if size != mask_bytes)
+
+
+def test_a_process_keeps_its_part_of_a_long_sequence_and_everything_on_its_device(
+    group_of_8: dist.ProcessGroup,
+) -> None:
+    """The keys and values of the whole sequence are not kept: attention's core is recomputed."""
+    _, whole, whole_bytes = traced(None)
+    cp = ContextParallel(group_of_8, 3, 8)
+    model, states, kept_bytes = traced(cp)
+    assert whole.shape == (1, _LONG, 4096)
+    assert states.shape == (1, _LONG // 8, 4096)
+    assert kept_bytes == pytest.approx(whole_bytes / 8, rel=0.01)
+    states.backward(torch.empty_like(states))  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if name != "head.weight")
+    print(f"kept by a layer: {whole_bytes >> 20:,} MiB, by one of 8 processes {kept_bytes >> 20:,} MiB")
+
+
+@pytest.mark.parametrize(("seq_len", "size"), [(8192, 1), (_LONG, 1), (_LONG, 8)])
+def test_a_mask_of_blocks_is_small_and_on_the_device_of_the_tokens(seq_len: int, size: int) -> None:
+    group: Any = None
+    documents = torch.empty((1, seq_len), dtype=torch.int64, device="meta")
+    positions = ContextParallel(group, 0, size).positions(seq_len, documents.device)
+    mask, dense = (make_mask(documents, positions, blocks=blocks) for blocks in (True, False))
+    assert isinstance(mask, BlockMask)
+    assert isinstance(dense, Tensor)
+    assert mask.seq_lengths == (seq_len // size, seq_len)
+    tensors = [tensor for tensor in mask.as_tuple() if isinstance(tensor, Tensor)]
+    assert {tensor.device.type for tensor in (dense, *tensors)} == {"meta"}
+    kept_bytes = sum(tensor.nbytes for tensor in tensors)
+    assert dense.nbytes > 900 * kept_bytes
+    print(f"{seq_len:,} tokens, 1 of {size}: dense {dense.nbytes >> 20:,} MiB, blocks {kept_bytes / 2**20:.2f} MiB")

@@ -49,7 +49,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 EXCHANGED = list(LAYOUTS)[:9]
 #: Several blocks of a mask, and documents that end in them.
 _MASKED = {"data": {"mask_across_documents": True}, "train": {"seq_len": 256, "tokens": 6 * 4 * 256}}
-_INTERLEAVED = {"model": {"num_layers": 4}, "parallel": {"pipeline_schedule": "interleaved_1f1b"}}
+#: Two stages on each process, all of which need the tokens for their masks.
+_INTERLEAVED = {
+    "model": {"num_layers": 4},
+    "parallel": {"pipeline_schedule": "interleaved_1f1b"},
+    "data": {"mask_across_documents": True},
+}
 #: Equal rates for any max_steps.
 _OPTIMIZER = {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0}
 #: Changes that are combined with layouts, and the relative difference from one process's curve that rounding allows.
