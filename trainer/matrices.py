@@ -90,7 +90,7 @@ def packed_rows(name: str, model: ModelConfig) -> Iterator[tuple[int, int, int]]
         name: of the parameter.
         model: its shape.
     """
-    head = model.head_dim
+    head = model.head_width
     sizes: dict[str, tuple[int, ...]] = {
         "attention.qkv.weight": (model.num_heads // model.num_kv_heads * head, head, head),
         "attention.o.weight": (1,),

@@ -27,7 +27,7 @@ _STEPS = 3
 
 def unpacked(name: str, weight: Tensor) -> dict[str, Tensor]:
     """The matrices of a parameter, as the model's forward pass separates them; {} for others than layers' matrices."""
-    hidden, head = MODEL.hidden_size, MODEL.head_dim
+    hidden, head = MODEL.hidden_size, MODEL.head_width
     queries = MODEL.num_heads // MODEL.num_kv_heads
     if name.endswith("qkv.weight"):
         groups = weight.reshape(-1, queries + 2, head, hidden)

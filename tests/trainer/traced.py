@@ -58,7 +58,7 @@ class Stream:
         """Return at once."""
 
 
-class Module(_DummyBackendModule):  # type: ignore[misc]
+class Module(_DummyBackendModule):
     """``torch.neuron``."""
 
     Stream = Event = Stream
@@ -66,7 +66,7 @@ class Module(_DummyBackendModule):  # type: ignore[misc]
     def __init__(self) -> None:
         pass
 
-    def current_stream(self, _: Any = None) -> Stream:
+    def current_stream(self, _: Any = None) -> Any:
         """Return a stream."""
         return Stream()
 
@@ -134,8 +134,8 @@ def main() -> None:
     dist.init_process_group("fake", rank=0, world_size=config.world_size, store=FakeStore())
     from trainer.backends import torch_native
 
-    torch_native.HOST_PROCESS_GROUP = "fake"  # gloo would look for the other ranks
-    functional.scaled_dot_product_attention = flash
+    setattr(torch_native, "HOST_PROCESS_GROUP", "fake")  # noqa: B010 - gloo would look for the other ranks
+    setattr(functional, "scaled_dot_product_attention", flash)  # noqa: B010 - for all modules
     backend = torch_native.TorchNative(config)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     _prepare_inside(fake, torch_native)
