@@ -33,6 +33,7 @@ class Device:
         runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
             issues a step before it reads the metrics of the step before.
         counts_memory: its module of PyTorch reports how much of the device's memory is allocated.
+        flex_attention: its compiler has FlexAttention, forward and backward; otherwise masks are dense.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
@@ -51,6 +52,7 @@ class Device:
     draws_noise: bool = True
     runs_behind_host: bool = True
     counts_memory: bool = True
+    flex_attention: bool = True
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -67,6 +69,7 @@ DEVICES = {
         pins_host_memory=False,
         runs_behind_host=False,
         counts_memory=False,
+        flex_attention=False,  # no backward pass, up to PyTorch 2.14
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
     "cuda": Device(
@@ -94,5 +97,6 @@ DEVICES = {
         draws_noise=False,
         runs_behind_host=False,
         counts_memory=False,
+        flex_attention=False,
     ),
 }

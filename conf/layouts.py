@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from conf.environment import CASTING
@@ -37,12 +38,20 @@ def _model(config: Config) -> Iterator[ConfigError]:
 
 def _parallel(config: Config) -> Iterator[ConfigError]:
     parallel, model = config.parallel, config.model
-    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    if config.world_size % (tensor * stages):
+    tensor, stages, context = (
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.context_parallel_size,
+    )
+    needed = tensor * stages * context
+    if config.world_size % needed:
+        factors = f"parallel.tensor_parallel_size={tensor} x parallel.pipeline_parallel_size={stages}"
+        if context > 1:
+            factors += f" x parallel.context_parallel_size={context}"
         yield ConfigError(
-            f"parallel.tensor_parallel_size={tensor} x parallel.pipeline_parallel_size={stages} = {tensor * stages}: "
-            f"does not divide the {config.world_size} processes (cluster.nodes x cluster.processes_per_node)",
-            hint=f"use a multiple of {tensor * stages} processes",
+            f"{factors} = {needed}: does not divide the {config.world_size} processes (cluster.nodes x "
+            "cluster.processes_per_node)",
+            hint=f"use a multiple of {needed} processes",
         )
     for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
         # If there are fewer key/value heads than processes, NxD copies each head to several processes.
@@ -55,13 +64,35 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             "parallel.tensor_parallel_size=1",
             hint="set parallel.tensor_parallel_size, or parallel.sequence_parallel=false",
         )
-    if parallel.sequence_parallel and config.train.seq_len % tensor:
+    if context == 1 and parallel.sequence_parallel and config.train.seq_len % tensor:
         yield _indivisible("train.seq_len", config.train.seq_len, "parallel.tensor_parallel_size", tensor)
     if tensor > 1 and model.tie_embeddings:
         yield not_together(
             "model.tie_embeddings=true",
             f"parallel.tensor_parallel_size={tensor}",
             "the embedding would have to be split in two ways at once",
+        )
+
+
+def _context_parallel(config: Config) -> Iterator[ConfigError]:
+    """Each process has two equal chunks of a sequence, which sequence parallelism divides further."""
+    parallel = config.parallel
+    size = parallel.context_parallel_size
+    if size == 1:
+        return
+    here = f"parallel.context_parallel_size={size}"
+    if config.backend.name == "nxd":
+        yield ConfigError(
+            f"{here}: backend.name=nxd doesn't support it, torch_native does",
+            hint="set parallel.context_parallel_size=1, and parallel.sequence_parallel=true for long sequences",
+        )
+    tensor = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    parts = math.lcm(2 * size, size * tensor)
+    if config.train.seq_len % parts:
+        also = f", and by it times parallel.tensor_parallel_size={tensor}" if tensor > 1 else ""
+        yield ConfigError(
+            f"train.seq_len={config.train.seq_len}: must be divisible by twice {here}{also}",
+            hint=f"use a multiple of {parts}",
         )
 
 
@@ -79,7 +110,7 @@ def _backend(config: Config) -> Iterator[ConfigError]:
 
 
 def _sharding(config: Config) -> Iterator[ConfigError]:
-    parallel, replicas = config.parallel, config.data_parallel_size
+    parallel, replicas = config.parallel, config.weight_replicas
     if parallel.reshard_after_forward == "never" and parallel.data_parallel != "fsdp":
         yield ConfigError(
             f"parallel.reshard_after_forward=never: parallel.data_parallel={parallel.data_parallel} gathers weights "
@@ -102,6 +133,34 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _schedule(config: Config) -> Iterator[ConfigError]:
+    """The interleaved schedule of a pipeline."""
+    parallel, layers = config.parallel, config.model.num_layers
+    if parallel.pipeline_schedule == "1f1b":
+        return
+    here = f"parallel.pipeline_schedule={parallel.pipeline_schedule}"
+    processes, stages = parallel.pipeline_parallel_size, parallel.pipeline_parallel_size * parallel.pipeline_chunks
+    if config.backend.name == "nxd" or processes == 1:
+        yield ConfigError(
+            f"{here}: only for backend.name=torch_native with several pipeline-parallel processes, but here they are "
+            f"{config.backend.name} and parallel.pipeline_parallel_size={processes}",
+            hint="set parallel.pipeline_schedule=1f1b",
+        )
+    elif stages > layers:
+        yield ConfigError(
+            f"{here}: parallel.pipeline_parallel_size={processes} x parallel.pipeline_chunks="
+            f"{parallel.pipeline_chunks} are more stages than model.num_layers={layers}",
+            hint="set parallel.pipeline_schedule=1f1b, or fewer chunks",
+        )
+    rounds = max(1, config.grad_accum_steps // processes)
+    if config.grad_accum_steps % rounds:
+        yield ConfigError(
+            f"{here}: the {config.grad_accum_steps} micro-batches of a step can't be divided into {rounds} equal "
+            f"rounds of at least parallel.pipeline_parallel_size={processes}",
+            hint=f"choose train.micro_batch_size so that a step has a multiple of {processes} micro-batches",
+        )
+
+
 def _pipeline(config: Config) -> Iterator[ConfigError]:
     stages = config.parallel.pipeline_parallel_size
     if stages == 1:
@@ -112,7 +171,7 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
     layout = config.parallel.data_parallel
     if layout != "replicate" and config.backend.name == "torch_native":
         yield not_together(here, f"parallel.data_parallel={layout}", "every micro-batch would gather the weights again")
-    if config.data.mask_across_documents:
+    if config.data.mask_across_documents and config.backend.name == "nxd":
         yield not_together(here, "data.mask_across_documents=true", "later stages don't see the tokens")
     if config.model.tie_embeddings:
         yield not_together(here, "model.tie_embeddings=true", "the first and last stage would share a weight")
@@ -195,7 +254,9 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _backend,
     _nxd,
     _parallel,
+    _context_parallel,
     _sharding,
     _batches,
     _pipeline,
+    _schedule,
 )

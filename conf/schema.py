@@ -178,7 +178,8 @@ class ParallelConfig:
     """`replicate`: full replicas; `zero1`: shard master weights and moments over the replicas, and exchange weights and
     gradients once per step; `fsdp`: shard parameters, gradients and moments (ZeRO-3)."""
     fsdp_size: PositiveInt | None = None
-    """Replicas that share one sharded copy (`fsdp`, `zero1`), such as those of a node: hybrid sharding; none: all."""
+    """Replicas that share one sharded copy (`fsdp`, `zero1`), such as those of a node: hybrid sharding; none: all.
+    Context-parallel processes count, too."""
     reshard_after_forward: Literal["always", "never"] = "always"
     """When `fsdp` frees a layer's gathered weights: `always` after its forward pass, or `never` within a step, which
     needs the memory of all weights but gathers them once."""
@@ -187,7 +188,15 @@ class ParallelConfig:
     sequence_parallel: bool = False
     """Split the sequence over the tensor-parallel processes between a layer's products."""
     pipeline_parallel_size: PositiveInt = 1
-    """Stages that the layers are split into."""
+    """Processes that the layers are divided over, each with a stage of them, or several."""
+    pipeline_schedule: Literal["1f1b", "interleaved_1f1b"] = "1f1b"
+    """Order of the micro-batches: `1f1b`, or `interleaved_1f1b`, in which a process has `pipeline_chunks` stages: it
+    waits less, but sends more and keeps more activations (backend torch_native)."""
+    pipeline_chunks: Annotated[int, Range(ge=2)] = 2
+    """Stages of each process with `interleaved_1f1b`."""
+    context_parallel_size: PositiveInt = 1
+    """Processes that share each sequence, for long ones (backend torch_native). Each has `train.seq_len` / this many
+    tokens of it; attention gathers the keys and values of all."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass recomputes: `none`, `selective` (core attention) or `full`."""
 
@@ -730,8 +739,21 @@ class Config:
 
     @property
     def data_parallel_size(self) -> int:
-        """Number of replicas of the model."""
-        return self.world_size // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
+        """Number of replicas of the model, each with sequences of its own."""
+        parallel = self.parallel
+        return self.world_size // (
+            parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size
+        )
+
+    @property
+    def weight_replicas(self) -> int:
+        """Processes over which gradients are summed, or the weights sharded: data parallel x context parallel."""
+        return self.data_parallel_size * self.parallel.context_parallel_size
+
+    @property
+    def stages_per_process(self) -> int:
+        """Pipeline stages of a process. Stage s is on process s modulo `pipeline_parallel_size`."""
+        return self.parallel.pipeline_chunks if self.parallel.pipeline_schedule == "interleaved_1f1b" else 1
 
     @property
     def micro_batch_size(self) -> int:

@@ -113,18 +113,29 @@ def state_bytes(config: Config) -> StateBytes:
 
 def stage_layers(config: Config, stage: int) -> range:
     """Return the layers of a pipeline stage: as even as possible, earlier stages have the larger shares."""
-    share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size)
+    share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size * config.stages_per_process)
     start = stage * share + min(stage, extra)
     return range(start, start + share + (stage < extra))
 
 
-def stage_parameters(config: Config, stage: int) -> int:
-    """Return the parameters of one tensor-parallel process of a pipeline stage, before sharding over replicas."""
+def process_stages(config: Config, pp_rank: int) -> list[range]:
+    """Return the layers of each stage of a process, by its place in the pipeline."""
+    size = config.parallel.pipeline_parallel_size
+    return [stage_layers(config, pp_rank + size * number) for number in range(config.stages_per_process)]
+
+
+def process_layers(config: Config, pp_rank: int) -> list[int]:
+    """Return all layers of a process, by its place in the pipeline."""
+    return [layer for layers in process_stages(config, pp_rank) for layer in layers]
+
+
+def stage_parameters(config: Config, pp_rank: int) -> int:
+    """Return the parameters of one process, by its place in the pipeline, before sharding over replicas."""
     counts, tensor = parameters(config.model), config.parallel.tensor_parallel_size
-    total = len(stage_layers(config, stage)) * layer_parameters(config)
-    if stage == 0:
+    total = len(process_layers(config, pp_rank)) * layer_parameters(config)
+    if pp_rank == 0:
         total += counts.embedding // tensor
-    if stage == config.parallel.pipeline_parallel_size - 1:
+    if pp_rank == config.parallel.pipeline_parallel_size - 1:
         total += counts.lm_head // tensor + config.model.hidden_size
     return total
 

@@ -94,14 +94,22 @@ def _sum(x: Tensor, group: GroupName) -> Tensor:
 
 def _gather(x: Tensor, group: GroupName, size: int) -> Tensor:
     """Concatenate the slices of the sequence, on every process."""
-    slices = _done(functional.all_gather_tensor(x.contiguous(), 0, group))
-    return torch.cat(slices.chunk(size), dim=_SEQUENCE)
+    return torch.cat(gathered(x, group).chunk(size), dim=_SEQUENCE)
 
 
 def _scatter(x: Tensor, group: GroupName, size: int) -> Tensor:
     """Sum over all processes; each gets its slice of the sequence."""
-    slices = torch.cat(x.chunk(size, dim=_SEQUENCE))
-    return _done(functional.reduce_scatter_tensor(slices, "sum", 0, group))
+    return scattered(torch.cat(x.chunk(size, dim=_SEQUENCE)), group)
+
+
+def gathered(x: Tensor, group: GroupName) -> Tensor:
+    """Concatenate all processes' tensors along dimension 0, on every process. Autograd does not know this."""
+    return _done(functional.all_gather_tensor(x.contiguous(), 0, group))
+
+
+def scattered(x: Tensor, group: GroupName) -> Tensor:
+    """Sum tensors over all processes; each gets its slice of dimension 0. Autograd does not know this."""
+    return _done(functional.reduce_scatter_tensor(x, "sum", 0, group))
 
 
 def _done(x: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 Query, key and value are one linear layer, and so are gate and up: one larger product with the same input
 (HLAT, arXiv 2404.10630, section 3.2). Their rows are ordered so that equal slices hold whole heads and matching parts
-of gate and up for any number of slices. So a checkpoint doesn't depend on the tensor-parallel degree. The causal mask
-is never a tensor.
+of gate and up for any number of slices. So a checkpoint doesn't depend on the tensor-parallel degree.
+``trainer.attention`` has attention and its masks.
 
 Weights are cast to the activations' dtype where they are used. Norms and rotations use FP32.
 """
@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conf.schema import ModelConfig
+from trainer.attention import Mask, attend, document_numbers, make_mask
 from trainer.collectives import TensorParallel
+from trainer.context_parallel import ContextParallel
 from trainer.rotary import Rotary, rotate
 from trainer.shared_heads import SharedHeads
 
@@ -52,10 +54,13 @@ class Parts:
         rank: which slice.
         slices: number of slices.
         heads: which heads the slice has, if several slices share a key/value head.
+        cp: the context-parallel group; None: each process has whole sequences.
     """
 
-    def __init__(self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None) -> None:
-        self.rank, self.slices, self.heads = rank, slices, heads
+    def __init__(
+        self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None, cp: ContextParallel | None = None
+    ) -> None:
+        self.rank, self.slices, self.heads, self.cp = rank, slices, heads, cp
 
     def embedding(self, entries: int, width: int) -> nn.Module:
         """Token ids (batch, seq) to (batch, seq, width), sharded by entries."""
@@ -69,13 +74,13 @@ class Parts:
         """A linear layer without bias, sharded by inputs."""
         return Linear(in_features // self.slices, out_features)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of (batch, head, seq, head_dim), causal or where a mask is true; k and v may have fewer heads."""
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] > k.shape[1]
-        )
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
+        """Attention of (batch, head, seq, head_dim), causal or as the mask says; k and v may have fewer heads."""
+        if self.cp is not None:
+            k, v = self.cp.gather(k, v)
+        return attend(q, k, v, mask)
 
-    def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+    def recomputed(self, function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
         """Call the function; its intermediate results are recomputed in the backward pass."""
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
@@ -108,8 +113,8 @@ class Attention(nn.Module):
         self.recompute_core = False
         """Recompute the attention's core in the backward pass."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """(batch, seq, hidden) to the same shape; with a mask (batch, 1, seq, seq), attend where it is true."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+        """(batch, seq, hidden) to the same shape."""
         groups = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_dim))
         if self.recompute_core and torch.is_grad_enabled():
             out = self.parts.recomputed(self._core, groups, cos, sin, mask)
@@ -117,7 +122,7 @@ class Attention(nn.Module):
             out = self._core(groups, cos, sin, mask)
         return self.o(out)  # type: ignore[no-any-return]
 
-    def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
         """Groups of heads (batch, seq, group, head, head_dim) to attention outputs (batch, seq, all heads)."""
         q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
         q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
@@ -154,13 +159,13 @@ class Layer(nn.Module):
         self.recompute = False
         """Keep only the layer's input for the backward pass and recompute the rest."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
         if self.recompute and torch.is_grad_enabled():
             return self.parts.recomputed(self._layer, x, cos, sin, mask)
         return self._layer(x, cos, sin, mask)
 
-    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
         if self.tp is None:
             x = x + self.attention(self.attention_norm(x), cos, sin, mask)
             return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
@@ -176,12 +181,13 @@ class Llama(nn.Module):
     Args:
         config: the shape.
         seq_len: longest sequence, in tokens.
-        layers: of the stage, from 0; None: all. The first layer's stage has the embedding, the last layer's the final
-            norm and the head.
+        layers: of the process, from 0, ascending; None: all. The process of the first layer has the embedding, that of
+            the last one the final norm and the head.
         compute_dtype: of the activations.
         tp: the tensor-parallel group; None: layers are whole.
+        cp: the context-parallel group; None: each process has whole sequences.
         document_end_id: attend only within documents, which end with this token; None: attend across documents.
-        parts: a library's layers, which do their own communication (without ``tp``); None: plain layers.
+        parts: a library's layers, which do their own communication (without ``tp`` and ``cp``); None: plain layers.
     """
 
     def __init__(
@@ -192,21 +198,26 @@ class Llama(nn.Module):
         layers: Sequence[int] | None = None,
         compute_dtype: torch.dtype = torch.float32,
         tp: TensorParallel | None = None,
+        cp: ContextParallel | None = None,
         document_end_id: int | None = None,
         parts: Parts | None = None,
     ) -> None:
         super().__init__()
-        self.parts = parts or (Parts(tp.rank, tp.size) if tp else Parts())
+        self.parts = parts or (Parts(tp.rank, tp.size, cp=cp) if tp else Parts(cp=cp))
+        self.seq_len, self.cp = seq_len, cp
         layers = range(config.num_layers) if layers is None else layers
         self.is_first, self.is_last = 0 in layers, config.num_layers - 1 in layers
         self.compute_dtype, self.tp, self.document_end_id = compute_dtype, tp, document_end_id
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embedding = self.parts.embedding(vocab, hidden) if self.is_first else None
-        self.layers = nn.ModuleDict({str(index): Layer(config, self.parts, tp) for index in layers})
+        self.layer_numbers = list(layers)
+        self.layers = nn.ModuleDict({str(number): Layer(config, self.parts, tp) for number in layers})
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
         self.head = self.parts.column_parallel(hidden, vocab) if untied else None
         self.rotary = Rotary(seq_len, config.head_dim, config.rope_theta)
+        self.uses_flex_attention = False
+        """Masks are BlockMasks; for compiled layers on a device that has FlexAttention."""
 
     def blocks(self) -> Iterator[Layer]:
         """Return the stage's layers in order."""
@@ -219,20 +230,41 @@ class Llama(nn.Module):
         assert owner is not None, "only the last pipeline stage computes logits"
         return owner.get_parameter("weight")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tokens: Tensor | None = None, *, layers: Sequence[int] | None = None) -> Tensor:
         """Token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
 
-        The last stage normalizes them for ``output_weight``.
+        The last stage normalizes them for ``output_weight``. With context parallelism the ids are those of the whole
+        sequence, and hidden states those of this process's tokens.
+
+        Args:
+            x: the input.
+            tokens: the token ids, for a later stage with ``document_end_id``.
+            layers: numbers of those to compute, of this process's; None: all of them.
         """
-        mask = None
-        if self.embedding is not None:
-            if self.document_end_id is not None:
-                mask = within_documents(x, self.document_end_id)
-            x = self._embed(self.embedding, x)
-        for layer in self.blocks():
-            tables = self.rotary()
-            x = layer(x, tables[0], tables[1], mask)
-        return x if self.norm is None else self.norm(x)
+        layers = self.layer_numbers if layers is None else layers
+        if self.embedding is not None and 0 in layers:
+            tokens = x
+            x = self._embed(self.embedding, x if self.cp is None else self.cp.own(x))
+        positions = None if self.cp is None else self.cp.positions(self.seq_len, x.device)
+        mask = self._mask(x.shape[0], tokens, positions)
+        own = None if positions is None else [table[positions] for table in self.rotary()]
+        for number in layers:
+            tables = self.rotary() if own is None else own
+            x = self.layers[str(number)](x, tables[0], tables[1], mask)
+        return self.norm(x) if self.norm is not None and self.layer_numbers[-1] in layers else x
+
+    def _mask(self, batch: int, tokens: Tensor | None, positions: Tensor | None) -> Mask | None:
+        """Return the mask of sequences, of which this process has the tokens at some positions, or all."""
+        if self.document_end_id is not None:
+            assert tokens is not None, "a mask within documents needs the tokens"
+            documents = document_numbers(tokens, self.document_end_id)
+            if positions is None:
+                positions = torch.arange(tokens.shape[1], device=tokens.device)
+        elif positions is not None:
+            documents = positions.new_zeros(batch, self.seq_len)
+        else:
+            return None
+        return make_mask(documents, positions, blocks=self.uses_flex_attention)
 
     def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
         """Token ids (batch, seq) to (batch, seq, hidden), with tensor parallelism summed over all processes."""
@@ -256,14 +288,3 @@ def mlp_blocks(config: ModelConfig) -> int:
     Every tensor-parallel degree divides it, because a degree divides the heads and the intermediate size.
     """
     return math.gcd(config.num_heads, config.intermediate_size)
-
-
-def within_documents(tokens: Tensor, end_id: int) -> Tensor:
-    """Token ids (batch, seq) to a causal mask within documents (batch, 1, seq, seq).
-
-    A document includes its end token.
-    """
-    ends = (tokens == end_id).long()
-    document = ends.cumsum(-1) - ends
-    same = document[:, None, :, None] == document[:, None, None, :]
-    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=tokens.device).tril()

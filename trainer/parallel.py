@@ -1,7 +1,8 @@
 """The layout of the processes, and the preparation of a model for it: pipeline stages, slices, replicas, shards.
 
-Ranks are ordered by pipeline stage, replica and tensor-parallel rank. The last changes fastest, because
-tensor-parallel processes exchange most.
+Ranks are ordered by pipeline stage, replica, context-parallel rank and tensor-parallel rank. The last changes fastest,
+because tensor-parallel processes exchange most. The context-parallel processes of all replicas have the same weights.
+So one axis of the mesh, ``dp``, has both: gradients are summed and FSDP shards over it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.schema import Config
-from conf.sizes import stage_layers
+from conf.sizes import process_layers, process_stages
 from trainer.collectives import TensorParallel
+from trainer.context_parallel import ContextParallel
 from trainer.loss import cross_entropy
 from trainer.model import Llama, slice_dim
 from trainer.optim import ParameterShard
@@ -32,11 +34,13 @@ class Layout:
     """This process's place in the layout.
 
     Args:
-        mesh: ``pp`` x ``tp`` x ``dp``; None for a single process. With hybrid sharding ``dp`` has the processes that
-            share a copy of the parameters, and ``replicate``, before it, those with the same shard.
-        pp_rank: pipeline stage.
-        dp_rank: which share of the batch this process trains on.
+        mesh: ``pp`` x ``tp`` x ``dp``, the last with the context-parallel processes; None for a single process. With
+            hybrid sharding ``dp`` has the processes that share a copy of the parameters, and ``replicate``, before it,
+            those with the same shard.
+        pp_rank: place in the pipeline.
+        dp_rank: which share of the batch this process trains on, perhaps with others of a context-parallel group.
         tp: the tensor-parallel group, if it has several processes.
+        cp: the context-parallel group, likewise.
         shards_parameters: FSDP2 shards parameters and moments, and gradients between steps, over ``dp``.
         heads: which heads this process has, if several processes share a key/value head.
     """
@@ -47,53 +51,71 @@ class Layout:
     dp_rank: int = 0
     shards_parameters: bool = False
     tp: TensorParallel | None = None
+    cp: ContextParallel | None = None
     heads: SharedHeads | None = None
 
     @property
     def is_replica_leader(self) -> bool:
         """Whether this is the first of the processes that make up one replica."""
-        return self.pp_rank == 0 and (self.tp is None or self.tp.rank == 0)
+        return self.pp_rank == 0 and all(group is None or group.rank == 0 for group in (self.tp, self.cp))
 
     def data_ranks(self, rank: int) -> list[int]:
         """Return the ranks of this process's replica and node that need tokens; the first reads them for all.
 
-        The first pipeline stage needs the inputs, the last one the targets. A node's ranks follow each other.
+        The first pipeline stage needs the inputs, the last one the targets, and all stages need the inputs for masks
+        within documents. A node's ranks follow each other.
         """
         if self.mesh is None:
             return [rank]
-        ends = self.mesh.mesh.flatten(2)[[0, -1], :, self.dp_rank].flatten().tolist()
+        size = self.config.parallel.context_parallel_size
+        own = slice(self.dp_rank * size, (self.dp_rank + 1) * size)
+        stages = slice(None) if self.config.data.mask_across_documents else [0, -1]
+        needing = self.mesh.mesh.flatten(2)[stages, :, own].flatten().tolist()
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return [other for other in dict.fromkeys(ends) if other // per_node == rank // per_node]
+        return [other for other in dict.fromkeys(needing) if other // per_node == rank // per_node]
 
     @property
-    def stage_layers(self) -> range:
-        """The layers of this pipeline stage."""
-        return stage_layers(self.config, self.pp_rank)
+    def layers(self) -> list[int]:
+        """The layers of this process."""
+        return process_layers(self.config, self.pp_rank)
+
+    @property
+    def stages(self) -> list[range]:
+        """The same by pipeline stage."""
+        return process_stages(self.config, self.pp_rank)
 
 
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     """Return this process's place. The process group must exist."""
     if world_size == 1:
         return Layout(config=config)
-    parallel, data_ranks = config.parallel, config.data_parallel_size
+    parallel, replicas = config.parallel, config.weight_replicas
+    context = parallel.context_parallel_size
     names: tuple[str, ...] = ("pp", "tp", "dp")
-    data_sizes: tuple[int, ...] = (data_ranks,)
-    if parallel.fsdp_size is not None and parallel.fsdp_size < data_ranks:
-        names, data_sizes = ("pp", "tp", "replicate", "dp"), (data_ranks // parallel.fsdp_size, parallel.fsdp_size)
+    data_sizes: tuple[int, ...] = (replicas,)
+    if parallel.fsdp_size is not None and parallel.fsdp_size < replicas:
+        names, data_sizes = ("pp", "tp", "replicate", "dp"), (replicas // parallel.fsdp_size, parallel.fsdp_size)
     tensor = parallel.tensor_parallel_size
     # FSDP shards slices, so `tp` comes before `dp` in the mesh, unlike in the ranks.
-    ranks = torch.arange(world_size).view(parallel.pipeline_parallel_size, data_ranks, tensor).transpose(1, 2)
+    ranks = torch.arange(world_size).view(parallel.pipeline_parallel_size, replicas, tensor).transpose(1, 2)
     mesh = DeviceMesh(device_type, ranks.reshape(*ranks.shape[:2], *data_sizes), mesh_dim_names=names)
     tp = None
     if tensor > 1:
         tp = TensorParallel(mesh["tp"].get_group(), mesh.get_local_rank("tp"), tensor, parallel.sequence_parallel)
+    replica, cp = dist.get_rank() // tensor % replicas, None
+    if context > 1:
+        groups = ranks.reshape(-1, context).tolist()
+        group, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
+        assert group is not None
+        cp = ContextParallel(group, replica % context, context)
     return Layout(
         config=config,
         mesh=mesh,
         pp_rank=mesh.get_local_rank("pp"),
-        dp_rank=dist.get_rank() // tensor % data_ranks,
-        shards_parameters=parallel.data_parallel != "replicate" and data_ranks > 1,
+        dp_rank=replica // context,
+        shards_parameters=parallel.data_parallel != "replicate" and replicas > 1,
         tp=tp,
+        cp=cp,
     )
 
 
@@ -193,8 +215,17 @@ def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) 
 
 
 def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Tensor:
-    """Return the mean loss of the last stage's hidden states, which is equal on all tensor-parallel ranks."""
+    """Return the mean loss of this process's tokens, which is equal on all tensor-parallel ranks.
+
+    Args:
+        model: the last stage.
+        hidden: its output.
+        targets: next ids of whole sequences (batch, seq).
+        layout: of the processes.
+    """
     z_loss, weight = layout.config.train.z_loss, model.output_weight
+    if layout.cp is not None:
+        targets = layout.cp.own(targets)
     if layout.tp is None:
         return cross_entropy(hidden, weight, targets, z_loss=z_loss)
     # Each process computes the gradient from its share of the vocabulary; `enter` sums them in the backward pass.

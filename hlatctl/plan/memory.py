@@ -16,7 +16,7 @@ from conf.sizes import (
     FP32_BYTES,
     kv_width,
     layer_parameters,
-    stage_layers,
+    process_layers,
     stage_parameters,
     state_bytes,
 )
@@ -113,7 +113,7 @@ def _gathered(config: Config, stage: int) -> int:
     compute = COMPUTE_BYTES[config.precision.name]
     if config.parallel.pipeline_parallel_size > 1:
         return (compute + FP32_BYTES) * stage_parameters(config, stage)
-    ends = stage_parameters(config, stage) - len(stage_layers(config, stage)) * layer_parameters(config)
+    ends = stage_parameters(config, stage) - len(process_layers(config, stage)) * layer_parameters(config)
     return compute * (ends + 2 * layer_parameters(config))
 
 
@@ -129,7 +129,7 @@ def _activations(config: Config, execution: Execution, stage: int) -> int:
         _input_bytes(config) if config.parallel.activation_checkpointing == "full" else layer_bytes(config, execution)
     )
     mask = config.micro_batch_size * config.train.seq_len**2 if config.data.mask_across_documents else 0
-    return int(in_flight * len(stage_layers(config, stage)) * kept) + mask
+    return int(in_flight * len(process_layers(config, stage)) * kept) + mask
 
 
 def layer_bytes(config: Config, execution: Execution = OURS) -> int:

@@ -15,7 +15,7 @@ from conf.sizes import (
     FP32_BYTES,
     flops_per_token,
     layer_parameters,
-    stage_layers,
+    process_layers,
     stage_parameters,
     state_bytes,
 )
@@ -126,7 +126,7 @@ class _Pace:
 
 
 def _pace(config: Config, execution: Execution, stage: int) -> _Pace:
-    layers = len(stage_layers(config, stage))
+    layers = len(process_layers(config, stage))
     peak = peak_flops_per_s(config)
     assert peak is not None
     device = Device.of(config, peak / config.world_size)

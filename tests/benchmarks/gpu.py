@@ -122,7 +122,7 @@ def _config(case: Case, folder: Path, device: str) -> Config:
         "eval": {"enabled": False},
         "checkpoint": {"every_steps": 10**6, "keep": 1},
         "backend": {"name": "torch_native", "device": device},
-        "cluster": {"threads_per_process": os.cpu_count() if small else 8},
+        "cluster": {"threads_per_process": 1 if small else 8},
     }
     for group, keys in case.changes.items():
         groups[group] = {**groups.get(group, {}), **keys}

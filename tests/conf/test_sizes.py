@@ -26,6 +26,8 @@ from conf.sizes import (
     checkpoints_kept,
     fast_dir_bytes,
     parameters,
+    process_layers,
+    process_stages,
     runs_dir_bytes,
     stage_layers,
     stage_parameters,
@@ -58,6 +60,14 @@ def test_the_pipeline_stages_have_all_parameters_and_layers() -> None:
     assert [len(stage_layers(config, stage)) for stage in range(4)] == [8, 8, 7, 7]
     assert [layer for stage in range(4) for layer in stage_layers(config, stage)] == list(range(30))
     assert sum(stage_parameters(config, stage) for stage in range(4)) == parameters(config.model).total
+
+
+def test_a_process_has_every_fourth_stage_of_an_interleaved_pipeline() -> None:
+    parallel = ParallelConfig(pipeline_parallel_size=4, pipeline_schedule="interleaved_1f1b", pipeline_chunks=2)
+    config = Config(model=replace(LLAMA_7B, num_layers=18), parallel=parallel)
+    assert process_stages(config, 0) == [range(3), range(10, 12)]
+    assert sorted(layer for rank in range(4) for layer in process_layers(config, rank)) == list(range(18))
+    assert sum(stage_parameters(config, rank) for rank in range(4)) == parameters(config.model).total
 
 
 @pytest.mark.parametrize(

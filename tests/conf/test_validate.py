@@ -123,6 +123,17 @@ def test_a_broken_rule_names_both_sides(changes: dict[str, Any], message: str) -
 _NXD = {"backend__name": "nxd", "backend__device": "neuron"}
 _TWO = {"cluster__processes_per_node": 2}
 _TP2 = {**_TWO, "parallel__tensor_parallel_size": 2}
+_CP2 = {**_TWO, "parallel__context_parallel_size": 2}
+_TP3_SP = {
+    "cluster__processes_per_node": 6,
+    "parallel__tensor_parallel_size": 3,
+    "parallel__sequence_parallel": True,
+    "model__num_heads": 6,
+    "model__num_kv_heads": 3,
+    "model__hidden_size": 96,
+    "model__intermediate_size": 96,
+    "model__vocab_size": 8193,
+}
 _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size": 1}
 
 
@@ -154,13 +165,49 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             {**_PP2, "train__micro_batch_size": 8},
             "parallel.pipeline_parallel_size=2: needs at least 2 micro-batches per step, but there are 1",
         ),
+        (
+            {**_PP2, "parallel__pipeline_schedule": "interleaved_1f1b", "parallel__pipeline_chunks": 9},
+            "parallel.pipeline_chunks=9 are more stages than model.num_layers=",
+        ),
+        (
+            {"parallel__pipeline_schedule": "interleaved_1f1b"},
+            "parallel.pipeline_schedule=interleaved_1f1b: only for backend.name=torch_native with several pipeline",
+        ),
+        (
+            {
+                **_PP2,
+                "parallel__pipeline_schedule": "interleaved_1f1b",
+                "train__global_batch_size": 5,
+                "train__micro_batch_size": 1,
+            },
+            "the 5 micro-batches of a step can't be divided into 2 equal rounds",
+        ),
         ({**_PP2, "model__num_layers": 1}, "parallel.pipeline_parallel_size=2: more stages than model.num_layers=1"),
         (
             {**_PP2, "parallel__data_parallel": "fsdp"},
             "parallel.pipeline_parallel_size=2 and parallel.data_parallel=fsdp: can't be combined; every micro-batch",
         ),
-        ({**_PP2, "data__mask_across_documents": True}, "can't be combined; later stages don't see the tokens"),
+        ({**_PP2, **_NXD, "data__mask_across_documents": True}, "can't be combined; later stages don't see the tokens"),
         ({**_PP2, "model__tie_embeddings": True}, "can't be combined; the first and last stage would share"),
+        (
+            {**_TP2, "parallel__context_parallel_size": 4},
+            "parallel.tensor_parallel_size=2 x parallel.pipeline_parallel_size=1 x parallel.context_parallel_size=4 = "
+            "8: does not divide the 2 processes",
+        ),
+        (
+            {**_CP2, "train__seq_len": 514},
+            "train.seq_len=514: must be divisible by twice parallel.context_parallel_size=2\nhint: use a multiple of 4",
+        ),
+        (
+            {**_CP2, **_TP3_SP, "train__seq_len": 512},
+            "train.seq_len=512: must be divisible by twice parallel.context_parallel_size=2, and by it times "
+            "parallel.tensor_parallel_size=3\nhint: use a multiple of 12",
+        ),
+        (
+            {**_CP2, **_NXD},
+            "parallel.context_parallel_size=2: backend.name=nxd doesn't support it, torch_native does\n"
+            "hint: set parallel.context_parallel_size=1",
+        ),
         (
             {**_TWO, "parallel__data_parallel": "fsdp", "parallel__fsdp_size": 3},
             "parallel.fsdp_size=3: the data-parallel size 2 is not divisible by it\nhint: use a divisor of 2",

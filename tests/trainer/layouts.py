@@ -1,7 +1,7 @@
 """Run by torchrun: train small runs in one group of processes, one after another; not a test by itself.
 
-The argument is a JSON file: a list of {"run": folder, "attempt": number}, in order. The processes are reused, because
-importing PyTorch and creating its process group would take most of the time.
+The argument is a JSON file: a list of {"run": folder, "attempt": number, "flex": whether to use FlexAttention}, in
+order. The processes are reused, because importing PyTorch and creating its process group would take most of the time.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from conf.load import load
+from conf.schema import Config
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
+from tests.trainer.flex_on_cpu import cpu_like_an_accelerator
+
+if TYPE_CHECKING:
+    from trainer.backends.base import Backend
 
 
 def main() -> int:
     """Train every run of the list."""
-    from trainer import loop, reduction
+    from trainer import reduction
     from trainer.backends.torch_native import TorchNative
-    from trainer.data.loader import Loader
 
     reduction.BUCKET_ENTRIES = 5_000  # several buckets of a small model
     backend = None
@@ -28,17 +34,26 @@ def main() -> int:
         run = RunPaths(Path(job["run"]))
         config = load(run.config)
         assert config.world_size == int(os.environ.get("WORLD_SIZE", "1"))
-        backend = TorchNative(config)
-        journal = loop.train_journal(run, backend, job["attempt"])
-        training = loop.Training(config, run, backend, journal)
-        readers = sum(backend.gather(isinstance(training.batches, Loader)))
-        assert readers == config.data_parallel_size, "one process of each replica reads"
-        assert training.run() == 0
-        if journal:
-            journal.close()
+        with cpu_like_an_accelerator() if job["flex"] else nullcontext():
+            backend = TorchNative(config)
+            _train(config, run, backend, job)
     if backend is not None:
         backend.close()
     return 0
+
+
+def _train(config: Config, run: RunPaths, backend: Backend, job: dict[str, Any]) -> None:
+    from trainer import loop
+    from trainer.data.loader import Loader
+
+    journal = loop.train_journal(run, backend, job["attempt"])
+    training = loop.Training(config, run, backend, journal)
+    readers = sum(backend.gather(isinstance(training.batches, Loader)))
+    assert readers == config.data_parallel_size, "one process of each replica reads"
+    assert training.model.uses_flex_attention == job["flex"]
+    assert training.run() == 0
+    if journal:
+        journal.close()
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main() -> None:
         values = ours.tensors()
         wholes = alone.tensors()
         matrices = [name for name in values if "layers." in name and wholes[name].ndim == 2]
-        assert len(matrices) == 2 * 4 * len(backend._layout.stage_layers)
+        assert len(matrices) == 2 * 4 * len(backend._layout.layers)
         for name in matrices:
             expected = piece(name.partition(".")[2], wholes[name], backend._layout)
             torch.testing.assert_close(local(values[name]), expected, rtol=0, atol=0, msg=f"{folder}: {name}")

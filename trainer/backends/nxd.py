@@ -95,7 +95,7 @@ class Nxd(TorchDistributed):
         stages = self._config.parallel.pipeline_parallel_size
         if stages == 1:
             return None
-        before = (Layout(config=self._config, pp_rank=stage).stage_layers for stage in range(stages - 1))
+        before = (Layout(config=self._config, pp_rank=stage).layers for stage in range(stages - 1))
         return {
             "num_microbatches": self._config.grad_accum_steps,
             "auto_partition": False,

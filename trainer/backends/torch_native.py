@@ -79,13 +79,15 @@ class TorchNative(TorchDistributed):
             model = Llama(
                 config.model,
                 config.train.seq_len,
-                layers=layout.stage_layers,
+                layers=layout.layers,
                 compute_dtype=self._precision.compute,
                 tp=layout.tp,
+                cp=layout.cp,
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
         compiler = self._facts.compile_backend if self.compiles else None
         prepare(model, layout, self._precision, compile_backend=compiler)
+        model.uses_flex_attention = self.compiles and self._facts.flex_attention
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
@@ -110,7 +112,7 @@ class TorchNative(TorchDistributed):
             noise_device=None if self._facts.draws_noise else torch.device("cpu"),
             fused=self._facts.fused_adamw,
         )
-        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.shards_parameters:
+        if self._layout.mesh is not None and self._config.weight_replicas > 1 and not self._layout.shards_parameters:
             group = self._layout.mesh["dp"].get_group()
             self._sum = OverlappedSum(optimizer, group, config.grad_accum_steps)
         return optimizer
@@ -131,7 +133,7 @@ class TorchNative(TorchDistributed):
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         # FSDP averages over the shards. All tensor-parallel ranks have the same loss.
-        replicas = self.data_parallel_size if self._layout.shards_parameters else 1
+        replicas = self._config.weight_replicas if self._layout.shards_parameters else 1
         return total / (replicas * self._config.parallel.tensor_parallel_size)
 
     def _on_device(self, tokens: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ class TorchNative(TorchDistributed):
     @property
     def _scale(self) -> float:
         """The factor of a micro-batch's loss that makes the gradients of all add up to those of the mean."""
-        replicas = 1 if self._layout.shards_parameters else self.data_parallel_size
+        replicas = 1 if self._layout.shards_parameters else self._config.weight_replicas
         return 1.0 / (self._config.grad_accum_steps * replicas)
 
     def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
