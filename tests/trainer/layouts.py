@@ -1,6 +1,6 @@
 """Run by torchrun: train small runs in one group of processes, one after another; not a test by itself.
 
-The argument is a JSON file: a list of {"run": folder, "attempt": number, "flex": whether to use FlexAttention}, in
+The argument is a JSON file: a list of {"run": folder, "attempt": number, "flex": true for FlexAttention}, in
 order. The processes are reused, because importing PyTorch and creating its process group would take most of the time.
 """
 
@@ -34,7 +34,7 @@ def main() -> int:
         run = RunPaths(Path(job["run"]))
         config = load(run.config)
         assert config.world_size == int(os.environ.get("WORLD_SIZE", "1"))
-        with cpu_like_an_accelerator() if job["flex"] else nullcontext():
+        with cpu_like_an_accelerator() if job.get("flex") else nullcontext():
             backend = TorchNative(config)
             _train(config, run, backend, job)
     if backend is not None:
@@ -50,7 +50,7 @@ def _train(config: Config, run: RunPaths, backend: Backend, job: dict[str, Any])
     training = loop.Training(config, run, backend, journal)
     readers = sum(backend.gather(isinstance(training.batches, Loader)))
     assert readers == config.data_parallel_size, "one process of each replica reads"
-    assert training.model.uses_flex_attention == job["flex"]
+    assert training.model.uses_flex_attention == job.get("flex", False)
     assert training.run() == 0
     if journal:
         journal.close()
