@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from conf.devices import DEVICES
 from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -102,6 +103,21 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _recomputation(config: Config) -> Iterator[ConfigError]:
+    level, backend = config.parallel.activation_checkpointing, config.backend
+    here = f"parallel.activation_checkpointing={level}"
+    if level in ("operators", "budget") and backend.name == "nxd":
+        yield ConfigError(
+            f"{here}: backend.name=nxd doesn't support it", hint="set parallel.activation_checkpointing=selective"
+        )
+    elif level == "budget" and (not backend.compile or DEVICES[backend.device].compile_backend != "inductor"):
+        yield ConfigError(
+            f"{here}: Inductor chooses what to recompute, but here backend.device={backend.device} "
+            f"and backend.compile={str(backend.compile).lower()}",
+            hint="set parallel.activation_checkpointing=operators",
+        )
+
+
 def _pipeline(config: Config) -> Iterator[ConfigError]:
     stages = config.parallel.pipeline_parallel_size
     if stages == 1:
@@ -192,5 +208,6 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _parallel,
     _sharding,
     _batches,
+    _recomputation,
     _pipeline,
 )

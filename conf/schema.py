@@ -180,8 +180,11 @@ class ParallelConfig:
     """Split the sequence over the tensor-parallel processes between a layer's products."""
     pipeline_parallel_size: PositiveInt = 1
     """Stages that the layers are split into."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """What the backward pass recomputes: `none`, `selective` (core attention) or `full`."""
+    activation_checkpointing: Literal["none", "selective", "operators", "budget", "full"] = "none"
+    """What the backward pass recomputes: `none`, `selective` (core attention), `operators` (a layer's cheap operators
+    and every second matrix product), `budget` (what `activation_memory_budget` leaves no room for) or `full`."""
+    activation_memory_budget: Fraction = 0.5
+    """Share of a compiled layer's activations that `budget` keeps; 0 keeps only its input, like `full`."""
 
 
 @dataclass(frozen=True, kw_only=True)

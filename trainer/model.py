@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conf.schema import ModelConfig
 from trainer.collectives import TensorParallel
+from trainer.recompute import recomputed_by_operator
 from trainer.rotary import Rotary, rotate
 from trainer.shared_heads import SharedHeads
 
@@ -153,9 +154,13 @@ class Layer(nn.Module):
         self.mlp = MLP(config, parts)
         self.recompute = False
         """Keep only the layer's input for the backward pass and recompute the rest."""
+        self.recompute_operators = False
+        """Keep what ``trainer.recompute`` lists and recompute the rest."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
+        if self.recompute_operators and torch.is_grad_enabled():
+            return recomputed_by_operator(self._layer, x, cos, sin, mask)
         if self.recompute and torch.is_grad_enabled():
             return self.parts.recomputed(self._layer, x, cos, sin, mask)
         return self._layer(x, cos, sin, mask)

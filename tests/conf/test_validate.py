@@ -183,6 +183,16 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "backend.device=cuda: backend.name=nxd trains on NeuronCores (or, for tests, on a CPU)\nhint: set backend",
         ),
         (
+            {**_NXD, "parallel__activation_checkpointing": "operators"},
+            "parallel.activation_checkpointing=operators: backend.name=nxd doesn't support it\n"
+            "hint: set parallel.activation_checkpointing=selective",
+        ),
+        (
+            {"backend__compile": False, "parallel__activation_checkpointing": "budget"},
+            "parallel.activation_checkpointing=budget: Inductor chooses what to recompute, but here "
+            "backend.device=cpu and backend.compile=false\nhint: set parallel.activation_checkpointing=operators",
+        ),
+        (
             {**_NXD, "precision__name": "mixed"},
             "precision.name=mixed: with backend.name=nxd, FP32 master weights need parallel.data_parallel="
             "zero1, but parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",

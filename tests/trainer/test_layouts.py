@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "mixed": ({"precision": {"name": "mixed"}}, 5e-3),
     "bf16_sr": ({"precision": {"name": "bf16_sr"}}, 2e-2),
     "selective": ({"parallel": {"activation_checkpointing": "selective"}}, 2e-5),
+    "operators": ({"parallel": {"activation_checkpointing": "operators"}}, 2e-5),
     "full": ({"parallel": {"activation_checkpointing": "full"}}, 2e-5),
     "masked": ({"data": {"mask_across_documents": True}}, 2e-5),
     "z_loss": ({"train": {"z_loss": 1e-2}}, 2e-5),
