@@ -35,6 +35,7 @@ class Device:
         counts_memory: its module of PyTorch reports how much of the device's memory is allocated.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
+        fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
             vendor's data sheets, without sparsity.
     """
@@ -52,6 +53,7 @@ class Device:
     runs_behind_host: bool = True
     counts_memory: bool = True
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
+    fp8_capability: tuple[int, int] | None = None
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -71,11 +73,14 @@ DEVICES = {
     ),
     "cuda": Device(
         process_group="nccl",
+        fp8_capability=(8, 9),
         peak_flops_per_s={
             ("NVIDIA A100", "bfloat16"): 312e12,
             ("NVIDIA A100", "float32"): 19.5e12,
+            ("NVIDIA H100 80GB HBM3", "float8"): 1979e12,
             ("NVIDIA H100 80GB HBM3", "bfloat16"): 989e12,
             ("NVIDIA H100 80GB HBM3", "float32"): 67e12,
+            ("NVIDIA H200", "float8"): 1979e12,
             ("NVIDIA H200", "bfloat16"): 989e12,
             ("NVIDIA H200", "float32"): 67e12,
         },

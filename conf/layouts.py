@@ -103,6 +103,39 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _fp8(config: Config) -> Iterator[ConfigError]:
+    """FP8 products need a device that has them, and sizes that are multiples of 16."""
+    if config.precision.name != "fp8":
+        return
+    if config.backend.name != "torch_native" or DEVICES[config.backend.device].fp8_capability is None:
+        yield ConfigError(
+            f"precision.name=fp8: backend.name={config.backend.name} has no FP8 products with "
+            f"backend.device={config.backend.device}",
+            hint="set precision=mixed, or backend=torch_native with backend.device=cuda",
+        )
+    yield from _fp8_sizes(config)
+
+
+def _fp8_sizes(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each size of a product that is no multiple of 16, which ``torch._scaled_mm`` needs."""
+    model, tensor = config.model, config.parallel.tensor_parallel_size
+    sizes = {
+        f"model.hidden_size={model.hidden_size}": model.hidden_size // tensor,
+        f"model.intermediate_size={model.intermediate_size}": model.intermediate_size // tensor,
+        f"model.num_kv_heads={model.num_kv_heads}": (model.num_heads + 2 * model.num_kv_heads)
+        * model.head_dim
+        // tensor,
+        f"train.seq_len={config.train.seq_len}": config.micro_batch_size * config.train.seq_len,
+    }
+    for key, size in sizes.items():
+        if size % 16:
+            yield ConfigError(
+                f"{key}: gives products of size {size} with parallel.tensor_parallel_size={tensor}; "
+                "precision.name=fp8 needs multiples of 16",
+                hint="set precision=mixed",
+            )
+
+
 def _recomputation(config: Config) -> Iterator[ConfigError]:
     level, backend = config.parallel.activation_checkpointing, config.backend
     here = f"parallel.activation_checkpointing={level}"
@@ -208,6 +241,7 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _parallel,
     _sharding,
     _batches,
+    _fp8,
     _recomputation,
     _pipeline,
 )

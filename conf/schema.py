@@ -20,7 +20,7 @@ from conf.constraints import (
     Range,
 )
 
-PrecisionName = Literal["fp32", "mixed", "bf16_sr", "bf16"]
+PrecisionName = Literal["fp32", "mixed", "fp8", "bf16_sr", "bf16"]
 NotifyKind = Literal[
     "failed",
     "needs_person",
@@ -158,8 +158,10 @@ class PrecisionConfig:
     """Number formats."""
 
     name: PrecisionName = "fp32"
-    """`fp32`; `mixed`: BF16 products, everything else FP32; `bf16_sr`: BF16 weights and moments with stochastic
-    rounding; `bf16`: the same with rounding to nearest."""
+    """`fp32`; `mixed`: BF16 products, everything else FP32; `fp8`: the same with FP8 products in layers; `bf16_sr`:
+    BF16 weights and moments with stochastic rounding; `bf16`: the same with rounding to nearest."""
+    fp8_scaling: Literal["rowwise", "tensorwise"] = "rowwise"
+    """What shares a scale with `fp8`: a row, which is more accurate, or a tensor, which is faster."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,10 +40,12 @@ class Linear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
+        self.product: Callable[[Tensor, Tensor], Tensor] = F.linear
+        """Of the input (..., in) and the weight (out, in)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class's name
         """(..., in) to (..., out)."""
-        return F.linear(input, self.weight.to(input.dtype))
+        return self.product(input, self.weight.to(input.dtype))
 
 
 class Parts:

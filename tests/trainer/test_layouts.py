@@ -43,6 +43,7 @@ EXCHANGED = list(LAYOUTS)[:9]
 #: Changes that are combined with layouts, and the relative difference from one process's curve that rounding allows.
 VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "mixed": ({"precision": {"name": "mixed"}}, 5e-3),
+    "fp8": ({"precision": {"name": "fp8"}}, 1e-2),
     "bf16_sr": ({"precision": {"name": "bf16_sr"}}, 2e-2),
     "selective": ({"parallel": {"activation_checkpointing": "selective"}}, 2e-5),
     "operators": ({"parallel": {"activation_checkpointing": "operators"}}, 2e-5),
