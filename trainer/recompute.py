@@ -51,4 +51,5 @@ def _contexts() -> tuple[Any, Any]:
             kept = products[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    forward, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return forward, again
