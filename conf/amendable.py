@@ -67,6 +67,7 @@ ROWS: tuple[Row, ...] = (
     Row("optimizer.schedule", "next_attempt", _NOTHING),
     Row("optimizer.wsd_decay_fraction", "next_attempt", _NOTHING),
     Row("precision.name", "next_attempt", _GRAPHS),
+    Row("precision.fp8_scaling", "next_attempt", _GRAPHS),
     Row("parallel.", "next_attempt", _GRAPHS),
     Row("train.init_from", "never", "the run has begun with these weights"),
     Row("train.tokens", "next_attempt", "the schedule's remaining part"),

@@ -40,6 +40,7 @@ class Device:
             times out; ``{logs}`` is the folder of the attempt's logs.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
+        fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
             vendor's data sheets, without sparsity.
     """
@@ -60,6 +61,7 @@ class Device:
     profiled: bool = True
     hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
+    fp8_capability: tuple[int, int] | None = None
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
@@ -83,11 +85,14 @@ DEVICES = {
         # PyTorch's flight recorder (its tutorial "Flight Recorder for Debugging Stuck Jobs"; the recorder is on by
         # default). We have no such device to try it on.
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
+        fp8_capability=(8, 9),
         peak_flops_per_s={
             ("NVIDIA A100", "bfloat16"): 312e12,
             ("NVIDIA A100", "float32"): 19.5e12,
+            ("NVIDIA H100 80GB HBM3", "float8"): 1979e12,
             ("NVIDIA H100 80GB HBM3", "bfloat16"): 989e12,
             ("NVIDIA H100 80GB HBM3", "float32"): 67e12,
+            ("NVIDIA H200", "float8"): 1979e12,
             ("NVIDIA H200", "bfloat16"): 989e12,
             ("NVIDIA H200", "float32"): 67e12,
         },

@@ -26,7 +26,7 @@ _FREE_MODEL = (
     "model.scaled_initialization",
 )
 #: Formats whose checkpoints have the same tensors.
-SAME_TENSORS = (frozenset({"fp32", "mixed"}), frozenset({"bf16_sr", "bf16"}))
+SAME_TENSORS = (frozenset({"fp32", "mixed", "fp8"}), frozenset({"bf16_sr", "bf16"}))
 
 
 def is_of_data(before: Config, after: Config) -> bool:

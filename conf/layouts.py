@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from conf.devices import DEVICES
 from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
@@ -170,6 +171,54 @@ def _schedule(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _fp8(config: Config) -> Iterator[ConfigError]:
+    """FP8 products need a device that has them, and sizes that are multiples of 16."""
+    if config.precision.name != "fp8":
+        return
+    if config.backend.name != "torch_native" or DEVICES[config.backend.device].fp8_capability is None:
+        yield ConfigError(
+            f"precision.name=fp8: backend.name={config.backend.name} has no FP8 products with "
+            f"backend.device={config.backend.device}",
+            hint="set precision=mixed, or backend=torch_native with backend.device=cuda",
+        )
+    yield from _fp8_sizes(config)
+
+
+def _fp8_sizes(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each size of a product that is no multiple of 16, which ``torch._scaled_mm`` needs."""
+    model, parallel = config.model, config.parallel
+    tensor, tokens = parallel.tensor_parallel_size, config.micro_batch_size * config.train.seq_len
+    sizes = {
+        f"model.hidden_size={model.hidden_size}": model.hidden_size,
+        f"model.intermediate_size={model.intermediate_size}": model.intermediate_size // tensor,
+        f"model.num_heads={model.num_heads}": model.query_width // tensor,
+        f"model.num_kv_heads={model.num_kv_heads}": (model.query_width + 2 * model.kv_width) // tensor,
+        f"train.seq_len={config.train.seq_len}": tokens // parallel.context_parallel_size,
+    }
+    for key, size in sizes.items():
+        if size % 16:
+            yield ConfigError(
+                f"{key}: gives products of size {size} with parallel.tensor_parallel_size={tensor}; "
+                "precision.name=fp8 needs multiples of 16",
+                hint="set precision=mixed",
+            )
+
+
+def _recomputation(config: Config) -> Iterator[ConfigError]:
+    level, backend = config.parallel.activation_checkpointing, config.backend
+    here = f"parallel.activation_checkpointing={level}"
+    if level in ("operators", "budget") and backend.name == "nxd":
+        yield ConfigError(
+            f"{here}: backend.name=nxd doesn't support it", hint="set parallel.activation_checkpointing=selective"
+        )
+    elif level == "budget" and (not backend.compile or DEVICES[backend.device].compile_backend != "inductor"):
+        yield ConfigError(
+            f"{here}: Inductor chooses what to recompute, but here backend.device={backend.device} "
+            f"and backend.compile={str(backend.compile).lower()}",
+            hint="set parallel.activation_checkpointing=operators",
+        )
+
+
 def _pipeline(config: Config) -> Iterator[ConfigError]:
     stages = config.parallel.pipeline_parallel_size
     if stages == 1:
@@ -270,6 +319,8 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _context_parallel,
     _sharding,
     _batches,
+    _fp8,
+    _recomputation,
     _pipeline,
     _schedule,
 )

@@ -20,7 +20,7 @@ from conf.constraints import (
     Range,
 )
 
-PrecisionName = Literal["fp32", "mixed", "bf16_sr", "bf16"]
+PrecisionName = Literal["fp32", "mixed", "fp8", "bf16_sr", "bf16"]
 NotifyKind = Literal[
     "failed",
     "needs_person",
@@ -192,8 +192,10 @@ class PrecisionConfig:
     """Number formats."""
 
     name: PrecisionName = "fp32"
-    """`fp32`; `mixed`: BF16 products, everything else FP32; `bf16_sr`: BF16 weights and moments with stochastic
-    rounding; `bf16`: the same with rounding to nearest."""
+    """`fp32`; `mixed`: BF16 products, everything else FP32; `fp8`: the same with FP8 products in layers; `bf16_sr`:
+    BF16 weights and moments with stochastic rounding; `bf16`: the same with rounding to nearest."""
+    fp8_scaling: Literal["rowwise", "tensorwise"] = "rowwise"
+    """What shares a scale with `fp8`: a row, which is more accurate, or a tensor, which is faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +225,11 @@ class ParallelConfig:
     context_parallel_size: PositiveInt = 1
     """Processes that share each sequence, for long ones (backend torch_native). Each has `train.seq_len` / this many
     tokens of it; attention gathers the keys and values of all."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """What the backward pass recomputes: `none`, `selective` (core attention) or `full`."""
+    activation_checkpointing: Literal["none", "selective", "operators", "budget", "full"] = "none"
+    """What the backward pass recomputes: `none`, `selective` (core attention), `operators` (a layer's cheap operators
+    and every second matrix product), `budget` (what `activation_memory_budget` leaves no room for) or `full`."""
+    activation_memory_budget: Fraction = 0.5
+    """Share of a compiled layer's activations that `budget` keeps; 0 keeps only its input, like `full`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from conf.schema import Config, ModelConfig
 
 FP32_BYTES, BF16_BYTES = 4, 2
 #: Bytes of one activation, by ``precision.name``.
-COMPUTE_BYTES = {"fp32": FP32_BYTES, "mixed": BF16_BYTES, "bf16_sr": BF16_BYTES, "bf16": BF16_BYTES}
+COMPUTE_BYTES = {"fp32": FP32_BYTES, "mixed": BF16_BYTES, "fp8": BF16_BYTES, "bf16_sr": BF16_BYTES, "bf16": BF16_BYTES}
 #: Besides the tensors, each process writes its random state and its position in the corpus (10.4 kB measured on one
 #: CPU process; equal random states are stored once), and the header of its shard and the list of its blocks: about 240
 #: bytes per tensor, of which a process of 70B in 8 stages has 180.
@@ -51,6 +51,7 @@ _NXD_BF16 = StateBytes(weights=2, gradients=2, moments=4)
 STATE_BYTES = {
     ("torch_native", "fp32"): _FULL,
     ("torch_native", "mixed"): _FULL,
+    ("torch_native", "fp8"): _FULL,
     ("torch_native", "bf16_sr"): _TORCH_BF16,
     ("torch_native", "bf16"): _TORCH_BF16,
     ("nxd", "fp32"): _FULL,

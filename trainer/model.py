@@ -23,6 +23,7 @@ from trainer.attention import Mask, attend, document_numbers, make_mask
 from trainer.collectives import TensorParallel
 from trainer.context_parallel import ContextParallel
 from trainer.norms import QueryKeyNorms, RMSNorm
+from trainer.recompute import recomputed_by_operator
 from trainer.rotary import Rotary, rotate
 from trainer.shared_heads import SharedHeads
 
@@ -44,10 +45,12 @@ class Linear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
+        self.product: Callable[[Tensor, Tensor], Tensor] = F.linear
+        """Of the input (..., in) and the weight (out, in)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class's name
         """(..., in) to (..., out)."""
-        return F.linear(input, self.weight.to(input.dtype))
+        return self.product(input, self.weight.to(input.dtype))
 
 
 class Parts:
@@ -156,9 +159,13 @@ class Layer(nn.Module):
         self.norms_outputs = config.norm_position == "post"
         self.recompute = False
         """Keep only the layer's input for the backward pass and recompute the rest."""
+        self.recompute_operators = False
+        """Keep what ``trainer.recompute`` lists and recompute the rest."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
+        if self.recompute_operators and torch.is_grad_enabled():
+            return recomputed_by_operator(self._layer, x, cos, sin, mask)
         if self.recompute and torch.is_grad_enabled():
             return self.parts.recomputed(self._layer, x, cos, sin, mask)
         return self._layer(x, cos, sin, mask)

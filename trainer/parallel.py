@@ -128,8 +128,10 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
     if compile_backend == "inductor":
         _keep_to_own_cache()
     checkpointing = layout.config.parallel.activation_checkpointing
+    _set_memory_budget(layout.config.parallel.activation_memory_budget if checkpointing == "budget" else 1.0)
     for layer in model.blocks():
         layer.recompute = checkpointing == "full"
+        layer.recompute_operators = checkpointing == "operators"
         layer.attention.recompute_core = checkpointing == "selective"
         if compile_backend is not None:
             # Compile only the function: hooks of the module stay outside, and equal layers share a graph.
@@ -175,6 +177,13 @@ def before_micro_batch(model: Llama, layout: Layout, *, is_last: bool) -> None:
     model.set_is_last_backward(is_last)
     model.set_requires_gradient_sync(is_last or not is_zero1)
     model.set_reshard_after_backward(is_last or not (is_zero1 or parallel.reshard_after_forward == "never"))
+
+
+def _set_memory_budget(share: float) -> None:
+    """Let the compiler keep this share of the activations of each graph that it builds from now on."""
+    from torch._functorch import config
+
+    config.activation_memory_budget = share
 
 
 def _keep_to_own_cache() -> None:

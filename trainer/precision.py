@@ -15,11 +15,18 @@ class Precision:
         weights: of weights, moments and accumulated gradients.
         compute: of matrix products and activations.
         stochastic_rounding: of updated weights and moments.
+        fp8: the layers' matrix products have inputs in FP8 (``trainer.fp8``).
     """
 
     weights: torch.dtype
     compute: torch.dtype
     stochastic_rounding: bool = False
+    fp8: bool = False
+
+    @property
+    def fastest(self) -> str:
+        """The format whose peak bounds the speed, as ``conf.devices`` names it."""
+        return "float8" if self.fp8 else str(self.compute).removeprefix("torch.")
 
 
 #: By ``precision.name`` (HLAT, arXiv 2404.10630, section 3.3).
@@ -28,4 +35,5 @@ PRECISIONS = {
     "bf16": Precision(torch.bfloat16, torch.bfloat16),
     "bf16_sr": Precision(torch.bfloat16, torch.bfloat16, stochastic_rounding=True),
     "mixed": Precision(torch.float32, torch.bfloat16),
+    "fp8": Precision(torch.float32, torch.bfloat16, fp8=True),
 }

@@ -115,7 +115,8 @@ def layer_products(config: Config, execution: Execution, device: Device) -> Work
     linear_s = sum(product.time_s(device, fp8=execution.fp8) for product in products.values())
     flash = uses_flash(config, execution)
     core_s = sum(product.time_s(device) for product in _core(config)) * (0.5 if flash else 1.0)
-    again_s = {"none": 0.0, "selective": core_s, "full": linear_s + core_s}[config.parallel.activation_checkpointing]
+    again = {"selective": core_s, "full": linear_s + core_s}
+    again_s = again.get(config.parallel.activation_checkpointing, 0.0)
     if execution.recomputes_half:
         again_s = sum(product.time_s(device, fp8=execution.fp8) for product in _every_second(config))
     return Work(linear_s + core_s, 2 * linear_s + (2.5 if flash else 2.0) * core_s, again_s)

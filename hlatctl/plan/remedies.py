@@ -44,8 +44,8 @@ def _smaller_micro_batches(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _recomputing(config: Config) -> Iterator[tuple[str, Config]]:
-    levels = ("none", "selective", "full")
-    for level in levels[levels.index(config.parallel.activation_checkpointing) + 1 :]:
+    levels = {"none": ("selective", "full"), "full": ()}
+    for level in levels.get(config.parallel.activation_checkpointing, ("full",)):
         yield f"parallel.activation_checkpointing={level}", changed(config, activation_checkpointing=level)
 
 

@@ -248,6 +248,26 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "backend.device=cuda: backend.name=nxd trains on NeuronCores (or, for tests, on a CPU)\nhint: set backend",
         ),
         (
+            {"precision__name": "fp8"},
+            "precision.name=fp8: backend.name=torch_native has no FP8 products with backend.device=cpu\n"
+            "hint: set precision=mixed, or backend=torch_native with backend.device=cuda",
+        ),
+        (
+            {"precision__name": "fp8", "backend__device": "cuda", "model__intermediate_size": 360},
+            "model.intermediate_size=360: gives products of size 360 with parallel.tensor_parallel_size=1; "
+            "precision.name=fp8 needs multiples of 16\nhint: set precision=mixed",
+        ),
+        (
+            {**_NXD, "parallel__activation_checkpointing": "operators"},
+            "parallel.activation_checkpointing=operators: backend.name=nxd doesn't support it\n"
+            "hint: set parallel.activation_checkpointing=selective",
+        ),
+        (
+            {"backend__compile": False, "parallel__activation_checkpointing": "budget"},
+            "parallel.activation_checkpointing=budget: Inductor chooses what to recompute, but here "
+            "backend.device=cpu and backend.compile=false\nhint: set parallel.activation_checkpointing=operators",
+        ),
+        (
             {**_NXD, "precision__name": "mixed"},
             "precision.name=mixed: with backend.name=nxd, FP32 master weights need parallel.data_parallel="
             "zero1, but parallel.data_parallel=replicate\nhint: set parallel.data_parallel=zero1",

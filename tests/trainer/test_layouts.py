@@ -60,8 +60,10 @@ _OPTIMIZER = {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0}
 #: Changes that are combined with layouts, and the relative difference from one process's curve that rounding allows.
 VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "mixed": ({"precision": {"name": "mixed"}}, 5e-3),
+    "fp8": ({"precision": {"name": "fp8"}}, 1e-2),
     "bf16_sr": ({"precision": {"name": "bf16_sr"}}, 2e-2),
     "selective": ({"parallel": {"activation_checkpointing": "selective"}}, 2e-5),
+    "operators": ({"parallel": {"activation_checkpointing": "operators"}}, 2e-5),
     "full": ({"parallel": {"activation_checkpointing": "full"}}, 2e-5),
     "masked": (_MASKED, 2e-5),
     "flex": ({**_MASKED, "backend": {"compile": True}}, 2e-5),

@@ -85,6 +85,11 @@ class TorchNative(TorchDistributed):
                 cp=layout.cp,
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
+        if self._precision.fp8:
+            from trainer import fp8
+
+            fp8.check(config, self.device)
+            fp8.use_fp8(model, config.precision.fp8_scaling, emulate=self._facts.fp8_capability is None)
         compiler = self._facts.compile_backend if self.compiles else None
         prepare(model, layout, self._precision, compile_backend=compiler)
         model.uses_flex_attention = self.compiles and self._facts.flex_attention
@@ -253,7 +258,7 @@ class TorchNative(TorchDistributed):
         if not self._facts.peak_flops_per_s:
             return None
         name = torch.get_device_module(self.device).get_device_name(self.device)
-        precision = str(self._precision.compute).removeprefix("torch.")
+        precision = self._precision.fastest
         peaks = self._facts.peak_flops_per_s.items()
         return next((peak for (known, dtype), peak in peaks if name.startswith(known) and dtype == precision), None)
 
