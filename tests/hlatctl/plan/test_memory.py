@@ -19,7 +19,9 @@ from conf.schema import (
     ParallelConfig,
     PrecisionConfig,
 )
-from hlatctl.plan.memory import Memory, check_memory, layer_bytes, memory
+from hlatctl.plan.activations import unrecomputed_bytes
+from hlatctl.plan.execution import Execution
+from hlatctl.plan.memory import Memory, check_memory, memory
 from hlatctl.plan.remedies import remedies
 from hlatctl.plan.search import changed
 from hlatctl.run.errors import ConfigError
@@ -119,7 +121,8 @@ def test_fsdp_has_no_copies_of_weights_and_its_gradients_once(hlat_7b: Config) -
     sharded = changed(replicated, data_parallel="fsdp")
     assert sharded.grad_accum_steps == 2
     layer = (_PARAMETERS_7B - 2 * 32_000 * 4096 - 4096) // 32
-    assert layer_bytes(replicated) - layer_bytes(sharded) == 2 * layer, "BF16 copies of a layer's FP32 weights"
+    kept = [unrecomputed_bytes(one, Execution.of(one)) for one in (replicated, sharded)]
+    assert kept[0] - kept[1] == 2 * layer, "BF16 copies of a layer's FP32 weights"
     assert parts(memory(sharded))["gradients"] == 4 * _PARAMETERS_7B // 32
 
 
