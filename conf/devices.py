@@ -30,6 +30,8 @@ class Device:
         pins_host_memory: copies to the host are faster through pinned memory.
         fused_adamw: it supports PyTorch's fused AdamW.
         draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
+        runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
+            issues a step before it reads the metrics of the step before.
         counts_memory: its module of PyTorch reports how much of the device's memory is allocated.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
@@ -47,6 +49,7 @@ class Device:
     pins_host_memory: bool = True
     fused_adamw: bool = True
     draws_noise: bool = True
+    runs_behind_host: bool = True
     counts_memory: bool = True
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -62,6 +65,7 @@ DEVICES = {
         own_for_each_process=False,
         compiles_with_cpp=True,
         pins_host_memory=False,
+        runs_behind_host=False,
         counts_memory=False,
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
@@ -88,6 +92,7 @@ DEVICES = {
         pins_host_memory=False,
         fused_adamw=False,
         draws_noise=False,
+        runs_behind_host=False,
         counts_memory=False,
     ),
 }

@@ -72,14 +72,33 @@ def _backend(config: Config) -> Iterator[ConfigError]:
             f"backend.device={device}: backend.name=nxd trains on NeuronCores (or, for tests, on a CPU)",
             hint="set backend.device=neuron, or backend=torch_native",
         )
-    if layout == "zero1" and name != "nxd":
-        yield ConfigError(
-            f"parallel.data_parallel=zero1: backend.name={name} doesn't support it, nxd does",
-            hint="set parallel.data_parallel=fsdp, which shards gradients and weights too",
-        )
     if layout == "fsdp" and name == "nxd":
         yield ConfigError(
             "parallel.data_parallel=fsdp: backend.name=nxd doesn't support it", hint="set parallel.data_parallel=zero1"
+        )
+
+
+def _sharding(config: Config) -> Iterator[ConfigError]:
+    parallel, replicas = config.parallel, config.data_parallel_size
+    if parallel.reshard_after_forward == "never" and parallel.data_parallel != "fsdp":
+        yield ConfigError(
+            f"parallel.reshard_after_forward=never: parallel.data_parallel={parallel.data_parallel} gathers weights "
+            "only once per step anyway",
+            hint="set parallel.data_parallel=fsdp, or parallel.reshard_after_forward=always",
+        )
+    if parallel.fsdp_size is None:
+        return
+    here = f"parallel.fsdp_size={parallel.fsdp_size}"
+    if config.backend.name == "nxd" or parallel.data_parallel == "replicate":
+        yield ConfigError(
+            f"{here}: only for backend.name=torch_native with parallel.data_parallel=fsdp or zero1, but here they are "
+            f"{config.backend.name} and {parallel.data_parallel}",
+            hint="set parallel.fsdp_size=null, or parallel.data_parallel=fsdp and backend=torch_native",
+        )
+    elif replicas % parallel.fsdp_size:
+        yield ConfigError(
+            f"{here}: the data-parallel size {replicas} is not divisible by it",
+            hint=f"use a divisor of {replicas}, such as the number of replicas of a node",
         )
 
 
@@ -90,8 +109,9 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
     here = f"parallel.pipeline_parallel_size={stages}"
     if stages > config.model.num_layers:
         yield ConfigError(f"{here}: more stages than model.num_layers={config.model.num_layers}")
-    if config.parallel.data_parallel == "fsdp":
-        yield not_together(here, "parallel.data_parallel=fsdp", "every micro-batch would gather the weights again")
+    layout = config.parallel.data_parallel
+    if layout != "replicate" and config.backend.name == "torch_native":
+        yield not_together(here, f"parallel.data_parallel={layout}", "every micro-batch would gather the weights again")
     if config.data.mask_across_documents:
         yield not_together(here, "data.mask_across_documents=true", "later stages don't see the tokens")
     if config.model.tie_embeddings:
@@ -165,4 +185,12 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 
 
 #: Each yields an error for every rule that the configuration breaks.
-RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_model, _backend, _nxd, _parallel, _batches, _pipeline)
+RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
+    _model,
+    _backend,
+    _nxd,
+    _parallel,
+    _sharding,
+    _batches,
+    _pipeline,
+)

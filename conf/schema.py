@@ -167,8 +167,13 @@ class ParallelConfig:
     """How the model is split over processes; the remaining factor of the world size is data parallel."""
 
     data_parallel: Literal["replicate", "zero1", "fsdp"] = "replicate"
-    """`replicate`: full replicas; `zero1`: shard master weights and moments over the replicas (backend nxd);
-    `fsdp`: shard parameters, gradients and moments (ZeRO-3)."""
+    """`replicate`: full replicas; `zero1`: shard master weights and moments over the replicas, and exchange weights and
+    gradients once per step; `fsdp`: shard parameters, gradients and moments (ZeRO-3)."""
+    fsdp_size: PositiveInt | None = None
+    """Replicas that share one sharded copy (`fsdp`, `zero1`), such as those of a node: hybrid sharding; none: all."""
+    reshard_after_forward: Literal["always", "never"] = "always"
+    """When `fsdp` frees a layer's gathered weights: `always` after its forward pass, or `never` within a step, which
+    needs the memory of all weights but gathers them once."""
     tensor_parallel_size: PositiveInt = 1
     """Processes that share each layer."""
     sequence_parallel: bool = False

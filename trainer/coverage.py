@@ -73,7 +73,7 @@ def compile_only(config: Config, backend: Backend) -> None:
     shape = (config.micro_batch_size * min(micro_batches, config.grad_accum_steps), config.train.seq_len)
     tokens = torch.randint(config.model.vocab_size, shape)
     loss_share = backend.forward_backward(model, tokens, tokens)
-    metrics = backend.update(optimizer, loss_share, lr=learning_rate(1, config))
+    metrics = backend.update(optimizer, loss_share, lr=learning_rate(1, config), step=1)
     backend.step_boundary()
     metrics()
     backend.drift(optimizer)

@@ -29,6 +29,7 @@ from trainer.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes,
 from trainer.orders import Orders
 from trainer.process import StopRequest
 from trainer.step_line import StepLine
+from trainer.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class _PendingStep:
     Args:
         batch: its number in the data's order, from 1; skipped batches count.
         started_s: when it began, on the performance clock.
+        own_time: of everything before the exchange of gradients.
         metrics: returns its metrics; may wait for the device.
     """
 
@@ -46,6 +48,7 @@ class _PendingStep:
     started_s: float
     lr: float
     data_wait_s: float
+    own_time: Stopwatch
     metrics: Callable[[], StepMetrics]
 
 
@@ -142,19 +145,19 @@ class Training:
         return EXIT_CODES[outcome]
 
     def _start_step(self) -> None:
-        """Issue one optimizer step. A lazily executing device may still run the previous step when this returns."""
-        started_s = time.perf_counter()
+        """Issue one optimizer step. The device may still run the previous one when this returns."""
+        started_s, own_time = time.perf_counter(), self.backend.stopwatch()
         self.batches.wait_s = 0.0
         self.optimizer.zero_grad()
         inputs, targets = self.batches.next()
         loss_share = self.backend.forward_backward(self.model, inputs, targets)
-        self.backend.wait()
-        self.rank_times.add(time.perf_counter() - started_s)
+        own_time.stop()
         lr = learning_rate(self.step, self.config)
         signal = STOP * self.stop.requested + (self.orders.signal(self.step) if self.orders else 0)
-        metrics = self.backend.update(self.optimizer, loss_share, lr=lr, signal=signal)
+        metrics = self.backend.update(self.optimizer, loss_share, lr=lr, step=self.step, signal=signal)
         self.backend.step_boundary()
-        self.pending.append(_PendingStep(self.step, self.batches.batch, started_s, lr, self.batches.wait_s, metrics))
+        batch, wait_s = self.batches.batch, self.batches.wait_s
+        self.pending.append(_PendingStep(self.step, batch, started_s, lr, wait_s, own_time, metrics))
 
     def _finish_steps(self, *, leave: int) -> Outcome | None:
         """Read the metrics of all pending steps but the newest ``leave``; return why training ends, if it must."""
@@ -165,6 +168,7 @@ class Training:
         return outcome
 
     def _finish_step(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
+        self.rank_times.add(pending.own_time.read_s())
         if metrics.has_news:
             self._take_orders()
         stopping: Outcome | None = "stop" if metrics.stops else "amend" if metrics.ends else None

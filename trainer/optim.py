@@ -34,7 +34,8 @@ class ParameterShard:
         parameter: all of it, a slice, or a DTensor that shards one of these (FSDP).
         replication: how many processes have the same values, including this one.
         replicated_over: axes of the process mesh along which processes have the same values.
-        mesh: the ``tp`` x ``dp`` processes that together have the parameter; None if this process has all of it.
+        mesh: the ``tp`` x ``dp`` (or ``tp`` x ``replicate`` x ``dp``) processes that together have the parameter; None
+            if this process has all of it.
         slice_dim: the dimension that is sharded over ``tp``, if any.
         sharded: the slice's rows are sharded over ``dp``, by FSDP.
         partial_gradient: autograd's gradient must be summed over ``tp``.
@@ -86,10 +87,11 @@ class ParameterShard:
             return self.shard_spec.as_distributed(part, first_row, shape[0], replica)
         if self.slice_dim is not None:
             shape[self.slice_dim] *= self.mesh["tp"].size()
-        placements: list[Placement] = [
-            Replicate() if self.slice_dim is None else Shard(self.slice_dim),
-            Shard(0) if self.sharded else Replicate(),
-        ]
+        placements: list[Placement] = [Replicate() for _ in range(self.mesh.ndim)]
+        if self.slice_dim is not None:
+            placements[0] = Shard(self.slice_dim)
+        if self.sharded:
+            placements[-1] = Shard(0)
         size = torch.Size(shape)
         stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=stride)
@@ -122,7 +124,7 @@ class AdamW:
         self._values = {name: local(shard.parameter.detach()) for name, shard in self._shards.items()}
         first = next(iter(self._values.values()))
         size = sum(value.numel() for value in self._values.values())
-        #: All gradients. The backend sums them over the replicas between :meth:`collect_gradients` and :meth:`step`.
+        #: All gradients. The backend sums them over the replicas before :meth:`step`.
         self.gradients = torch.zeros(size, dtype=torch.float32, device=first.device)
         self._gradients: dict[str, Tensor] = {}
         offsets = itertools.accumulate((value.numel() for value in self._values.values()), initial=0)
@@ -132,9 +134,10 @@ class AdamW:
             kind: {name: torch.zeros_like(value) for name, value in self._values.items()}
             for kind in ("exp_avg", "exp_avg_sq")
         }
-        self.step_count = 0
-        """Updates so far; the bias correction depends on it."""
+        #: Updates so far, FP32: on the device, which knows whether it skipped one. The bias correction depends on it.
+        self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
         self._noise_device = noise_device or first.device
+        self._fused = fused
         self._torch = None if first.dtype == torch.bfloat16 else self._make_torch(fused=fused)
         self.zero_grad()
 
@@ -145,12 +148,27 @@ class AdamW:
             fills = shard.autograd_fills_buffer
             shard.parameter.grad = shard.gradient_in(self._gradients[name]) if fills else None
 
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return names and parameters in the order of :attr:`gradients`."""
+        return [(name, shard.parameter) for name, shard in self._shards.items()]
+
+    def gradient(self, name: str) -> Tensor:
+        """Return the view of :attr:`gradients` that belongs to a parameter."""
+        return self._gradients[name]
+
+    def collect(self, name: str) -> None:
+        """Copy autograd's gradient of a parameter to :attr:`gradients`, if it is not there."""
+        shard = self._shards[name]
+        if shard.parameter.grad is not None and not shard.autograd_fills_buffer:
+            self._gradients[name].copy_(local(shard.parameter.grad))
+
     def collect_gradients(self) -> None:
-        """Copy autograd's gradients to :attr:`gradients`, and sum partial ones over ``tp``."""
-        for name, shard in self._shards.items():
-            gradient = shard.parameter.grad
-            if gradient is not None and not shard.autograd_fills_buffer:
-                self._gradients[name].copy_(local(gradient))
+        """Copy autograd's gradients to :attr:`gradients`."""
+        for name in self._shards:
+            self.collect(name)
+
+    def sum_partial_gradients(self) -> None:
+        """Sum over ``tp`` the gradients of which each process has a part."""
         partial = [self._gradients[name] for name, shard in self._shards.items() if shard.partial_gradient]
         if partial:
             mesh = next(shard.mesh for shard in self._shards.values() if shard.mesh is not None)
@@ -182,17 +200,39 @@ class AdamW:
         norms = [torch.linalg.vector_norm(value, dtype=torch.float32) for value in values]
         return torch.stack(norms) if norms else self.gradients.new_zeros(0)
 
-    def step(self, *, lr: float, grad_scale: float) -> None:
-        """Update the parameters with the gradients times ``grad_scale``."""
-        if grad_scale != 1.0:
-            self.gradients.mul_(grad_scale)
-        self.step_count += 1
-        if self._torch is not None:
-            for group in self._torch.param_groups:
-                group["lr"] = lr
-            self._torch.step()
-        else:
-            self._step_bfloat16(lr)
+    @property
+    def step_count(self) -> int:
+        """Updates so far, without skipped ones. Waits for the device."""
+        return int(self._updates)
+
+    def step(self, *, lr: float, number: int, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
+        """Update the parameters. With a fused kernel nothing waits for the device.
+
+        Args:
+            lr: learning rate.
+            number: of the training step; the noise of the rounding depends on it.
+            divisor: of the gradients, FP32 (), see :func:`clip_divisor`; None: 1.
+            skip: 1 to change nothing, else 0, FP32 (); None: 0.
+        """
+        if self._torch is None:
+            self._step_bfloat16(lr, number, divisor, skip)
+        elif self._fused:
+            self._torch.grad_scale, self._torch.found_inf = divisor, skip  # type: ignore[attr-defined] # as GradScaler
+            self._step_torch(lr)
+        elif skip is None or not bool(skip):
+            self._divide(divisor)
+            self._step_torch(lr)
+        self._updates += 1 if skip is None else 1 - skip
+
+    def _divide(self, divisor: Tensor | None) -> None:
+        if divisor is not None:
+            self.gradients.div_(divisor)
+
+    def _step_torch(self, lr: float) -> None:
+        assert self._torch is not None
+        for group in self._torch.param_groups:
+            group["lr"] = lr
+        self._torch.step()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
@@ -205,7 +245,7 @@ class AdamW:
 
     def loaded(self, step_count: int) -> None:
         """Set the number of updates after a checkpoint has been read into :meth:`tensors`."""
-        self.step_count = step_count
+        self._updates.fill_(step_count)
         for state in self._torch.state.values() if self._torch else ():
             state["step"].fill_(step_count)
 
@@ -232,24 +272,30 @@ class AdamW:
             adamw.state[parameter] = {"step": counter, **state}
         return adamw
 
-    def _step_bfloat16(self, lr: float) -> None:
+    def _step_bfloat16(self, lr: float, number: int, divisor: Tensor | None, skip: Tensor | None) -> None:
         """Compute the update in FP32, one parameter at a time, and round weights and moments to BF16."""
-        config, step = self._config, self.step_count
-        noise = torch.Generator(self._noise_device).manual_seed((self._seed * 1_000_003 + step) % 2**64)
-        scale1, scale2 = 1.0 - config.beta1**step, 1.0 - config.beta2**step
+        config, skips = self._config, None if skip is None else skip.bool()
+        noise = torch.Generator(self._noise_device).manual_seed((self._seed * 1_000_003 + number) % 2**64)
+        scale1, scale2 = (_one_minus_power(beta, self._updates + 1) for beta in (config.beta1, config.beta2))
+        self._divide(divisor)
         for name, value in self._values.items():
             gradient = self._gradients[name]
-            first = self._moments["exp_avg"][name].float().lerp_(gradient, 1.0 - config.beta1)
-            second = self._moments["exp_avg_sq"][name].float()
-            second.mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
+            old = (value, self._moments["exp_avg"][name], self._moments["exp_avg_sq"][name])
+            first = old[1].float().lerp_(gradient, 1.0 - config.beta1)
+            second = old[2].float().mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
             new = value.float().mul_(1.0 - lr * self._decay_of(name))
-            new.addcdiv_(first, (second / scale2).sqrt_().add_(config.eps), value=-lr / scale1)
-            targets = (value, self._moments["exp_avg"][name], self._moments["exp_avg_sq"][name])
-            for target, exact in zip(targets, (new, first, second), strict=True):
+            new.addcdiv_(first / scale1, (second / scale2).sqrt_().add_(config.eps), value=-lr)
+            for target, exact in zip(old, (new, first, second), strict=True):
+                kept = exact if skips is None else torch.where(skips, target.float(), exact)
                 if self._stochastic:
-                    stochastic_round_(target, exact, noise)
+                    stochastic_round_(target, kept, noise)
                 else:
-                    target.copy_(exact)
+                    target.copy_(kept)
+
+
+def _one_minus_power(beta: float, exponent: Tensor) -> Tensor:
+    """Return 1 - beta ** exponent, FP32 (), exact also where both are almost equal."""
+    return -torch.expm1(exponent * (math.log(beta) if beta else -math.inf))
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -258,6 +304,6 @@ def local(tensor: Tensor) -> Tensor:
     return to_local() if to_local else tensor
 
 
-def clip_scale(grad_norm: float, max_grad_norm: float) -> float:
-    """Return the factor that scales gradients down to the largest allowed norm; 1 if they are within it."""
-    return min(1.0, max_grad_norm / max(grad_norm, 1e-12))
+def clip_divisor(squared_norm: Tensor, max_grad_norm: float) -> Tensor:
+    """Return what divides gradients so that their norm is at most the largest allowed one; 1 if it is already."""
+    return (squared_norm.sqrt() / max_grad_norm).clamp_min(1.0)

@@ -6,12 +6,14 @@ tensor-parallel processes exchange most.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -30,10 +32,12 @@ class Layout:
     """This process's place in the layout.
 
     Args:
-        mesh: ``pp`` x ``tp`` x ``dp``; None for a single process.
+        mesh: ``pp`` x ``tp`` x ``dp``; None for a single process. With hybrid sharding ``dp`` has the processes that
+            share a copy of the parameters, and ``replicate``, before it, those with the same shard.
         pp_rank: pipeline stage.
-        dp_rank: replica, or shard of one.
+        dp_rank: which share of the batch this process trains on.
         tp: the tensor-parallel group, if it has several processes.
+        shards_parameters: FSDP2 shards parameters and moments, and gradients between steps, over ``dp``.
         heads: which heads this process has, if several processes share a key/value head.
     """
 
@@ -41,6 +45,7 @@ class Layout:
     mesh: DeviceMesh | None = None
     pp_rank: int = 0
     dp_rank: int = 0
+    shards_parameters: bool = False
     tp: TensorParallel | None = None
     heads: SharedHeads | None = None
 
@@ -56,14 +61,9 @@ class Layout:
         """
         if self.mesh is None:
             return [rank]
-        ends = self.mesh.mesh[[0, -1], :, self.dp_rank].flatten().tolist()
+        ends = self.mesh.mesh.flatten(2)[[0, -1], :, self.dp_rank].flatten().tolist()
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return [other for other in dict.fromkeys(ends) if other // per_node == rank // per_node]
-
-    @property
-    def fsdp(self) -> bool:
-        """Whether parameters, gradients and moments are sharded over the replicas."""
-        return self.config.parallel.data_parallel == "fsdp" and self.mesh is not None and self.mesh["dp"].size() > 1
 
     @property
     def stage_layers(self) -> range:
@@ -75,17 +75,26 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     """Return this process's place. The process group must exist."""
     if world_size == 1:
         return Layout(config=config)
-    parallel = config.parallel
-    sizes = (parallel.pipeline_parallel_size, config.data_parallel_size, parallel.tensor_parallel_size)
+    parallel, data_ranks = config.parallel, config.data_parallel_size
+    names: tuple[str, ...] = ("pp", "tp", "dp")
+    data_sizes: tuple[int, ...] = (data_ranks,)
+    if parallel.fsdp_size is not None and parallel.fsdp_size < data_ranks:
+        names, data_sizes = ("pp", "tp", "replicate", "dp"), (data_ranks // parallel.fsdp_size, parallel.fsdp_size)
+    tensor = parallel.tensor_parallel_size
     # FSDP shards slices, so `tp` comes before `dp` in the mesh, unlike in the ranks.
-    ranks = torch.arange(world_size).view(sizes).transpose(1, 2)
-    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=("pp", "tp", "dp"))
+    ranks = torch.arange(world_size).view(parallel.pipeline_parallel_size, data_ranks, tensor).transpose(1, 2)
+    mesh = DeviceMesh(device_type, ranks.reshape(*ranks.shape[:2], *data_sizes), mesh_dim_names=names)
     tp = None
-    if parallel.tensor_parallel_size > 1:
-        tp = TensorParallel(
-            mesh["tp"].get_group(), mesh.get_local_rank("tp"), parallel.tensor_parallel_size, parallel.sequence_parallel
-        )
-    return Layout(config=config, mesh=mesh, pp_rank=mesh.get_local_rank("pp"), dp_rank=mesh.get_local_rank("dp"), tp=tp)
+    if tensor > 1:
+        tp = TensorParallel(mesh["tp"].get_group(), mesh.get_local_rank("tp"), tensor, parallel.sequence_parallel)
+    return Layout(
+        config=config,
+        mesh=mesh,
+        pp_rank=mesh.get_local_rank("pp"),
+        dp_rank=dist.get_rank() // tensor % data_ranks,
+        shards_parameters=parallel.data_parallel != "replicate" and data_ranks > 1,
+        tp=tp,
+    )
 
 
 def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backend: str | None) -> None:
@@ -105,13 +114,45 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
             layer.forward = torch.compile(  # type: ignore[method-assign]
                 layer.forward, fullgraph=True, dynamic=False, backend=compile_backend
             )
-    if layout.fsdp:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    if layout.shards_parameters:
+        _shard(model, layout, precision)
 
-        assert layout.mesh is not None
-        policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
-        for module in (*model.blocks(), model):
-            fully_shard(module, mesh=layout.mesh["dp"], mp_policy=policy)
+
+def _shard(model: Llama, layout: Layout, precision: Precision) -> None:
+    """Let FSDP2 shard parameters and exchange weights and gradients, beside the computation of other layers."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    assert layout.mesh is not None
+    parallel = layout.config.parallel
+    is_hybrid = "replicate" in (layout.mesh.mesh_dim_names or ())
+    mesh = layout.mesh["replicate", "dp"] if is_hybrid else layout.mesh["dp"]
+    policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
+    again = parallel.data_parallel == "fsdp" and parallel.reshard_after_forward == "always"
+    blocks: list[FSDPModule] = [
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again) for layer in model.blocks()
+    ]
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # the loss needs its weights
+    for layer, following in itertools.pairwise(blocks):
+        layer.set_modules_to_forward_prefetch([following])
+        following.set_modules_to_backward_prefetch([layer])
+
+
+def before_micro_batch(model: Llama, layout: Layout, *, is_last: bool) -> None:
+    """Tell FSDP2 what to exchange with a micro-batch of a step.
+
+    ``zero1`` sums gradients over the shards in the last one only. Where weights are kept after the forward pass, they
+    are kept for the next micro-batch too.
+    """
+    if not layout.shards_parameters:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(model, FSDPModule)
+    parallel = layout.config.parallel
+    is_zero1 = parallel.data_parallel == "zero1"
+    model.set_is_last_backward(is_last)
+    model.set_requires_gradient_sync(is_last or not is_zero1)
+    model.set_reshard_after_backward(is_last or not (is_zero1 or parallel.reshard_after_forward == "never"))
 
 
 def _keep_to_own_cache() -> None:
@@ -130,9 +171,10 @@ def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) 
     if layout.mesh is None:
         return {name: ParameterShard(parameter=parameter) for name, parameter in named}
     shards = {}
+    axes = (layout.mesh.mesh_dim_names or ())[1:]  # without the pipeline's stages
     for name, parameter in named:
         dim = slice_dim(name) if layout.tp else None
-        is_sharded = {"tp": dim is not None, "dp": layout.fsdp}
+        is_sharded = dict.fromkeys(axes, False) | {"tp": dim is not None, "dp": layout.shards_parameters}
         replicated_over = frozenset(axis for axis in is_sharded if not is_sharded[axis])
         replication = math.prod(layout.mesh[axis].size() for axis in replicated_over)
         # With sequence parallelism each process computes the gradient from its slice of the sequence only.
@@ -141,9 +183,9 @@ def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) 
             parameter=parameter,
             replication=replication,
             replicated_over=replicated_over,
-            mesh=layout.mesh["tp", "dp"],
+            mesh=layout.mesh[axes],
             slice_dim=dim,
-            sharded=layout.fsdp,
+            sharded=layout.shards_parameters,
             partial_gradient=partial,
             shard_spec=layout.heads.shard_spec(name) if layout.heads else None,
         )

@@ -75,7 +75,7 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
             started = time.perf_counter()
             optimizer.zero_grad()
             backend.forward_backward(model, tokens, tokens)
-            optimizer.step(lr=1e-4, grad_scale=1.0)
+            optimizer.step(lr=1e-4, number=step)
             steps_s.append(time.perf_counter() - started)
             started = time.perf_counter()
             state = {"loader": [], "rng": rng_state()}

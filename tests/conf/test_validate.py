@@ -162,9 +162,17 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ({**_PP2, "data__mask_across_documents": True}, "can't be combined; later stages don't see the tokens"),
         ({**_PP2, "model__tie_embeddings": True}, "can't be combined; the first and last stage would share"),
         (
-            {"parallel__data_parallel": "zero1"},
-            "parallel.data_parallel=zero1: backend.name=torch_native doesn't support it, nxd does\n"
-            "hint: set parallel.data_parallel=fsdp",
+            {**_TWO, "parallel__data_parallel": "fsdp", "parallel__fsdp_size": 3},
+            "parallel.fsdp_size=3: the data-parallel size 2 is not divisible by it\nhint: use a divisor of 2",
+        ),
+        (
+            {**_TWO, "parallel__fsdp_size": 2},
+            "parallel.fsdp_size=2: only for backend.name=torch_native with parallel.data_parallel=fsdp or zero1, but "
+            "here they are torch_native and replicate\nhint: set parallel.fsdp_size=null",
+        ),
+        (
+            {**_TWO, "parallel__reshard_after_forward": "never"},
+            "parallel.reshard_after_forward=never: parallel.data_parallel=replicate gathers weights only once",
         ),
         (
             {**_NXD, "parallel__data_parallel": "fsdp"},
@@ -215,6 +223,7 @@ def test_layouts_that_can_not_be_are_refused_with_the_reason(changes: dict[str, 
         _TP2,
         _PP2,
         {**_TWO, "parallel__data_parallel": "fsdp"},
+        {**_TWO, "parallel__data_parallel": "zero1", "parallel__fsdp_size": 1},
         {**_NXD, **_TWO, "parallel__data_parallel": "zero1"},
         # NxD copies key/value heads where there are fewer than processes.
         {**_NXD, "cluster__processes_per_node": 4, "parallel__tensor_parallel_size": 4, "model__num_kv_heads": 2},

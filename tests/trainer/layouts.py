@@ -18,10 +18,11 @@ from hlatctl.run.paths import RunPaths
 
 def main() -> int:
     """Train every run of the list."""
-    from trainer import loop
+    from trainer import loop, reduction
     from trainer.backends.torch_native import TorchNative
     from trainer.data.loader import Loader
 
+    reduction.BUCKET_ENTRIES = 5_000  # several buckets of a small model
     backend = None
     for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         run = RunPaths(Path(job["run"]))

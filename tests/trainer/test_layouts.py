@@ -27,15 +27,19 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2_sp": (2, {"tensor_parallel_size": 2, "sequence_parallel": True}),
     "pp2": (2, {"pipeline_parallel_size": 2}),
     "fsdp2": (2, {"data_parallel": "fsdp"}),
+    "zero1_2": (2, {"data_parallel": "zero1"}),
     "dp2_tp2": (4, {"tensor_parallel_size": 2}),
     "fsdp2_tp2": (4, {"data_parallel": "fsdp", "tensor_parallel_size": 2}),
     # Combinations whose curves are compared, but whose checkpoints aren't exchanged.
     "fsdp2_tp2_sp": (4, {"data_parallel": "fsdp", "tensor_parallel_size": 2, "sequence_parallel": True}),
     "pp2_tp2_sp": (4, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True}),
     "dp2_pp2": (4, {"pipeline_parallel_size": 2}),
+    "fsdp2_never": (2, {"data_parallel": "fsdp", "reshard_after_forward": "never"}),
+    "hybrid2_2": (4, {"data_parallel": "fsdp", "fsdp_size": 2}),
+    "zero1_hybrid2_tp2": (4, {"data_parallel": "zero1", "fsdp_size": 1, "tensor_parallel_size": 2}),
 }
 #: Layouts whose checkpoints are exchanged.
-EXCHANGED = list(LAYOUTS)[:8]
+EXCHANGED = list(LAYOUTS)[:9]
 #: Changes that are combined with layouts, and the relative difference from one process's curve that rounding allows.
 VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "mixed": ({"precision": {"name": "mixed"}}, 5e-3),
@@ -169,6 +173,18 @@ def test_precision_and_recomputation_work_with_every_kind_of_layout(
         losses = [event["loss"] for event in events_of(run, "step")]
         assert losses == pytest.approx(expected, rel=VARIANTS[variant][1]), layout
         assert not events_of(run, "alarm"), layout
+
+
+def test_weights_are_gathered_and_gradients_summed_only_as_often_as_a_layout_needs(
+    tmp_path: Path, make_layout: Callable[..., RunPaths], start: Start, finish: Finish
+) -> None:
+    """A step has three micro-batches; two layers and the rest of the model are gathered each on its own."""
+    batch = {"global_batch_size": 6, "micro_batch_size": 1}
+    folders = [os.fspath(make_layout(tmp_path, name, train=batch).root) for name in ("fsdp2", "fsdp2_never", "zero1_2")]
+    output = finish(start("tests/trainer/exchanges.py", *folders, processes=2))
+    lines = [json.loads(line.split(" ", 1)[1]) for line in output.splitlines() if line.startswith("exchanges ")]
+    counts = {line["run"]: (line["_allgather_base_"], line["_reduce_scatter_base_"]) for line in lines}
+    assert counts == {"fsdp2": (3 * (3 + 2), 3 * 3), "fsdp2_never": (3, 3 * 3), "zero1_2": (3, 3)}
 
 
 def test_drifting_replicas_of_a_weight_are_detected(

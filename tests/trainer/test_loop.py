@@ -118,6 +118,32 @@ def test_update_that_is_not_finite_is_skipped_with_on_nonfinite_skip(
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16_sr"])
+def test_a_host_that_runs_ahead_of_the_device_trains_the_same_bits(
+    precision: str,
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also after an update that the device has skipped before the host knows it."""
+    steps = []
+    for ahead in (0, 1):
+        poisoned_at_step(5)
+        monkeypatch.setattr(TorchNative, "steps_ahead", ahead)
+        run = make_run(
+            tmp_path / str(ahead), train={"on_nonfinite": "skip", "max_steps": 9}, precision={"name": precision}
+        )
+        assert train_here(run, 1) == 0
+        steps.append([[event[key] for key in ("step", "loss", "grad_norm")] for event in events_of(run, "step")])
+        assert files.read_json(run.checkpoint(9) / "state.json")["optimizer_steps"] == 8
+        monkeypatch.undo()
+    assert steps[0] == steps[1]
+    assert [row[0] for row in steps[0]] == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
 def test_too_many_skipped_updates_end_the_run(
     tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:

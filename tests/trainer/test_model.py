@@ -17,7 +17,7 @@ from trainer import model as llama
 from trainer.init import build, initialize
 from trainer.loss import cross_entropy
 from trainer.model import Llama
-from trainer.optim import AdamW, ParameterShard, clip_scale
+from trainer.optim import AdamW, ParameterShard, clip_divisor
 
 _SMALL = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2)
 
@@ -107,7 +107,7 @@ def test_optimizer_updates_like_pytorchs() -> None:
         assert flat.squared_norms()[0].sqrt().item() == pytest.approx(norm.item(), rel=1e-5)
         plain.param_groups[0]["lr"] = step * 1e-3
         plain.step()
-        flat.step(lr=step * 1e-3, grad_scale=clip_scale(norm.item(), 1.0))
+        flat.step(lr=step * 1e-3, number=step, divisor=clip_divisor(norm.square(), 1.0))
     pairs: Any = zip(flat_model.parameters(), plain_model.parameters(), strict=True)
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

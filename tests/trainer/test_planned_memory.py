@@ -49,10 +49,10 @@ def peak_bytes(config: Config, trace: Path) -> int:
         model = backend.build_model(document_end_id=None)
         optimizer = backend.optimizer(model)
         tokens = torch.randint(config.model.vocab_size, (config.train.global_batch_size, config.train.seq_len))
-        for _ in range(2):
+        for step in range(1, 3):
             optimizer.zero_grad()
             loss = backend.forward_backward(model, tokens, tokens)
-            backend.update(optimizer, loss, lr=1e-3)
+            backend.update(optimizer, loss, lr=1e-3, step=step)
     recorded.export_chrome_trace(str(trace))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("name") == "[memory]"]
     events.sort(key=lambda event: event["ts"])

@@ -50,9 +50,9 @@ def test_small_updates_arrive_on_average_only_if_rounded_stochastically(stochast
     def train(dtype: torch.dtype) -> torch.Tensor:
         weight = torch.nn.Parameter(torch.ones(_TRIALS, dtype=dtype))
         optimizer = AdamW({"weight": ParameterShard(parameter=weight)}, config, stochastic_rounding=stochastic, seed=3)
-        for _ in range(100):
+        for number in range(100):
             optimizer.gradients.fill_(1.0)
-            optimizer.step(lr=4e-4, grad_scale=1.0)
+            optimizer.step(lr=4e-4, number=number)
         return weight.detach().float()
 
     exact, rounded = train(torch.float32), train(torch.bfloat16)
@@ -70,10 +70,10 @@ def test_noise_depends_on_seed_and_step_alone() -> None:
         optimizer = AdamW(
             {"weight": ParameterShard(parameter=weight)}, OptimizerConfig(), stochastic_rounding=True, seed=seed
         )
-        for _ in range(3):
+        for number in range(3):
             torch.rand(7)
             optimizer.gradients.fill_(0.5)
-            optimizer.step(lr=1e-3, grad_scale=1.0)
+            optimizer.step(lr=1e-3, number=number)
         return weight.detach()
 
     assert torch.equal(train(1), train(1))

@@ -14,6 +14,7 @@ from torch import Tensor
 from trainer.model import Llama
 from trainer.shard_file import ShardFile
 from trainer.shard_index import ShardIndex
+from trainer.stopwatch import Stopwatch
 
 #: What a process adds to the signal of a step: it was asked to stop; rank 0 has new orders; rank 0 ends training for an
 #: amendment. FP32 adds them exactly for two million processes.
@@ -66,8 +67,9 @@ class StepMetrics:
 class Optimizer(Protocol):
     """The part of an optimizer that the loop uses."""
 
-    step_count: int
-    """Updates so far."""
+    @property
+    def step_count(self) -> int:
+        """Updates so far, without skipped ones; may wait for the device."""
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
@@ -94,12 +96,14 @@ class Backend(Protocol):
     """This process saves the loader's state for the processes of its replica."""
     data_ranks: list[int]
     """The ranks of this process's replica and node that need tokens, perhaps without this one; the first reads them."""
-    steps_ahead: int
-    """How many of the newest steps' metrics the loop may leave unread; with 0 it reads them at once."""
     compiles: bool
     """The layers are compiled."""
     warnings: list[str]
     """Messages for the journal and the terminal, such as a missing compiler."""
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many of the newest steps' metrics the loop may leave unread; with 0 it reads them at once."""
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
         """Return this process's part of the model, on its device, with the initial weights.
@@ -119,17 +123,18 @@ class Backend(Protocol):
         """
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, signal: int = 0
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
     ) -> Callable[[], StepMetrics]:
         """Update the parameters with the clipped gradients of the whole batch.
 
-        The loss share is reduced with the gradients. A lazily executing device does all this later. An eager device
-        skips an update that is not finite.
+        The loss share is reduced with the gradients. The device may do all this later. An eager device skips an update
+        that is not finite.
 
         Args:
             optimizer: whose gradients are collected.
             loss_share: from :meth:`forward_backward`.
             lr: learning rate.
+            step: its number.
             signal: of this process, summed over all processes (``STOP``, ``NEWS``, ``ENDS``).
 
         Returns:
@@ -142,8 +147,8 @@ class Backend(Protocol):
     def reduce_sum(self, tensor: Tensor) -> None:
         """Sum a tensor over all processes, in place."""
 
-    def wait(self) -> None:
-        """Wait for the device, so that each process measures the time of its own work."""
+    def stopwatch(self) -> Stopwatch:
+        """Return a running stopwatch, by which each process measures the time of its own work."""
 
     def step_boundary(self) -> None:
         """Mark the end of a step's operations; a lazily executing device starts them here."""

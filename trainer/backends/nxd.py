@@ -31,6 +31,7 @@ from trainer.parallel import Layout, parameter_shards
 from trainer.shard_file import ShardFile
 from trainer.shard_index import ShardIndex
 from trainer.shared_heads import SharedHeads
+from trainer.stopwatch import HostStopwatch, Stopwatch
 from trainer.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Nxd(TorchDistributed):
         return self.data_parallel_size * self._config.parallel.tensor_parallel_size
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, signal: int = 0
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
     ) -> Callable[[], StepMetrics]:
         """Add the update to the step's graph. A step closure fetches the metrics in another thread."""
         from torch_xla.core.xla_model import add_step_closure
@@ -242,8 +243,9 @@ class Nxd(TorchDistributed):
         """See :class:`trainer.backends.base.Backend`."""
         dist.all_reduce(tensor)
 
-    def wait(self) -> None:
-        """Do nothing: execution is lazy, so the time measured is that of building the graph."""
+    def stopwatch(self) -> Stopwatch:
+        """Measure the time of building the graph: execution is lazy, so nothing is waited for."""
+        return HostStopwatch(lambda: None)
 
     def step_boundary(self) -> None:
         """Send the graph to the device."""

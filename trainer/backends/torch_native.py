@@ -23,10 +23,12 @@ from trainer.backends.base import Optimizer, StepMetrics
 from trainer.backends.common import TorchDistributed, largest_difference
 from trainer.init import initialize
 from trainer.model import Llama
-from trainer.optim import AdamW, clip_scale, local
-from trainer.parallel import loss_of, make_layout, parameter_shards, prepare
+from trainer.optim import AdamW, clip_divisor, local
+from trainer.parallel import before_micro_batch, loss_of, make_layout, parameter_shards, prepare
+from trainer.reduction import OverlappedSum
 from trainer.shard_file import ShardFile
 from trainer.shard_index import ShardIndex
+from trainer.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from trainer.storage import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -38,8 +40,6 @@ _TIMEOUT = timedelta(minutes=15)
 
 class TorchNative(TorchDistributed):
     """See :class:`trainer.backends.base.Backend`."""
-
-    steps_ahead = 0
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -55,6 +55,7 @@ class TorchNative(TorchDistributed):
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
         self._pipeline: Pipeline | None = None
+        self._sum: OverlappedSum | None = None
         if config.precision.name == "bf16":
             self.warnings.append(
                 "precision=bf16: weights rounded to the nearest lose small updates; the paper's runs diverged with it "
@@ -63,6 +64,11 @@ class TorchNative(TorchDistributed):
         if self.compiles and self._facts.compiles_with_cpp and not _cpp_compiler():
             self.compiles = False
             self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
+
+    @property
+    def steps_ahead(self) -> int:
+        """See :class:`trainer.backends.base.Backend`."""
+        return int(self._facts.runs_behind_host)
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
         """Build and shard the model on the meta device, then allocate and initialize this process's part."""
@@ -90,7 +96,7 @@ class TorchNative(TorchDistributed):
 
     def optimizer(self, model: Llama) -> AdamW:
         """Return AdamW over this process's shards."""
-        return AdamW(
+        optimizer = AdamW(
             parameter_shards(model.named_parameters(), self._layout),
             self._config.optimizer,
             stochastic_rounding=self._precision.stochastic_rounding,
@@ -98,53 +104,90 @@ class TorchNative(TorchDistributed):
             noise_device=None if self._facts.draws_noise else torch.device("cpu"),
             fused=self._facts.fused_adamw,
         )
+        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.shards_parameters:
+            group = self._layout.mesh["dp"].get_group()
+            self._sum = OverlappedSum(optimizer, group, self._config.grad_accum_steps)
+        return optimizer
 
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """Run the micro-batches one by one, or through the pipeline."""
-        inputs, targets = (tokens.to(self.device, non_blocking=True) for tokens in (inputs, targets))
+        inputs, targets = self._on_device(inputs), self._on_device(targets)
+        if self._sum is not None:
+            self._sum.begin()
         if self._pipeline is not None:
             total = self._pipeline.run(inputs, targets)
         else:
             total = torch.zeros((), device=self.device)
-            size = self._config.micro_batch_size
-            for some, following in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+            pairs = [torch.split(tokens, self._config.micro_batch_size) for tokens in (inputs, targets)]
+            for number, (some, following) in enumerate(zip(*pairs, strict=True), 1):
+                before_micro_batch(model, self._layout, is_last=number == len(pairs[0]))
                 loss = self._loss(model, model(some), following) * self._scale
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         # FSDP averages over the shards. All tensor-parallel ranks have the same loss.
-        replicas = self.data_parallel_size if self._layout.fsdp else 1
+        replicas = self.data_parallel_size if self._layout.shards_parameters else 1
         return total / (replicas * self._config.parallel.tensor_parallel_size)
+
+    def _on_device(self, tokens: Tensor) -> Tensor:
+        """Begin to copy tokens to the device; from other memory than pinned, the copy would wait for the device."""
+        return (tokens.pin_memory() if self._facts.pins_host_memory else tokens).to(self.device, non_blocking=True)
 
     @property
     def _scale(self) -> float:
         """The factor of a micro-batch's loss that makes the gradients of all add up to those of the mean."""
-        return 1.0 / (self._config.grad_accum_steps * (1 if self._layout.fsdp else self.data_parallel_size))
+        replicas = 1 if self._layout.shards_parameters else self.data_parallel_size
+        return 1.0 / (self._config.grad_accum_steps * replicas)
 
     def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
         return loss_of(model, hidden, targets, self._layout)
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, signal: int = 0
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
     ) -> Callable[[], StepMetrics]:
-        """Update now: clipping needs the gradient norm."""
+        """Update with the clipped gradients, or skip the update. Only the device needs to know which, now."""
         assert isinstance(optimizer, AdamW)
-        optimizer.collect_gradients()
-        if self._layout.mesh is not None and self.data_parallel_size > 1 and not self._layout.fsdp:
-            dist.all_reduce(optimizer.gradients, group=self._layout.mesh["dp"].get_group())
-        signals = torch.tensor([float(signal)], device=self.device)
-        shares = torch.cat((loss_share.reshape(1), signals, optimizer.squared_norms()))
+        if self._sum is not None:
+            self._sum.finish()
+        else:
+            optimizer.collect_gradients()
+        optimizer.sum_partial_gradients()
+        # A new tensor from the signal's value would wait for the device.
+        shares = torch.cat((loss_share.reshape(1), loss_share.new_full((1,), signal), optimizer.squared_norms()))
         self.reduce_sum(shares)
-        sums = StepMetrics.of(shares.tolist())
-        if sums.finite:
-            optimizer.step(lr=lr, grad_scale=clip_scale(sums.grad_norm, self._config.optimizer.max_grad_norm))
-        return lambda: sums
+        loss, _, squared_norm, _ = shares.unbind()
+        skip = 1.0 - (loss.isfinite() & squared_norm.isfinite()).to(torch.float32)
+        divisor = clip_divisor(squared_norm, self._config.optimizer.max_grad_norm)
+        optimizer.step(lr=lr, number=step, divisor=divisor, skip=skip)
+        return self._later(shares)
+
+    def _later(self, sums: Tensor) -> Callable[[], StepMetrics]:
+        """Begin to copy a step's sums to the host; the function waits for them."""
+        host = sums.to("cpu", non_blocking=True)
+        copied = self._mark()
+
+        def read() -> StepMetrics:
+            copied()
+            return StepMetrics.of(host.tolist())
+
+        return read
+
+    def _mark(self) -> Callable[[], None]:
+        """Return a function that waits until the device has done the work issued so far."""
+        if not self._facts.runs_behind_host:
+            return self._synchronize
+        event = torch.get_device_module(self.device).Event()
+        event.record()
+        return event.synchronize  # type: ignore[no-any-return]
+
+    def _synchronize(self) -> None:
+        torch.get_device_module(self.device).synchronize()
 
     def drift(self, optimizer: Optimizer) -> float:
         """See :class:`trainer.backends.base.Backend`."""
         mesh = self._layout.mesh
         if mesh is None:
             return 0.0
-        axes = ("dp", "tp")
+        axes = (mesh.mesh_dim_names or ())[1:]
         return max(largest_difference(optimizer.replicated_norms(axis), mesh[axis].get_group()) for axis in axes)
 
     def reduce_sum(self, tensor: Tensor) -> None:
@@ -152,9 +195,9 @@ class TorchNative(TorchDistributed):
         if self.world_size > 1:
             dist.all_reduce(tensor)
 
-    def wait(self) -> None:
-        """Synchronize with the device. A step ends with such a wait anyway, so this costs little."""
-        torch.get_device_module(self.device).synchronize()
+    def stopwatch(self) -> Stopwatch:
+        """See :class:`trainer.backends.base.Backend`."""
+        return DeviceStopwatch(self.device) if self._facts.runs_behind_host else HostStopwatch(self._synchronize)
 
     def step_boundary(self) -> None:
         """Do nothing: PyTorch executes eagerly."""
@@ -171,7 +214,7 @@ class TorchNative(TorchDistributed):
         }
         for name, tensor in tensors.items():
             local(host[name]).copy_(local(tensor), non_blocking=True)
-        self.wait()
+        self._synchronize()
         return host
 
     def for_writing(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
