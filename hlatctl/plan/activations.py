@@ -8,7 +8,7 @@ from __future__ import annotations
 from conf.devices import DEVICES
 from conf.schema import Config
 from conf.sizes import BF16_BYTES, COMPUTE_BYTES, FP32_BYTES, kv_width, layer_parameters, state_bytes
-from hlatctl.plan.execution import Execution, in_flight, sequences, shards_weights, tokens
+from hlatctl.plan.execution import Execution, head_width, in_flight, sequences, shards_weights, tokens
 
 
 def activation_bytes(config: Config, execution: Execution, layers: int, stage: int) -> int:
@@ -74,7 +74,7 @@ def widths(config: Config) -> tuple[int, int, int, int]:
     """Return one process's widths of query heads, key heads and feed-forward layer, and the bytes of an activation."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
     return (
-        model.num_heads * model.head_dim // tensor,
+        model.num_heads * head_width(config) // tensor,
         kv_width(config),
         model.intermediate_size // tensor,
         COMPUTE_BYTES[config.precision.name],

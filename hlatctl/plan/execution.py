@@ -24,7 +24,7 @@ class Execution:
         context_parallel_size: processes that share each sequence.
         schedule: of the pipeline.
         chunks: pipeline stages of each process (arXiv 2104.04473, section 2.2.2).
-        fsdp_size: replicas that share one sharded copy; None: all.
+        fsdp_size: processes with the same weights that share one sharded copy; None: all.
         reshards: FSDP frees gathered weights after the forward pass.
         recomputed: what the backward pass computes again. ``operators``: every second product of a layer, and all
             element-wise operations, but not attention (torchtitan's option ``op``).
@@ -60,8 +60,8 @@ class Execution:
             context_parallel_size=_value(parallel, "context_parallel_size", 1),
             schedule=_value(parallel, "pipeline_schedule", "1f1b"),
             chunks=_value(parallel, "pipeline_chunks", 1),
-            fsdp_size=_value(parallel, "fsdp_size", None),
-            reshards=_value(parallel, "reshard_after_forward", "always") == "always",
+            fsdp_size=parallel.fsdp_size,
+            reshards=parallel.reshard_after_forward == "always",
             recomputed=parallel.activation_checkpointing,
             memory_budget=_value(parallel, "activation_memory_budget", 1.0),
             fp8=_value(config.precision, "fp8_scaling", "rowwise") if str(config.precision.name) == "fp8" else None,
@@ -72,6 +72,11 @@ class Execution:
 def _value(group: object, key: str, default: Any) -> Any:
     """Return a key's value; the default if the schema has no such key."""
     return getattr(group, key, default)
+
+
+def head_width(config: Config) -> int:
+    """Return the width of one attention head."""
+    return int(_value(config.model, "head_width", config.model.head_dim))
 
 
 def replicas(config: Config, execution: Execution) -> int:
@@ -90,8 +95,8 @@ def shards(config: Config, execution: Execution) -> int:
     """Return the number of processes that share one copy of moments and master weights, and with FSDP of weights."""
     if config.parallel.data_parallel == "replicate":
         return 1
-    count = replicas(config, execution)
-    return min(execution.fsdp_size or count, count) * execution.context_parallel_size
+    count = reducers(config, execution)
+    return min(execution.fsdp_size or count, count)
 
 
 def shards_weights(config: Config, execution: Execution) -> bool:

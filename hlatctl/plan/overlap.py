@@ -60,7 +60,7 @@ def _sharded_s(config: Config, execution: Execution, layer: Work) -> float:
     in_backward_s = scatter_s + (0.0 if kept else gather_s)
     beside_s = (layers - 1) * max(0.0, in_backward_s - layer.backward_s - layer.again_s)
     backwards = 1 if config.parallel.data_parallel == "zero1" else count
-    return (1 if kept else count) * forward_s + backwards * beside_s + scatter_s + scatter_ends_s
+    return (1 if kept else count) * forward_s + backwards * (beside_s + scatter_s + scatter_ends_s)
 
 
 def _gather_s(config: Config, execution: Execution, held_bytes: float) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from conf.schema import Config
 from conf.sizes import COMPUTE_BYTES
 from hlatctl.plan.activations import widths
-from hlatctl.plan.execution import Execution, sequences, tokens
+from hlatctl.plan.execution import Execution, head_width, sequences, tokens
 
 #: The mean bytes of an entry in FP8: operands have one byte, results two.
 _FP8_BYTES = 4 / 3
@@ -182,7 +182,7 @@ def _core(config: Config, execution: Execution) -> list[Product]:
 
     With context parallelism a process has its own queries and the keys and values of the whole sequence.
     """
-    seq_len, width = config.train.seq_len, config.model.head_dim
+    seq_len, width = config.train.seq_len, head_width(config)
     own = seq_len // execution.context_parallel_size
     heads = sequences(config, execution) * config.model.num_heads / config.parallel.tensor_parallel_size
     return [Product(own, width, seq_len, heads), Product(own, seq_len, width, heads)]
