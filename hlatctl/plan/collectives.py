@@ -52,7 +52,7 @@ def tensor_parallel_work(config: Config, execution: Execution) -> Work:
         return Work(0.0, 0.0)
     held = tokens(config, execution) * config.model.hidden_size * COMPUTE_BYTES[config.precision.name]
     exposed = ASYNCHRONOUS_EXPOSED_FRACTION if execution.asynchronous_tensor_parallel else 1.0
-    one_s = exposed * _neighbours_s(config, held, tensor, 1)
+    one_s = exposed * neighbours_s(config, held, tensor, 1)
     again = {"full": _EXCHANGES, "operators": _EXCHANGES // 2}.get(execution.recomputed, 0)
     return Work(_EXCHANGES * one_s, _EXCHANGES * one_s, again * one_s)
 
@@ -67,12 +67,12 @@ def context_parallel_work(config: Config, execution: Execution) -> Work:
         return Work(0.0, 0.0)
     _, kv, _, compute = widths(config)
     held = 2 * kv * compute * tokens(config, execution) * context
-    one_s = _neighbours_s(config, held, context, config.parallel.tensor_parallel_size)
+    one_s = neighbours_s(config, held, context, config.parallel.tensor_parallel_size)
     again = execution.recomputed in ("selective", "full") or execution.recomputes_elementwise
     return Work(one_s, one_s, one_s if again else 0.0)
 
 
-def _neighbours_s(config: Config, held_bytes: float, size: int, stride: int) -> float:
+def neighbours_s(config: Config, held_bytes: float, size: int, stride: int) -> float:
     """Return the time of a ring of ranks that follow each other: within a node, or at each process's share of it."""
     sent = (size - 1) / size * held_bytes
     within = size * stride <= config.cluster.processes_per_node

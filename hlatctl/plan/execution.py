@@ -30,7 +30,7 @@ class Execution:
             element-wise operations, but not attention (torchtitan's option ``op``).
         memory_budget: of ``budget``: the kept share of a layer's activations, from 0 (as ``full``) to 1 (as ``none``).
         fp8: the layers' products run in FP8 with such scales; attention and the head don't.
-        muon: Muon updates the matrices of layers, and has one moment of them.
+        muon_steps: iterations of Muon, which updates the matrices of layers and has one moment of them; 0: AdamW.
         asynchronous_tensor_parallel: products overlap the collectives of tensor parallelism.
         flash_attention: scores never leave the chip, and masked blocks are skipped; None: as the backend does.
         recomputes_elementwise: a layer keeps its own results of products and of attention; element-wise operations are
@@ -46,7 +46,7 @@ class Execution:
     recomputed: Recomputed = "none"
     memory_budget: float = 1.0
     fp8: Fp8Scaling | None = None
-    muon: bool = False
+    muon_steps: int = 0
     asynchronous_tensor_parallel: bool = False
     flash_attention: bool | None = None
     recomputes_elementwise: bool = False
@@ -65,8 +65,12 @@ class Execution:
             recomputed=parallel.activation_checkpointing,
             memory_budget=_value(parallel, "activation_memory_budget", 1.0),
             fp8=_value(config.precision, "fp8_scaling", "rowwise") if str(config.precision.name) == "fp8" else None,
-            muon=_value(config.optimizer, "name", "adamw") == "muon",
+            muon_steps=_value(config.optimizer, "newton_schulz_steps", 5) if _uses_muon(config) else 0,
         )
+
+
+def _uses_muon(config: Config) -> bool:
+    return str(_value(config.optimizer, "name", "adamw")) == "muon"
 
 
 def _value(group: object, key: str, default: Any) -> Any:

@@ -112,10 +112,14 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
 def moment_bytes(config: Config, execution: Execution, stage: int) -> int:
     """Return the bytes of a stage's moments. Muon has one of a layer's matrices, AdamW two of everything."""
     whole = state_bytes(config).moments * stage_parameters(config, stage)
-    if not execution.muon:
+    if not execution.muon_steps:
         return whole
-    matrices = len(stage_layers(config, stage)) * (layer_parameters(config) - 2 * config.model.hidden_size)
-    return whole - state_bytes(config).moments // 2 * matrices
+    return whole - state_bytes(config).moments // 2 * matrix_parameters(config, stage)
+
+
+def matrix_parameters(config: Config, stage: int) -> int:
+    """Return one process's parameters of a stage in the matrices of layers: without norms, embedding and head."""
+    return len(stage_layers(config, stage)) * (layer_parameters(config) - 2 * config.model.hidden_size)
 
 
 def _gathered(config: Config, execution: Execution, stage: int) -> int:

@@ -2,7 +2,7 @@
 
 Large products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
 calibrated). If the hardware is unknown, there is no step time: nothing is guessed. ``hlatctl.plan.products`` has the
-operations of one device, ``collectives`` those of groups, ``overlap`` what of FSDP's and of gradients' is visible.
+operations of one device, ``collectives`` those of groups, ``overlap`` what of those over replicas is visible.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config
-from conf.sizes import flops_per_token, stage_layers, stage_parameters, state_bytes
+from conf.sizes import flops_per_token, stage_layers
 from hlatctl.plan.collectives import context_parallel_work, send_s, tensor_parallel_work
-from hlatctl.plan.execution import Execution, micro_batches, shards
-from hlatctl.plan.memory import moment_bytes
+from hlatctl.plan.execution import Execution, micro_batches
+from hlatctl.plan.optimizer import update_s
 from hlatctl.plan.overlap import visible_s
 from hlatctl.plan.products import (
     Device,
@@ -100,7 +100,8 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
     count, stages = micro_batches(config, how), config.parallel.pipeline_parallel_size
     pace = max((_pace(config, how, stage) for stage in {0, stages - 1}), key=lambda pace: pace.total_s)
     pipeline_s = _pipeline_s(config, how, pace, count)
-    data_s, optimizer_s = visible_s(config, how, pace.layer, pace.backward_s), _optimizer_s(config, how)
+    data_s = visible_s(config, how, pace.layer, pace.backward_s)
+    optimizer_s = update_s(config, how, _device(config))
     total_s = count * pace.total_s + pipeline_s + data_s + optimizer_s
     model_flops = flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
     return StepTime(
@@ -138,9 +139,7 @@ class _Pace:
 
 def _pace(config: Config, execution: Execution, stage: int) -> _Pace:
     layers = len(stage_layers(config, stage))
-    peak = peak_flops_per_s(config)
-    assert peak is not None
-    device = Device.of(config, peak / config.world_size)
+    device = _device(config)
     products, passes = layer_products(config, execution, device), layer_passes(config, execution, device)
     tensor, context = tensor_parallel_work(config, execution), context_parallel_work(config, execution)
     layer = products + passes + tensor + context
@@ -158,6 +157,12 @@ def _pace(config: Config, execution: Execution, stage: int) -> _Pace:
     )
 
 
+def _device(config: Config) -> Device:
+    peak = peak_flops_per_s(config)
+    assert peak is not None
+    return Device.of(config, peak / config.world_size)
+
+
 def _pipeline_s(config: Config, execution: Execution, pace: _Pace, count: int) -> float:
     """Return the time of waiting for other stages, and of transfers between stages.
 
@@ -172,13 +177,3 @@ def _pipeline_s(config: Config, execution: Execution, pace: _Pace, count: int) -
     filled_s = 2 * pace.weight_gradients_s if execution.schedule == "zero_bubble" else 0.0
     wait_s = (stages - 1) / execution.chunks * (max(0.0, pace.total_s - filled_s) + one_s)
     return wait_s + execution.chunks * count * one_s
-
-
-def _optimizer_s(config: Config, execution: Execution) -> float:
-    """Return the time to read and write the state once; 0 if the memory's bandwidth is unknown."""
-    rate = config.cluster.hardware.memory_bytes_per_s
-    if rate is None:
-        return 0.0
-    each, held = state_bytes(config), stage_parameters(config, 0)
-    state = held * (each.weights + each.gradients + each.master) + moment_bytes(config, execution, 0)
-    return 2 * state / shards(config, execution) / rate

@@ -218,6 +218,14 @@ def test_layers_products_take_fp8_s_time_and_its_gathers_half_the_bytes() -> Non
     assert missing(unknown, Execution(fp8="rowwise")) == ["cluster.hardware.fp8_flops_per_s"]
 
 
+def test_processes_divide_muon_s_products_and_replicas_exchange_the_results() -> None:
+    one, four = (planned(small(processes=count), muon_steps=5).optimizer_s for count in (1, 4))
+    # Newton-Schulz: of a matrix of m rows and n >= m columns, 4 m^2 n + 2 m^3 FLOPs in each of five iterations.
+    flops = 5 * 4 * (4 * 6 * 60**3 + 3 * (4 * 60 * 60 * 160 + 2 * 60**3))
+    assert one == pytest.approx(flops / 0.5e12)
+    assert four - one / 4 == pytest.approx(3 / 4 * 2 * 4 * 12 * 3600 / 0.25e9)
+
+
 def test_a_budget_recomputes_between_nothing_and_everything_and_keeps_the_slowest() -> None:
     config = small()
     times = [planned(config, recomputed="budget", memory_budget=share).compute_s for share in (0.0, 0.1, 0.9, 1.0)]
