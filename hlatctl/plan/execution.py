@@ -33,8 +33,8 @@ class Execution:
         muon_steps: iterations of Muon, which updates the matrices of layers and has one moment of them; 0: AdamW.
         asynchronous_tensor_parallel: products overlap the collectives of tensor parallelism.
         flash_attention: scores never leave the chip, and masked blocks are skipped; None: as the backend does.
-        recomputes_elementwise: a layer keeps its own results of products and of attention; element-wise operations are
-            computed, and keys and values gathered, again.
+        recomputes_elementwise: a process keeps only its own results of products and of attention; element-wise
+            operations are computed, and inputs of products, keys and values gathered, again.
         logit_bytes: memory for each entry of the logits; None: the loss is computed in blocks.
     """
 
