@@ -12,6 +12,7 @@ BENCHMARKS = (
     "loader_speed",
     "tokenize_speed",
     "trainer_speed",
+    "gpu",
     "checkpoint_stall",
     "cache_speed",
     "code_speed",
