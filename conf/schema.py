@@ -476,6 +476,8 @@ class HardwareConfig:
     """Published dense peak of matrix products in BF16."""
     fp32_flops_per_s: PositiveFloat | None = None
     """The same in FP32."""
+    fp8_flops_per_s: PositiveFloat | None = None
+    """The same in FP8; none: the device has no such products, or their speed is unknown."""
     memory_bytes: PositiveInt | None = None
     """Memory of the device; a run that needs more is refused."""
     memory_bytes_per_s: PositiveFloat | None = None

@@ -1,31 +1,133 @@
-"""How other software runs a layout, where that differs from this project's; so that published runs can be planned."""
+"""How a run is executed: what its configuration says, and where other software does something else.
+
+Runs that others have published may use what this project can't do. ``Execution.of`` reads a configuration; a published
+run replaces some of its fields. Here are also the sizes that follow from both.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from conf.schema import Config
+
+Schedule = Literal["1f1b", "interleaved_1f1b", "zero_bubble"]
+Recomputed = Literal["none", "selective", "operators", "budget", "full"]
+Fp8Scaling = Literal["rowwise", "tensorwise"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Differences from what the configuration says. The defaults are this project's own software.
+    """How a run is executed. No configuration sets the last six fields: they are other software's.
 
     Args:
-        fp8: the layers' products run in FP8 (torchao's dynamic scaling); attention and the head don't.
+        context_parallel_size: processes that share each sequence.
+        schedule: of the pipeline.
+        chunks: pipeline stages of each process (arXiv 2104.04473, section 2.2.2).
+        fsdp_size: processes with the same weights that share one sharded copy; None: all.
+        reshards: FSDP frees gathered weights after the forward pass.
+        recomputed: what the backward pass computes again. ``operators``: every second product of a layer, and all
+            element-wise operations, but not attention (torchtitan's option ``op``).
+        memory_budget: of ``budget``: the kept share of a layer's activations, from 0 (as ``full``) to 1 (as ``none``).
+        fp8: the layers' products run in FP8 with such scales; attention and the head don't.
+        muon_steps: iterations of Muon, which updates the matrices of layers and has one moment of them; 0: AdamW.
+        gathers_fp8: FSDP gathers the weights of layers in FP8, which needs one scale for all shards (tensorwise).
+        separate_products: query, key and value are three products, and gate and up are two.
         asynchronous_tensor_parallel: products overlap the collectives of tensor parallelism.
         flash_attention: scores never leave the chip, and masked blocks are skipped; None: as the backend does.
-        recomputes_half: with selective recomputation, every second product of a layer is recomputed, and attention is
-            not (torchtitan's option ``op``).
-        chunks: pipeline stages of each process (interleaved 1F1B; arXiv 2104.04473, section 2.2.2).
+        recomputes_elementwise: a process keeps only its own results of products and of attention; element-wise
+            operations are computed, and inputs of products, keys and values gathered, again.
         logit_bytes: memory for each entry of the logits; None: the loss is computed in blocks.
     """
 
-    fp8: bool = False
+    context_parallel_size: int = 1
+    schedule: Schedule = "1f1b"
+    chunks: int = 1
+    fsdp_size: int | None = None
+    reshards: bool = True
+    recomputed: Recomputed = "none"
+    memory_budget: float = 1.0
+    fp8: Fp8Scaling | None = None
+    muon_steps: int = 0
+    gathers_fp8: bool = False
+    separate_products: bool = False
     asynchronous_tensor_parallel: bool = False
     flash_attention: bool | None = None
-    recomputes_half: bool = False
-    chunks: int = 1
+    recomputes_elementwise: bool = False
     logit_bytes: int | None = None
 
+    @classmethod
+    def of(cls, config: Config) -> Execution:
+        """Return what a configuration says."""
+        parallel = config.parallel
+        return cls(
+            context_parallel_size=parallel.context_parallel_size,
+            schedule=parallel.pipeline_schedule,
+            chunks=config.stages_per_process,
+            fsdp_size=parallel.fsdp_size,
+            reshards=parallel.reshard_after_forward == "always",
+            recomputed=parallel.activation_checkpointing,
+            memory_budget=parallel.activation_memory_budget,
+            fp8=config.precision.fp8_scaling if config.precision.name == "fp8" else None,
+            muon_steps=config.optimizer.newton_schulz_steps if config.optimizer.name == "muon" else 0,
+        )
 
-#: This project's software.
-OURS = Execution()
+
+def replicas(config: Config, execution: Execution) -> int:
+    """Return the number of replicas of the model, each with sequences of its own."""
+    parallel = config.parallel
+    shared = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * execution.context_parallel_size
+    return config.world_size // shared
+
+
+def reducers(config: Config, execution: Execution) -> int:
+    """Return the number of processes whose gradients of the same weights are summed."""
+    return replicas(config, execution) * execution.context_parallel_size
+
+
+def shards(config: Config, execution: Execution) -> int:
+    """Return the number of processes that share one copy of moments and master weights, and with FSDP of weights."""
+    if config.parallel.data_parallel == "replicate":
+        return 1
+    count = reducers(config, execution)
+    return min(execution.fsdp_size or count, count)
+
+
+def shards_weights(config: Config, execution: Execution) -> bool:
+    """Return whether weights are sharded, too: FSDP2 does all sharding of torch_native, also that of ZeRO-1."""
+    sharded = config.parallel.data_parallel != "replicate" and shards(config, execution) > 1
+    return sharded and config.backend.name == "torch_native"
+
+
+def micro_batches(config: Config, execution: Execution) -> int:
+    """Return the forward passes of a process in a step."""
+    return config.train.global_batch_size // (sequences(config, execution) * replicas(config, execution))
+
+
+def sequences(config: Config, execution: Execution) -> int:
+    """Return the sequences of a micro-batch."""
+    return config.train.micro_batch_size or config.train.global_batch_size // replicas(config, execution)
+
+
+def tokens(config: Config, execution: Execution) -> int:
+    """Return one process's tokens of a micro-batch, before tensor parallelism."""
+    return sequences(config, execution) * config.train.seq_len // execution.context_parallel_size
+
+
+def in_flight(config: Config, execution: Execution, stage: int) -> float:
+    """Return the micro-batches whose activations a process has, as many as its whole stage's activations count.
+
+    1F1B: the number of stages from this one to the last (arXiv 2104.04473, section 2.2). With v chunks, the process of
+    the first stage has run (v - 1) p + 2 (p - 1) + 1 chunks before the first is freed (section 2.2.2). Zero bubble
+    delays the products of weights' gradients until all processes have as many as the first (arXiv 2401.10241,
+    section 2.3).
+    """
+    stages, chunks = config.parallel.pipeline_parallel_size, execution.chunks
+    behind = stages - stage - 1
+    if execution.schedule == "zero_bubble":
+        alive = float(stages)
+    elif chunks > 1:
+        alive = ((chunks - 1) * stages + 2 * behind + 1) / chunks
+    else:
+        alive = behind + 1.0
+    return min(alive, micro_batches(config, execution))

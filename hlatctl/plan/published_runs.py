@@ -1,7 +1,7 @@
 """Training runs whose speed or memory others have published (``published.json``), as configurations to plan.
 
-Such a run may use what this project's software doesn't have: FP8, interleaved pipelines, FSDP inside pipeline stages.
-So its configuration is not validated, and ``Execution`` names the differences.
+Such a run may use what this project's software doesn't have, such as asynchronous tensor parallelism or FSDP inside
+pipeline stages. So its configuration is not validated, and ``Execution`` names the differences.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PublishedRun:
 
     Args:
         device: a key of ``devices`` in the file.
-        calibrates: a number of the device's cluster was fitted to its speed.
-        further: added after the first collection; no number was fitted to it.
+        fits: the numbers that were fitted to it; those of the device's cluster are keys of ``cluster.hardware``.
+        further: added after the first collection.
     """
 
     name: str
@@ -41,17 +41,27 @@ class PublishedRun:
     execution: Execution
     source: str
     note: str
-    calibrates: bool
+    fits: tuple[str, ...]
     further: bool
     tokens_per_s_per_device: float | None
     mfu_fraction: float | None
     memory_gib: float | None
 
     @property
+    def calibrates(self) -> bool:
+        """Whether a number was fitted to its speed."""
+        return any(number != "workspace_bytes" for number in self.fits)
+
+    @property
+    def calibrates_memory(self) -> bool:
+        """Whether a number was fitted to its memory."""
+        return "workspace_bytes" in self.fits
+
+    @property
     def time(self) -> StepTime:
         """The planned time of a step."""
         time = step_time(self.config, self.execution)
-        assert time is not None, f"{self.device}: {missing(self.config)}"
+        assert time is not None, f"{self.device}: {missing(self.config, self.execution)}"
         return time
 
     @property
@@ -115,10 +125,10 @@ def _run(facts: dict[str, Any], cluster: ClusterConfig) -> PublishedRun:
         name=facts["name"],
         device=facts["device"],
         config=config,
-        execution=Execution(**facts.get("execution", {})),
+        execution=dataclasses.replace(Execution.of(config), **facts.get("execution", {})),
         source=facts["source"],
         note=facts.get("note", ""),
-        calibrates=facts.get("calibrates", False),
+        fits=tuple(facts.get("fits", ())),
         further=facts.get("further", False),
         tokens_per_s_per_device=published.get("tokens_per_s_per_device"),
         mfu_fraction=published.get("mfu_fraction"),

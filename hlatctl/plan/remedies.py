@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from conf.schema import Config
 from hlatctl.plan.memory import Memory, memory
-from hlatctl.plan.search import changed, is_valid, with_micro_batch
+from hlatctl.plan.search import CHECKPOINTING, changed, is_valid, with_micro_batch
 
 _SHARDED = {"torch_native": "fsdp", "nxd": "zero1"}
+_LESS_SHARDED = {"torch_native": ("replicate", "zero1"), "nxd": ("replicate",)}
 
 
 def remedies(config: Config) -> list[tuple[str, Memory]]:
@@ -22,8 +23,12 @@ def _neighbours(config: Config) -> Iterator[tuple[str, Config]]:
     yield from _smaller_micro_batches(config)
     yield from _recomputing(config)
     sharded = _SHARDED[config.backend.name]
-    if config.parallel.data_parallel == "replicate":
+    if config.parallel.data_parallel in _LESS_SHARDED[config.backend.name]:
         yield f"parallel.data_parallel={sharded}", changed(config, data_parallel=sharded)
+    if config.parallel.fsdp_size is not None:
+        yield "parallel.fsdp_size=null", changed(config, fsdp_size=None)
+    if config.parallel.reshard_after_forward == "never":
+        yield "parallel.reshard_after_forward=always", changed(config, reshard_after_forward="always")
     if config.precision.name in ("fp32", "mixed"):
         precision = dataclasses.replace(config.precision, name="bf16_sr")
         yield "precision=bf16_sr", dataclasses.replace(config, precision=precision)
@@ -44,8 +49,8 @@ def _smaller_micro_batches(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _recomputing(config: Config) -> Iterator[tuple[str, Config]]:
-    levels = {"none": ("selective", "full"), "full": ()}
-    for level in levels.get(config.parallel.activation_checkpointing, ("full",)):
+    chosen = config.parallel.activation_checkpointing
+    for level in CHECKPOINTING[CHECKPOINTING.index(chosen) + 1 :] if chosen in CHECKPOINTING else ("full",):
         yield f"parallel.activation_checkpointing={level}", changed(config, activation_checkpointing=level)
 
 

@@ -7,17 +7,21 @@ import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args, get_type_hints
 
-from conf.schema import Config, PrecisionName
+from conf.schema import Config, ParallelConfig, PrecisionName
 from conf.validate import validate
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.step_time import StepTime, missing, step_time
 from hlatctl.run.errors import ConfigError
 
-_CHECKPOINTING = ("none", "selective", "full")
+#: Levels of recomputation; a budget has no natural values to try.
+CHECKPOINTING = tuple(
+    level for level in get_args(get_type_hints(ParallelConfig)["activation_checkpointing"]) if level != "budget"
+)
 #: Number formats that are known to converge (HLAT, arXiv 2404.10630, section 3.3); plain BF16 diverged.
 _PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "mixed", "bf16_sr")
-_DATA_PARALLEL = {"torch_native": ("replicate", "fsdp"), "nxd": ("replicate", "zero1")}
+_DATA_PARALLEL = {"torch_native": ("replicate", "zero1", "fsdp"), "nxd": ("replicate", "zero1")}
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -97,7 +101,7 @@ def _layouts(config: Config) -> Iterator[Config]:
         if world % (tensor * stages) or batch % (world // (tensor * stages)):
             continue
         for data_parallel in _DATA_PARALLEL[config.backend.name]:
-            for checkpointing in _CHECKPOINTING:
+            for checkpointing in CHECKPOINTING:
                 yield changed(
                     config,
                     tensor_parallel_size=tensor,

@@ -122,6 +122,7 @@ def _time(config: Config, time: StepTime | None) -> list[Figure]:
         "products": time.compute_s,
         "element-wise operations": time.elementwise_s,
         "tensor-parallel collectives": time.tensor_parallel_s,
+        "context-parallel collectives": time.context_parallel_s,
         "pipeline": time.pipeline_s,
         "data-parallel collectives": time.data_parallel_s,
         "optimizer": time.optimizer_s,

@@ -19,7 +19,9 @@ from conf.schema import (
     ParallelConfig,
     PrecisionConfig,
 )
-from hlatctl.plan.memory import Memory, check_memory, layer_bytes, memory
+from hlatctl.plan.activations import layer_bytes, unrecomputed_bytes
+from hlatctl.plan.execution import Execution, in_flight
+from hlatctl.plan.memory import Memory, check_memory, memory
 from hlatctl.plan.remedies import remedies
 from hlatctl.plan.search import changed
 from hlatctl.run.errors import ConfigError
@@ -110,17 +112,12 @@ def test_fsdp_shards_state_and_zero1_moments_only() -> None:
 
 
 def test_fsdp_has_no_copies_of_weights_and_its_gradients_once(hlat_7b: Config) -> None:
-    cluster = dataclasses.replace(hlat_7b.cluster, hardware=HardwareConfig(), nodes=1)
-    config = dataclasses.replace(
-        hlat_7b, precision=PrecisionConfig(name="mixed"), backend=BackendConfig(device="cuda"), cluster=cluster
-    )
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, global_batch_size=64))
-    replicated = changed(config, tensor_parallel_size=1, sequence_parallel=False, data_parallel="replicate")
-    sharded = changed(replicated, data_parallel="fsdp")
-    assert sharded.grad_accum_steps == 2
+    replicated, shards = sharded(hlat_7b, data_parallel="replicate"), sharded(hlat_7b)
+    assert shards.grad_accum_steps == 2
     layer = (_PARAMETERS_7B - 2 * 32_000 * 4096 - 4096) // 32
-    assert layer_bytes(replicated) - layer_bytes(sharded) == 2 * layer, "BF16 copies of a layer's FP32 weights"
-    assert parts(memory(sharded))["gradients"] == 4 * _PARAMETERS_7B // 32
+    kept = [unrecomputed_bytes(one, Execution.of(one)) for one in (replicated, shards)]
+    assert kept[0] - kept[1] == 2 * layer, "BF16 copies of a layer's FP32 weights"
+    assert parts(memory(shards))["gradients"] == 4 * _PARAMETERS_7B // 32
 
 
 def test_the_loss_of_a_split_sequence_normalizes_slices(hlat_7b: Config) -> None:
@@ -152,3 +149,82 @@ def test_a_cpu_s_memory_holds_the_copy_that_checkpoints_are_written_from() -> No
     assert parts(memory(config))["copy of a checkpoint"] == parts(memory(config))["weights"] * 3
     synchronous = dataclasses.replace(config, checkpoint=CheckpointConfig(mode="sync"))
     assert "copy of a checkpoint" not in parts(memory(synchronous))
+
+
+def sharded(hlat_7b: Config, **layout: object) -> Config:
+    """Return 7B on 32 GPUs, with mixed precision and two micro-batches."""
+    cluster = dataclasses.replace(hlat_7b.cluster, hardware=HardwareConfig(), nodes=1)
+    train = dataclasses.replace(hlat_7b.train, global_batch_size=64)
+    config = dataclasses.replace(
+        hlat_7b,
+        precision=PrecisionConfig(name="mixed"),
+        backend=BackendConfig(device="cuda"),
+        cluster=cluster,
+        train=train,
+    )
+    return changed(config, **{"tensor_parallel_size": 1, "sequence_parallel": False, "data_parallel": "fsdp", **layout})
+
+
+def test_weights_that_are_kept_for_the_step_are_whole_and_so_are_zero1_s_gradients(hlat_7b: Config) -> None:
+    never = parts(memory(sharded(hlat_7b, reshard_after_forward="never")))
+    zero1 = parts(memory(sharded(hlat_7b, data_parallel="zero1")))
+    for need in (never, zero1):
+        assert need["gathered weights"] == 2 * _PARAMETERS_7B, "in BF16"
+        assert (need["weights"], need["moments"]) == (4 * _PARAMETERS_7B // 32, 8 * _PARAMETERS_7B // 32)
+    assert zero1["whole gradients"] == 4 * _PARAMETERS_7B
+    assert "whole gradients" not in never
+
+
+def test_hybrid_sharding_divides_by_the_shards_of_a_copy(hlat_7b: Config) -> None:
+    assert parts(memory(sharded(hlat_7b, fsdp_size=8)))["weights"] == 4 * _PARAMETERS_7B // 8
+
+
+def test_context_parallel_processes_share_activations_and_the_state(hlat_7b: Config) -> None:
+    config = sharded(hlat_7b, activation_checkpointing="full")
+    alone = parts(memory(config))
+    shared = parts(memory(config, dataclasses.replace(Execution.of(config), context_parallel_size=4)))
+    assert shared["activations"] == alone["activations"] // 4
+    assert shared["moments"] == alone["moments"], "the shards are those of all 32 processes"
+
+
+def test_muon_has_one_moment_of_the_layers_matrices(hlat_7b: Config) -> None:
+    config = sharded(hlat_7b, data_parallel="replicate")
+    adamw = parts(memory(config))["moments"]
+    muon = parts(memory(config, dataclasses.replace(Execution.of(config), muon_steps=5)))["moments"]
+    assert adamw - muon == 4 * (_PARAMETERS_7B - 2 * 32_000 * 4096 - 65 * 4096)
+
+
+def test_a_budget_keeps_its_share_between_full_and_no_recomputation(hlat_7b: Config) -> None:
+    config = sharded(hlat_7b)
+    kept = [
+        layer_bytes(config, dataclasses.replace(Execution.of(config), recomputed=recomputed, memory_budget=share))  # type: ignore[arg-type]
+        for recomputed, share in (("full", 1.0), ("budget", 0.0), ("budget", 0.5), ("budget", 1.0), ("none", 1.0))
+    ]
+    assert kept[0] == kept[1]
+    assert kept[3] == kept[4]
+    assert kept[2] == pytest.approx((kept[0] + kept[4]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "alive"),
+    [
+        ("1f1b", 1, 8),
+        ("interleaved_1f1b", 2, (8 + 2 * 7 + 1) / 2),
+        ("interleaved_1f1b", 4, 39 / 4),
+        ("zero_bubble", 1, 8),
+    ],
+)
+def test_micro_batches_in_flight_follow_the_schedule(
+    hlat_70b: Config, schedule: str, chunks: int, alive: float
+) -> None:
+    execution = dataclasses.replace(Execution.of(hlat_70b), schedule=schedule, chunks=chunks)  # type: ignore[arg-type]
+    assert hlat_70b.parallel.pipeline_parallel_size == 8
+    assert in_flight(hlat_70b, execution, 0) == pytest.approx(alive)
+
+
+def test_the_last_stage_has_one_micro_batch_of_1f1b_and_all_of_a_schedule_that_delays_gradients(
+    hlat_70b: Config,
+) -> None:
+    execution = Execution.of(hlat_70b)
+    assert in_flight(hlat_70b, execution, 7) == 1
+    assert in_flight(hlat_70b, dataclasses.replace(execution, schedule="zero_bubble"), 7) == 8

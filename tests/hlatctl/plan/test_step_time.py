@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,8 @@ from conf.schema import BackendConfig, ClusterConfig, Config, HardwareConfig, Mo
 from hlatctl.plan.execution import Execution
 from hlatctl.plan.products import Device, Product
 from hlatctl.plan.published import points
-from hlatctl.plan.step_time import missing, step_time, step_time_s
+from hlatctl.plan.search import changed
+from hlatctl.plan.step_time import StepTime, missing, step_time, step_time_s
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
 
 _HARDWARE = HardwareConfig(
@@ -93,7 +95,7 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batches() -> None:
 
 def test_products_with_a_small_dimension_reach_less_of_the_peak() -> None:
     # 8 TFLOP/s of products, 1 TB/s of memory, FP32: 2 m^3 / 8e12 s and 3 m^2 x 4 / 1e12 s are equal at m = 48.
-    device = Device(flops_per_s=8e12, s_per_byte=1e-12, entry_bytes=4)
+    device = Device(flops_per_s=8e12, s_per_byte=1e-12, entry_bytes=4, fp8_flops_per_s=16e12)
     cube = Product(48, 48, 48)
     assert cube.time_s(device) == pytest.approx(2 * cube.flops / 8e12)
     large, thin = Product(9600, 9600, 9600), Product(9600, 48, 9600)
@@ -121,26 +123,120 @@ def test_element_wise_operations_take_the_memory_s_time_and_compiled_ones_less()
     assert compiled.compute_s == eager.compute_s
 
 
+_ENDS, _LAYER = 2 * 6000 + 60, 12 * 3600 + 120
+#: Seconds of a micro-batch in one layer, and in the output projection.
+_LAYER_S = 100 * (6 * 12 * 3600 + 3.5 * _CORE / 4) / 0.5e12
+_HEAD_S = 100 * 6 * 6000 / 0.5e12
+
+
+def planned(config: Config, **other: object) -> StepTime:
+    """Return the step time, as if the configuration had other values."""
+    time = step_time(config, dataclasses.replace(Execution.of(config), **other))  # type: ignore[arg-type]
+    assert time is not None
+    return time
+
+
+def with_links(config: Config, bytes_per_s: float) -> Config:
+    """Return the configuration with links that are this fast in collectives."""
+    return with_hardware(config, link_bytes_per_s=bytes_per_s, collective_efficiency=1.0)
+
+
 def test_fsdp_hides_its_collectives_behind_computation_but_for_the_ends_and_a_layer() -> None:
-    hidden, slow = (
-        step_time(with_hardware(small(processes=4, data_parallel="fsdp"), link_bytes_per_s=rate))
-        for rate in (1e12, 1e7)
+    config = small(processes=4, data_parallel="fsdp")
+    hidden, slow = (planned(with_links(config, rate)) for rate in (1e12, 1e7))
+    # In each of two micro-batches a gather and a scatter, in FP32.
+    assert hidden.data_parallel_s == pytest.approx(2 * 3 / 4 * 8 * (_ENDS + _LAYER) / 1e12)
+    # All but the last are gathered twice. Three compute while another one's weights or gradients are sent.
+    sent_s = 2 * 3 / 4 * (4 * (4 + 3 + 4) * _LAYER + 8 * _ENDS) / 1e7
+    assert slow.data_parallel_s == pytest.approx(sent_s - 2 * 3 * _LAYER_S)
+
+
+def test_weights_that_are_kept_are_gathered_once_and_zero1_scatters_gradients_once_too() -> None:
+    config = small(processes=4, data_parallel="fsdp")
+    never, zero1 = (
+        planned(with_links(changed(config, **layout), 1e7))
+        for layout in ({"reshard_after_forward": "never"}, {"data_parallel": "zero1"})
     )
-    assert hidden is not None
-    assert slow is not None
-    ends, layer, parameters = 2 * 6000 + 60, 12 * 3600 + 120, 4 * (12 * 3600 + 120) + 2 * 6000 + 60
-    assert hidden.data_parallel_s == pytest.approx(3 / 4 * 8 * (ends + layer) / 0.25e12)
-    # Two gathers and one scatter of FP32 for each of the two micro-batches of a process.
-    assert slow.data_parallel_s + slow.compute_s == pytest.approx(2 * 3 / 4 * 12 * parameters / 0.25e7)
+    whole_s = 3 / 4 * 4 * (4 * _LAYER + _ENDS) / 1e7
+    hidden_s = 3 * whole_s - never.data_parallel_s, 2 * whole_s - zero1.data_parallel_s
+    # Three layers' forward passes of the first micro-batch, and their backward passes of both or of the last one.
+    assert hidden_s[1] == pytest.approx(3 * _LAYER_S)
+    assert hidden_s[0] == pytest.approx(3 * (_LAYER_S + _LAYER_S * 2 / 3), rel=0.01)
 
 
-def test_chunks_of_a_stage_shorten_the_wait_of_a_pipeline() -> None:
+def test_replicas_sum_gradients_while_the_last_backward_pass_runs_and_on_nxd_after_it() -> None:
+    large = dataclasses.replace(small(processes=4), model=dataclasses.replace(_MODEL, hidden_size=6000, num_layers=40))
+    config = with_links(large, 1e11)
+    after = dataclasses.replace(config, backend=BackendConfig(name="nxd"))
+    visible, whole = planned(config), planned(after, flash_attention=True)
+    assert 0 < visible.data_parallel_s < whole.data_parallel_s / 2
+    slow = planned(with_links(large, 1e8))
+    slow_whole = planned(with_links(after, 1e8), flash_attention=True)
+    backward_s = visible.compute_s / 2 * 2 / 3
+    assert slow_whole.data_parallel_s - slow.data_parallel_s == pytest.approx(backward_s, rel=0.01)
+
+
+def test_hybrid_sharding_gathers_within_nodes_and_sums_shards_across() -> None:
+    config = with_links(small(processes=4, nodes=2, data_parallel="fsdp"), 1e13)
+    config = with_hardware(config, network_bytes_per_s=1e11)
+    across, hybrid = planned(config), planned(changed(config, fsdp_size=4))
+    # All eight processes: one ring through the nodes. Hybrid: four rings of a quarter of the gradients each.
+    assert across.data_parallel_s == pytest.approx(7 / 8 * 8 * (_ENDS + _LAYER) / 1e11)
+    within, summed = 3 / 4 * 8 / 1e13, 4 * 2 * (1 / 2) * 4 / 4 / 1e11
+    assert hybrid.data_parallel_s == pytest.approx((within + summed) * (_ENDS + _LAYER))
+
+
+def test_chunks_of_a_stage_shorten_the_wait_of_a_pipeline_and_zero_bubble_fills_it() -> None:
     config = small(processes=2, pipeline_parallel_size=2)
-    plain, interleaved = step_time(config), step_time(config, Execution(chunks=2))
-    assert plain is not None
-    assert interleaved is not None
+    plain = planned(config)
+    interleaved, filled = (
+        planned(config, schedule="interleaved_1f1b", chunks=2),
+        planned(config, schedule="zero_bubble"),
+    )
     send = 2 * 100 * 60 * 4 / 0.25e9
     assert plain.pipeline_s - 8 * send == pytest.approx(2 * (interleaved.pipeline_s - 2 * 8 * send))
+    # A third of the products of weights are those of their gradients, and both stages have run them once.
+    weights_s = (2 * 100 * 2 * 12 * 3600 + 2 * 100 * 6000) / 0.5e12
+    assert plain.pipeline_s - filled.pipeline_s == pytest.approx(2 * weights_s)
+
+
+def test_context_parallel_processes_share_a_sequence_and_gather_its_keys_and_values() -> None:
+    alone = planned(small(batch=4))
+    shared = planned(small(processes=2, batch=4), context_parallel_size=2)
+    assert shared.compute_s == pytest.approx(alone.compute_s / 2)
+    # Keys and values of 100 tokens in FP32, gathered once and scattered once per layer and micro-batch.
+    assert shared.context_parallel_s == pytest.approx(4 * 4 * 2 * (1 / 2) * 2 * 60 * 4 * 100 / 0.25e9)
+    assert shared.data_parallel_s > 0, "both have gradients of the same weights"
+
+
+def test_layers_products_take_fp8_s_time_and_its_gathers_half_the_bytes() -> None:
+    config = with_hardware(small(processes=4, batch=4, data_parallel="fsdp"), fp8_flops_per_s=4e12)
+    with_fp8: list[dict[str, Any]] = [{}, {"fp8": "rowwise"}, {"fp8": "tensorwise", "gathers_fp8": True}]
+    plain, rowwise, tensorwise = (planned(with_links(config, 1e12), **execution) for execution in with_fp8)
+    layers_s = 100 * 4 * 6 * 12 * 3600 / 0.5e12
+    assert plain.compute_s - rowwise.compute_s == pytest.approx(layers_s * 3 / 4)
+    assert rowwise.data_parallel_s - tensorwise.data_parallel_s == pytest.approx(3 / 4 * 3 * _LAYER / 1e12)
+    unknown = with_hardware(config, fp8_flops_per_s=None)
+    assert missing(unknown, Execution(fp8="rowwise")) == ["cluster.hardware.fp8_flops_per_s"]
+
+
+def test_processes_divide_muon_s_products_and_replicas_exchange_the_results() -> None:
+    one, four = (planned(small(processes=count), muon_steps=5).optimizer_s for count in (1, 4))
+    # Newton-Schulz: of a matrix of m rows and n >= m columns, 4 m^2 n + 2 m^3 FLOPs in each of five iterations.
+    flops = 5 * 4 * (4 * 6 * 60**3 + 3 * (4 * 60 * 60 * 160 + 2 * 60**3))
+    assert one == pytest.approx(flops / 0.5e12)
+    assert four - one / 4 == pytest.approx(3 / 4 * 2 * 4 * 12 * 3600 / 0.25e9)
+
+
+def test_a_budget_recomputes_between_nothing_and_everything_and_keeps_the_slowest() -> None:
+    config = small()
+    times = [planned(config, recomputed="budget", memory_budget=share).compute_s for share in (0.0, 0.1, 0.9, 1.0)]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == pytest.approx(planned(config).compute_s)
+    assert times[0] < planned(config, recomputed="full").compute_s, (
+        "the last product's result is the next layer's input"
+    )
+    assert times[0] - times[1] > times[2] - times[3], "attention saves most per byte"
 
 
 @pytest.mark.parametrize(
