@@ -8,7 +8,7 @@ from __future__ import annotations
 from conf.devices import DEVICES
 from conf.schema import Config
 from conf.sizes import BF16_BYTES, COMPUTE_BYTES, FP32_BYTES, kv_width, layer_parameters, state_bytes
-from hlatctl.plan.execution import Execution, head_width, in_flight, sequences, shards_weights, tokens
+from hlatctl.plan.execution import Execution, head_width, in_flight, normalizes_heads, sequences, shards_weights, tokens
 
 
 def activation_bytes(config: Config, execution: Execution, layers: int, stage: int) -> int:
@@ -34,9 +34,9 @@ def unrecomputed_bytes(config: Config, execution: Execution) -> int:
     """Return what one layer keeps of one micro-batch if no product of a weight is computed again.
 
     Counted as in arXiv 2205.05198, section 4, but for this decoder: per token two norms, query, key and value, rotated
-    query and key, the attention's output, and four tensors of the feed-forward layer's width. A compiled layer
-    recomputes cheap operations: it keeps no FP32 values of norms, and three of the four. With context parallelism the
-    rotated key and the value are those of the whole sequence.
+    query and key (and the inputs of their norms), the attention's output, and four tensors of the feed-forward layer's
+    width. A compiled layer recomputes cheap operations: it keeps no FP32 values of norms, and three of the four. With
+    context parallelism the rotated key and the value are those of the whole sequence.
     """
     width, kv, ffn, compute = widths(config)
     model, parallel = config.model, config.parallel
@@ -46,6 +46,7 @@ def unrecomputed_bytes(config: Config, execution: Execution) -> int:
     whole = execution.context_parallel_size
     core = compute * (2 * width + (1 + 2 * whole) * kv + width)
     selective = execution.recomputed == "selective"
+    core += 0 if selective else _head_norms(config)
     if execution.recomputes_elementwise:
         each = compute * (2 * model.hidden_size // sequence + 2 * width + 2 * kv + 2 * ffn)
     elif compiles(config):
@@ -68,6 +69,12 @@ def _operators_bytes(config: Config, execution: Execution) -> int:
     least = input_bytes(config, execution)
     down = 0 if compiles(config) else least
     return least + tokens(config, execution) * compute * (2 * width + kv + ffn) + down
+
+
+def _head_norms(config: Config) -> int:
+    """Return what the norms of queries and keys keep of a token: their inputs, in FP32 if not compiled."""
+    width, kv, _, compute = widths(config)
+    return (compute if compiles(config) else FP32_BYTES) * (width + kv) if normalizes_heads(config) else 0
 
 
 def widths(config: Config) -> tuple[int, int, int, int]:
@@ -116,7 +123,7 @@ def _backward(config: Config, execution: Execution) -> int:
         # What was kept is there already, but for a layer's input.
         kept = layer_bytes(config, execution) - input_bytes(config, execution)
         return sent + gradients + unrecomputed_bytes(config, execution) - kept
-    again = compute * count * (width + kv) if execution.recomputed == "selective" else 0
+    again = count * (compute * (width + kv) + _head_norms(config)) if execution.recomputed == "selective" else 0
     scores = _scores(config, execution)
     return sent + gradients + again + (2 if execution.recomputed == "selective" else 1) * scores
 

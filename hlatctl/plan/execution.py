@@ -83,6 +83,11 @@ def head_width(config: Config) -> int:
     return int(_value(config.model, "head_width", config.model.head_dim))
 
 
+def normalizes_heads(config: Config) -> bool:
+    """Return whether queries and keys are normalized."""
+    return str(_value(config.model, "qk_norm", "none")) != "none"
+
+
 def replicas(config: Config, execution: Execution) -> int:
     """Return the number of replicas of the model, each with sequences of its own."""
     parallel = config.parallel

@@ -18,7 +18,7 @@ from conf.sizes import (
     stage_parameters,
     state_bytes,
 )
-from hlatctl.plan.activations import activation_bytes, work
+from hlatctl.plan.activations import activation_bytes, widths, work
 from hlatctl.plan.execution import Execution, micro_batches, shards, shards_weights
 from hlatctl.run.errors import ConfigError
 from hlatctl.units import size
@@ -119,7 +119,8 @@ def moment_bytes(config: Config, execution: Execution, stage: int) -> int:
 
 def matrix_parameters(config: Config, stage: int) -> int:
     """Return one process's parameters of a stage in the matrices of layers: without norms, embedding and head."""
-    return len(stage_layers(config, stage)) * (layer_parameters(config) - 2 * config.model.hidden_size)
+    (width, kv, ffn, _), hidden = widths(config), config.model.hidden_size
+    return len(stage_layers(config, stage)) * hidden * (2 * width + 2 * kv + 3 * ffn)
 
 
 def _gathered(config: Config, execution: Execution, stage: int) -> int:
@@ -167,8 +168,9 @@ def _update(config: Config, stage: int, weight_shards: int) -> int:
 
 def _largest(config: Config, stage: int) -> int:
     ends = {0, config.parallel.pipeline_parallel_size - 1}
-    rows = max(2 * config.model.intermediate_size, config.model.vocab_size if stage in ends else 0)
-    return rows * config.model.hidden_size // config.parallel.tensor_parallel_size
+    width, kv, ffn, _ = widths(config)
+    vocabulary = config.model.vocab_size // config.parallel.tensor_parallel_size if stage in ends else 0
+    return max(2 * ffn, width + 2 * kv, vocabulary) * config.model.hidden_size
 
 
 def _checkpoint_copy(config: Config, held: int, moments: int) -> int:

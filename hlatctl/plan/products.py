@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from conf.schema import Config
 from conf.sizes import COMPUTE_BYTES
 from hlatctl.plan.activations import widths
-from hlatctl.plan.execution import Execution, head_width, sequences, tokens
+from hlatctl.plan.execution import Execution, head_width, normalizes_heads, sequences, tokens
 
 #: The mean bytes of an entry in FP8: operands have one byte, results two.
 _FP8_BYTES = 4 / 3
@@ -23,6 +23,8 @@ _FP8_CAST_BYTES = 5
 #: compilation norms and rotations go through FP32, operation by operation: their bytes are given in BF16 passes.
 _COMPILED_PASSES = (9, 2, 3)
 _EAGER_PASSES = (36, 10, 5)
+#: The same for norms of queries and keys, compiled (read, write) and eager (cast to FP32, norm, cast). Not measured.
+_COMPILED_HEAD_NORM, _EAGER_HEAD_NORM = 2, 10
 #: Bytes moved for each entry of the logits: written, read and cast, softmax, gradient, cast and read twice.
 _LOGIT_BYTES_MOVED = 24
 
@@ -195,6 +197,8 @@ def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
     width, kv, ffn, _ = widths(config)
     compiled = config.backend.compile or config.backend.name == "nxd"
     by_hidden, by_heads, by_ffn = _COMPILED_PASSES if compiled else _EAGER_PASSES
+    if normalizes_heads(config):
+        by_heads += _COMPILED_HEAD_NORM if compiled else _EAGER_HEAD_NORM
     pass_s = tokens(config, execution) * device.entry_bytes * device.s_per_byte
     rotations_s = pass_s * by_heads * (width + kv)
     forward_s = pass_s * (by_hidden * hidden + by_ffn * ffn) + rotations_s

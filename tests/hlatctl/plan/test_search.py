@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from conf.schema import Config
+from conf.compose import compose
+from conf.schema import BackendConfig, Config
 from hlatctl.plan.search import search
 from hlatctl.run.errors import ConfigError
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
@@ -40,3 +43,11 @@ def test_a_ranking_needs_known_hardware(hlat_7b: Config) -> None:
     assert caught.value.message == "cluster.hardware.memory_bytes=null: a ranking needs it"
     with pytest.raises(ConfigError, match=r"cluster\.hardware\.fp32_flops_per_s=null: a ranking needs it"):
         search(Config())
+
+
+def test_a_search_on_gpus_tries_all_kinds_of_sharding(hlat_7b: Config) -> None:
+    cluster = compose(["cluster=slurm_h100"]).cluster
+    config = dataclasses.replace(hlat_7b, cluster=cluster, backend=BackendConfig(device="cuda"))
+    candidates = search(config, count=200)
+    assert {c.config.parallel.data_parallel for c in candidates} == {"replicate", "zero1", "fsdp"}
+    assert "budget" not in {c.config.parallel.activation_checkpointing for c in candidates}
