@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from typing import Any
 
 import torch
@@ -76,7 +75,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The halves are rounded before they are joined: a compiler writes joined tensors to memory, and these are smaller."""
+    """Round the halves before they are joined: a compiler writes joined tensors to memory, and these are smaller."""
     (cos1, cos2), (sin1, sin2) = (table[: x.shape[-2]].chunk(2, dim=-1) for table in (cos, sin))
     first, second = x.float().chunk(2, dim=-1)
     rotated = first * cos1 - second * sin1, second * cos2 + first * sin2

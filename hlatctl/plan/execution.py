@@ -11,7 +11,6 @@ from typing import Literal
 
 from conf.schema import Config
 
-Schedule = Literal["1f1b", "interleaved_1f1b", "zero_bubble"]
 Recomputed = Literal["none", "selective", "operators", "budget", "full"]
 Fp8Scaling = Literal["rowwise", "tensorwise"]
 
@@ -22,8 +21,8 @@ class Execution:
 
     Args:
         context_parallel_size: processes that share each sequence.
-        schedule: of the pipeline.
-        chunks: pipeline stages of each process (arXiv 2104.04473, section 2.2.2).
+        chunks: pipeline stages of each process; more than one is the interleaved schedule (arXiv 2104.04473, section
+            2.2.2).
         fsdp_size: processes with the same weights that share one sharded copy; None: all.
         reshards: FSDP frees gathered weights after the forward pass.
         recomputed: what the backward pass computes again. ``operators``: every second product of a layer, and all
@@ -41,7 +40,6 @@ class Execution:
     """
 
     context_parallel_size: int = 1
-    schedule: Schedule = "1f1b"
     chunks: int = 1
     fsdp_size: int | None = None
     reshards: bool = True
@@ -62,7 +60,6 @@ class Execution:
         parallel = config.parallel
         return cls(
             context_parallel_size=parallel.context_parallel_size,
-            schedule=parallel.pipeline_schedule,
             chunks=config.stages_per_process,
             fsdp_size=parallel.fsdp_size,
             reshards=parallel.reshard_after_forward == "always",
@@ -118,16 +115,9 @@ def in_flight(config: Config, execution: Execution, stage: int) -> float:
     """Return the micro-batches whose activations a process has, as many as its whole stage's activations count.
 
     1F1B: the number of stages from this one to the last (arXiv 2104.04473, section 2.2). With v chunks, the process of
-    the first stage has run (v - 1) p + 2 (p - 1) + 1 chunks before the first is freed (section 2.2.2). Zero bubble
-    delays the products of weights' gradients until all processes have as many as the first (arXiv 2401.10241,
-    section 2.3).
+    the first stage has run (v - 1) p + 2 (p - 1) + 1 chunks before the first is freed (section 2.2.2).
     """
     stages, chunks = config.parallel.pipeline_parallel_size, execution.chunks
     behind = stages - stage - 1
-    if execution.schedule == "zero_bubble":
-        alive = float(stages)
-    elif chunks > 1:
-        alive = ((chunks - 1) * stages + 2 * behind + 1) / chunks
-    else:
-        alive = behind + 1.0
+    alive = ((chunks - 1) * stages + 2 * behind + 1) / chunks if chunks > 1 else behind + 1.0
     return min(alive, micro_batches(config, execution))

@@ -141,12 +141,6 @@ def layer_products(config: Config, execution: Execution, device: Device) -> Work
     return Work(linear_s + core_s, 2 * linear_s + (2.5 if flash else 2.0) * core_s, again_s)
 
 
-def weight_gradients_s(config: Config, execution: Execution, device: Device) -> float:
-    """Return the time of the products for the gradients of a layer's weights, which no other stage waits for."""
-    fp8 = execution.fp8 is not None
-    return sum(product.time_s(device, fp8=fp8) for product in linears(config, execution).values())
-
-
 def uses_flash(config: Config, execution: Execution) -> bool:
     """Return whether attention is one fused kernel; HLAT's model on NxD computes all scores."""
     return config.backend.name != "nxd" if execution.flash_attention is None else execution.flash_attention

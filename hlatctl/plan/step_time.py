@@ -15,15 +15,7 @@ from hlatctl.plan.collectives import context_parallel_work, send_s, tensor_paral
 from hlatctl.plan.execution import Execution, micro_batches
 from hlatctl.plan.optimizer import update_s
 from hlatctl.plan.overlap import visible_s
-from hlatctl.plan.products import (
-    Device,
-    Work,
-    head_product,
-    layer_passes,
-    layer_products,
-    loss_work,
-    weight_gradients_s,
-)
+from hlatctl.plan.products import Device, Work, head_product, layer_passes, layer_products, loss_work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +110,12 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pace:
-    """Seconds of one micro-batch in one process of a stage, and of one of its layers.
-
-    Args:
-        weight_gradients_s: the part of the products that no other stage waits for.
-    """
+    """Seconds of one micro-batch in one process of a stage, and of one of its layers."""
 
     products_s: float
     elementwise_s: float
     tensor_parallel_s: float
     context_parallel_s: float
-    weight_gradients_s: float
     backward_s: float
     layer: Work
 
@@ -151,7 +138,6 @@ def _pace(config: Config, execution: Execution, stage: int) -> _Pace:
         elementwise_s=layers * passes.total_s + loss.total_s,
         tensor_parallel_s=layers * tensor.total_s,
         context_parallel_s=layers * context.total_s,
-        weight_gradients_s=layers * weight_gradients_s(config, execution, device) + head.backward_s / 2,
         backward_s=layers * (layer.backward_s + layer.again_s) + head.backward_s + loss.backward_s,
         layer=layer,
     )
@@ -167,13 +153,11 @@ def _pipeline_s(config: Config, execution: Execution, pace: _Pace, count: int) -
     """Return the time of waiting for other stages, and of transfers between stages.
 
     With m micro-batches, p stages and v chunks of each, the pipeline takes (m + (p - 1) / v) of them (arXiv 2104.04473,
-    sections 2.2.1 and 2.2.2). Zero bubble fills a part of the wait with the products for the gradients of weights,
-    which others have run already: F + B - W is left of F + B + W (arXiv 2401.10241, table 2, ZB-H1).
+    sections 2.2.1 and 2.2.2).
     """
     stages = config.parallel.pipeline_parallel_size
     if stages == 1:
         return 0.0
     one_s = send_s(config, execution) + config.cluster.hardware.pipeline_overhead_s
-    filled_s = 2 * pace.weight_gradients_s if execution.schedule == "zero_bubble" else 0.0
-    wait_s = (stages - 1) / execution.chunks * (max(0.0, pace.total_s - filled_s) + one_s)
+    wait_s = (stages - 1) / execution.chunks * (pace.total_s + one_s)
     return wait_s + execution.chunks * count * one_s

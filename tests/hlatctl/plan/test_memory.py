@@ -205,26 +205,12 @@ def test_a_budget_keeps_its_share_between_full_and_no_recomputation(hlat_7b: Con
     assert kept[2] == pytest.approx((kept[0] + kept[4]) / 2)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "chunks", "alive"),
-    [
-        ("1f1b", 1, 8),
-        ("interleaved_1f1b", 2, (8 + 2 * 7 + 1) / 2),
-        ("interleaved_1f1b", 4, 39 / 4),
-        ("zero_bubble", 1, 8),
-    ],
-)
-def test_micro_batches_in_flight_follow_the_schedule(
-    hlat_70b: Config, schedule: str, chunks: int, alive: float
-) -> None:
-    execution = dataclasses.replace(Execution.of(hlat_70b), schedule=schedule, chunks=chunks)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("chunks", "alive"), [(1, 8), (2, (8 + 2 * 7 + 1) / 2), (4, 39 / 4)])
+def test_micro_batches_in_flight_follow_the_chunks_of_a_stage(hlat_70b: Config, chunks: int, alive: float) -> None:
+    execution = dataclasses.replace(Execution.of(hlat_70b), chunks=chunks)
     assert hlat_70b.parallel.pipeline_parallel_size == 8
     assert in_flight(hlat_70b, execution, 0) == pytest.approx(alive)
 
 
-def test_the_last_stage_has_one_micro_batch_of_1f1b_and_all_of_a_schedule_that_delays_gradients(
-    hlat_70b: Config,
-) -> None:
-    execution = Execution.of(hlat_70b)
-    assert in_flight(hlat_70b, execution, 7) == 1
-    assert in_flight(hlat_70b, dataclasses.replace(execution, schedule="zero_bubble"), 7) == 8
+def test_the_last_stage_has_one_micro_batch_of_1f1b(hlat_70b: Config) -> None:
+    assert in_flight(hlat_70b, Execution.of(hlat_70b), 7) == 1

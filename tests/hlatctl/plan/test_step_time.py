@@ -186,18 +186,11 @@ def test_hybrid_sharding_gathers_within_nodes_and_sums_shards_across() -> None:
     assert hybrid.data_parallel_s == pytest.approx((within + summed) * (_ENDS + _LAYER))
 
 
-def test_chunks_of_a_stage_shorten_the_wait_of_a_pipeline_and_zero_bubble_fills_it() -> None:
+def test_chunks_of_a_stage_shorten_the_wait_of_a_pipeline() -> None:
     config = small(processes=2, pipeline_parallel_size=2)
-    plain = planned(config)
-    interleaved, filled = (
-        planned(config, schedule="interleaved_1f1b", chunks=2),
-        planned(config, schedule="zero_bubble"),
-    )
+    plain, interleaved = planned(config), planned(config, chunks=2)
     send = 2 * 100 * 60 * 4 / 0.25e9
     assert plain.pipeline_s - 8 * send == pytest.approx(2 * (interleaved.pipeline_s - 2 * 8 * send))
-    # A third of the products of weights are those of their gradients, and both stages have run them once.
-    weights_s = (2 * 100 * 2 * 12 * 3600 + 2 * 100 * 6000) / 0.5e12
-    assert plain.pipeline_s - filled.pipeline_s == pytest.approx(2 * weights_s)
 
 
 def test_context_parallel_processes_share_a_sequence_and_gather_its_keys_and_values() -> None:
