@@ -70,7 +70,7 @@ def test_show_prints_what_overrides_result_in_and_what_they_change(cli: Cli) -> 
             ("keys", "optimiser.lr"),
             "error: optimiser.lr: no key has this in its name\nhint: did you mean optimizer.lr?",
         ),
-        (("show", "model=llama_8b"), "error: model=llama_8b: no such option\nhint: did you mean model=llama_7b?"),
+        (("show", "model=llama_8b"), "error: model=llama_8b: no such option\nhint: did you mean model=llama3_8b?"),
     ],
 )
 def test_what_does_not_exist_is_refused_with_the_nearest(
