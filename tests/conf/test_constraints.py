@@ -62,7 +62,10 @@ def test_a_range_holds_its_bounds(bounds: Range, rule: str, inside: list[float],
             "eval.groups.math.judge=me: not known\nhint: use one of: harness, human_eval",
         ),
         ({"backend__env": {"N": 2**63}}, f"backend.env.N={2**63}: must be at most {2**63 - 1} (2^63 - 1)"),
-        ({"precision__name": "fp9"}, "precision.name=fp9: not known\nhint: use one of: fp32, mixed, fp8, bf16_sr, bf16"),
+        (
+            {"precision__name": "fp9"},
+            "precision.name=fp9: not known\nhint: use one of: fp32, mixed, fp8, bf16_sr, bf16",
+        ),
     ],
 )
 def test_a_value_outside_of_its_field_s_bounds_or_choices_is_named(changes: dict[str, Any], message: str) -> None:
