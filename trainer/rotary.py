@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,28 +54,12 @@ def scaled_like_llama3(plain: Tensor, model: ModelConfig) -> Tensor:
     return (1 - kept) * plain / model.rope_scaling_factor + kept * plain
 
 
-class _Rotate(torch.autograd.Function):
-    """Autograd would write FP32 halves of the gradient to memory; it is the rotation by the opposite angles."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotated(gradients[0], cos, -sin), None, None
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to (batch, heads, seq, head_dim), in FP32; ``rotary_tables`` makes the tables."""
-    return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return,no-untyped-call]
+    """Apply the rotary embedding to (batch, heads, seq, head_dim), in FP32.
 
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Round the halves before they are joined: a compiler writes joined tensors to memory, and these are smaller."""
+    A compiler writes tensors to memory before it joins them, forward or backward. So each half is converted alone.
+    """
     (cos1, cos2), (sin1, sin2) = (table[: x.shape[-2]].chunk(2, dim=-1) for table in (cos, sin))
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = (half.float() for half in x.chunk(2, dim=-1))
     rotated = first * cos1 - second * sin1, second * cos2 + first * sin2
     return torch.cat([half.to(x.dtype) for half in rotated], dim=-1)
