@@ -51,7 +51,8 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
 
     A device's own count is PyTorch's allocated memory. Reading it doesn't wait for the device.
     """
-    where = DEVICES[device.type].memory
+    facts = DEVICES.get(device.type)  # torch-xla's device has no row
+    where = facts.memory if facts else "unknown"
     if where == "device":
         counts = torch.get_device_module(device).memory_stats(device)
         return counts.get("allocated_bytes.all.current"), counts.get("allocated_bytes.all.peak")

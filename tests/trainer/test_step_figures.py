@@ -49,3 +49,4 @@ def test_the_memory_of_a_device_is_what_its_module_counts(monkeypatch: pytest.Mo
 def test_memory_that_nothing_counts_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICES, "cpu", DEVICES["neuron"])
     assert memory_bytes(CPU) == (None, None)
+    assert memory_bytes(torch.device("xla", 0)) == (None, None), "the device of backend nxd"
