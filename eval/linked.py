@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import EllipsisType
-from typing import IO, Any
+from typing import Any
 
+from hlatctl.run import child
 from hlatctl.run.errors import EvaluationError, HlatctlError, from_record
 from hlatctl.run.model_link import Link
 
-_PACKAGES = os.fspath(Path(__file__).parent.parent)
 #: Linux's default is 64 KiB, and its limit for users 1 MiB.
 _PIPE_BYTES = 1 << 20
 _Index = EllipsisType | tuple[slice, ...]
@@ -74,16 +74,16 @@ class _Source:
 
         with self._turn:
             with suppress(BrokenPipeError):  # it has ended, which the answer says
-                _in(self._process).write(json.dumps({"name": name, "slices": slices}).encode() + b"\n")
-                _in(self._process).flush()
+                child.pipe_in(self._process).write(json.dumps({"name": name, "slices": slices}).encode() + b"\n")
+                child.pipe_in(self._process).flush()
             values = torch.empty(self._answer()["shape"], dtype=getattr(torch, dtype))
             memory = values.reshape(-1).view(torch.uint8).numpy().data
-            if _out(self._process).readinto(memory) != len(memory):  # type: ignore[attr-defined] # a buffered reader
+            if child.pipe_out(self._process).readinto(memory) != len(memory):  # type: ignore[attr-defined] # a buffered reader
                 raise self._failed(self._lost())
         return values
 
     def _answer(self) -> dict[str, Any]:
-        line = _out(self._process).readline()
+        line = child.pipe_out(self._process).readline()
         if not line.endswith(b"\n"):
             raise self._failed(self._lost())
         answer: dict[str, Any] = json.loads(line)
@@ -117,7 +117,7 @@ def opened(link: Link) -> Iterator[_Source]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pipesize=_PIPE_BYTES,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_PACKAGES, os.environ.get("PYTHONPATH")]))},
+        env=child.environment(),
     )
     source = _Source(process)
     try:
@@ -128,10 +128,7 @@ def opened(link: Link) -> Iterator[_Source]:
         raise
     finally:
         process.kill()
-        process.wait()
-        for stream in (_in(process), _out(process)):
-            with suppress(BrokenPipeError):
-                stream.close()
+        child.wait_and_close(process)
     if source.failure:
         raise source.failure
 
@@ -153,13 +150,3 @@ def load(folder: Path, source: _Source, **settings: Any) -> Any:
     model = model_class.from_pretrained(None, config=config, state_dict=source.tensors(), **settings)
     model.config.name_or_path = os.fspath(folder)
     return model
-
-
-def _in(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdin is not None
-    return process.stdin
-
-
-def _out(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout

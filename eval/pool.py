@@ -21,17 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from conf.devices import DEVICES
 from eval import memory
+from hlatctl.run import child
 from hlatctl.run.errors import EvaluationError, HlatctlError, from_record
 
 _END_TIMEOUT_S = 5.0
 #: Of libraries that compute on a CPU; a number that the user has set is kept.
 _THREADS = "OMP_NUM_THREADS"
-#: Where this process has its packages from; the working directory is none of its places.
-_PACKAGES = os.fspath(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +164,9 @@ class _Copy:
         line = json.dumps(job).encode() + b"\n"
         for process in self._processes:
             with suppress(BrokenPipeError):  # it has ended, which its output says, too
-                _in(process).write(line)
-                _in(process).flush()
-        waiting = {_out(process).fileno(): process for process in self._processes}
+                child.pipe_in(process).write(line)
+                child.pipe_in(process).flush()
+        waiting = {child.pipe_out(process).fileno(): process for process in self._processes}
         results = {}
         while waiting:
             for descriptor in select.select(list(waiting), [], [])[0]:
@@ -185,13 +184,10 @@ class _Copy:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
-            for stream in (_in(process), _out(process)):
-                with suppress(BrokenPipeError):
-                    stream.close()
+            child.wait_and_close(process)
 
     def _result(self, process: subprocess.Popen[bytes]) -> Any:
-        line = _out(process).readline()
+        line = child.pipe_out(process).readline()
         if not line.endswith(b"\n"):
             raise self._lost(process)
         answer = json.loads(line)
@@ -216,24 +212,13 @@ class _Copy:
 def _start(index: int, rank: int, size: int, settings: Settings, store: Path) -> subprocess.Popen[bytes]:
     """Start a process; ``index`` is its device's."""
     environment = {
-        **os.environ,
+        **child.environment(),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(index),
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join(filter(None, [_PACKAGES, os.environ.get("PYTHONPATH")])),
     }
     if not DEVICES[settings.device].own_for_each_process:
         environment.setdefault(_THREADS, str(max(1, (os.cpu_count() or 1) // settings.processes)))
     command = [sys.executable, "-P", "-m", "eval.worker", "--store", str(store)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-
-
-def _in(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdin is not None
-    return process.stdin
-
-
-def _out(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout

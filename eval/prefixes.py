@@ -48,7 +48,7 @@ def ordered(sequences: Sequence[Sequence[int]]) -> list[int]:
     """Return the indices of sequences, those that are worth packing together in a row, the longest first."""
     groups: list[list[int]] = []
     for index in sorted(range(len(sequences)), key=lambda index: tuple(sequences[index])):
-        if groups and _is_worth(sequences[groups[-1][-1]], sequences[index]):
+        if groups and _is_worth(_shared(sequences[groups[-1][-1]], sequences[index]), sequences[index]):
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -60,10 +60,9 @@ def packed(sequences: Sequence[list[int]]) -> list[Packed]:
     """Return the rows for sequences in the order of :func:`ordered`, without padding."""
     rows: list[Packed] = []
     for index, tokens in enumerate(sequences):
-        before = sequences[index - 1]
-        if rows and _is_worth(before, tokens):
-            row, shared = rows[-1], _shared(before, tokens)
-            length = len(row.tokens)
+        shared = _shared(sequences[index - 1], tokens) if rows else 0
+        if _is_worth(shared, tokens):
+            row, length = rows[-1], len(rows[-1].tokens)
             if length + len(tokens) - shared <= _MOST_TOKENS:
                 row.paths[index] = row.paths[index - 1][:shared] + list(range(length, length + len(tokens) - shared))
                 row.tokens.extend(tokens[shared:])
@@ -152,9 +151,9 @@ def _difference(model: Any, *, without: str = "") -> float:
     return float((together.float().log_softmax(-1) - alone.float().log_softmax(-1)).abs().mean())
 
 
-def _is_worth(before: Sequence[int], tokens: Sequence[int]) -> bool:
+def _is_worth(shared: int, tokens: Sequence[int]) -> bool:
     """Return whether a sequence shares so much with the one before that it has fewer tokens of its own."""
-    return 2 * _shared(before, tokens) >= len(tokens)
+    return 0 < len(tokens) <= 2 * shared
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from conf.schema import Config
 from flows.runtime import spawn
 from flows.runtime.ask import ask_about
+from hlatctl.run import child
 from hlatctl.run.checks import Check
 from hlatctl.run.scratch import private_folder
 
@@ -63,7 +64,7 @@ def run_command(name: str, words: list[str], shows: str) -> Check:
     started = time.monotonic()
     result = subprocess.run(
         spawn.command("hlatctl", *words),
-        env=spawn.environment(),
+        env=child.environment(),
         capture_output=True,
         text=True,
         errors="replace",

@@ -9,6 +9,7 @@ import subprocess
 import conf.load
 from conf.schema import Config
 from flows.runtime import spawn
+from hlatctl.run import child
 from hlatctl.run.errors import ERROR_FILE_ENV, ERROR_TOLD_ENV, LaunchError, load_error
 from hlatctl.run.scratch import private_folder
 
@@ -33,7 +34,7 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
         words = spawn.command(module, *argv)
         process = subprocess.Popen(
             spawn.yielding(words) if yields else words,
-            env={**spawn.environment(), ERROR_FILE_ENV: os.fspath(error_file), **shown},
+            env={**child.environment(), ERROR_FILE_ENV: os.fspath(error_file), **shown},
             stdout=subprocess.PIPE,
             stderr=None if show_talk else subprocess.PIPE,
             text=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from flows.runtime import spawn
+from hlatctl.run import child
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, load_error
 from hlatctl.units import one_line
 
@@ -79,7 +80,7 @@ def conversation(module: str, *argv: str, folder: Path, yields: bool) -> Iterato
     with (folder / "stderr").open("w", encoding="utf-8") as stderr:
         process = subprocess.Popen(
             spawn.yielding(words) if yields else words,
-            env={**spawn.environment(), ERROR_FILE_ENV: os.fspath(folder / "error.json")},
+            env={**child.environment(), ERROR_FILE_ENV: os.fspath(folder / "error.json")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import hlatctl
 from flows.launch.local import BESIDE_TRAINING_NICE
+from hlatctl.run import child
 
 
 def command(module: str, *argv: str) -> list[str]:
@@ -27,14 +25,6 @@ def yielding(words: Sequence[str]) -> list[str]:
     level = BESIDE_TRAINING_NICE
     script = f'{{ echo {level} >/proc/self/autogroup; }} 2>/dev/null; exec nice -n {level} "$@"'
     return ["sh", "-c", script, "sh", *words]
-
-
-def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment, by default this process's, in which Python finds the packages of this process."""
-    env = os.environ if env is None else env
-    package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
-    search_path = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
-    return {**env, "PYTHONPATH": search_path}
 
 
 def beside(
@@ -55,5 +45,5 @@ def beside(
         options: further options of ``subprocess.Popen``.
     """
     return subprocess.Popen(
-        words, stdin=stdin, stdout=output, stderr=output, start_new_session=True, env=environment(env), **options
+        words, stdin=stdin, stdout=output, stderr=output, start_new_session=True, env=child.environment(env), **options
     )

@@ -1,0 +1,40 @@
+"""Processes of Python that this one starts: their environment, and pipes to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import hlatctl
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment, by default this process's, in which Python finds the packages of this process."""
+    env = os.environ if env is None else env
+    package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
+    search_path = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
+    return {**env, "PYTHONPATH": search_path}
+
+
+def pipe_in(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    """Return the pipe to a process that was started with one."""
+    assert process.stdin is not None
+    return process.stdin
+
+
+def pipe_out(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    """Return the pipe from a process that was started with one."""
+    assert process.stdout is not None
+    return process.stdout
+
+
+def wait_and_close(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process, and close the pipes to and from it."""
+    process.wait()
+    for stream in (pipe_in(process), pipe_out(process)):
+        with suppress(BrokenPipeError):
+            stream.close()
