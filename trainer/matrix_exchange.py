@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from hlatctl.run import peers
 from trainer.matrices import Matrix
 
 
@@ -42,7 +43,8 @@ class Pieces:
         )
         self.rank = self.places.index((mesh.get_local_rank("tp"), mesh.get_local_rank("dp") if sharded else 0))
         if self.slices > 1 and self.shards > 1:
-            self.group = dist.new_group(ranks.flatten().tolist(), use_local_synchronization=True)
+            with peers.connecting(dist.get_backend()):
+                self.group = dist.new_group(ranks.flatten().tolist(), use_local_synchronization=True)
         elif len(self.places) > 1:
             self.group = mesh["tp" if self.slices > 1 else "dp"].get_group()
         for axis in mesh.mesh_dim_names or ():

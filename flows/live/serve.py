@@ -134,7 +134,7 @@ def _serving(app: Any, listener: socket.socket, watcher: Watcher) -> Iterator[No
     """Answer requests in a thread of its own; the main thread has the signals."""
     import uvicorn
 
-    from flows.live.connections import BACKLOG, Connection
+    from flows.tracking.connections import BACKLOG, Connection
 
     # Open event streams end with the page: don't wait for them.
     settings = uvicorn.Config(

@@ -14,7 +14,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flows.tracking.local_server import own_origins
+from flows.tracking.local_server import allow, own_origins
 
 HEALTH = "/health"
 _POLICY = (
@@ -71,11 +71,14 @@ class Session:
         """Return an answer instead of the app's; None if the app may answer."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if scope["path"] == "/" and given and self._is_token(given):
+            allow(scope)
             return self._logged_in()
         headers = Headers(scope=scope)
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if scope["path"] != HEALTH and not (self._is_token(cookie) or self._is_token(bearer)):
+        if self._is_token(cookie) or self._is_token(bearer):
+            allow(scope)
+        elif scope["path"] != HEALTH:
             return HTMLResponse(_NO_TOKEN, 401)
         if scope["method"] in ("GET", "HEAD"):
             return None

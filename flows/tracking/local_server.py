@@ -28,6 +28,8 @@ USER = "hlatctl"
 #: ``USER:PASSWORD`` that a server requires.
 AUTH_ENV = "HLATCTL_SERVER_AUTH"
 _SAY_EVERY_S = 15.0
+#: Set in the scope of a request that had the password or token.
+_ALLOWED = "hlatctl.allowed"
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -86,18 +88,33 @@ class Wait:
         return now_s - self._began_s
 
 
+def allow(scope: MutableMapping[str, Any]) -> None:
+    """Note that a request had the password or token."""
+    scope[_ALLOWED] = True
+
+
+def is_allowed(scope: MutableMapping[str, Any]) -> bool:
+    """Return whether a request had the password or token."""
+    return _ALLOWED in scope
+
+
 class Gate:
     """Passes requests to an app if host name, origin and password are right.
+
+    The connection of a request without the password is closed after the answer (``flows.tracking.connections``).
 
     Args:
         app: answers the requests.
         port: of the server.
-        auth: ``USER:PASSWORD``; None: the app checks it itself.
+        auth: ``USER:PASSWORD``; None: the app has another secret.
         health: a path that needs no password.
+        app_checks: the app refuses requests without the password itself, where it needs one.
     """
 
-    def __init__(self, app: App, port: int, auth: str | None = None, health: str = "") -> None:
-        self._app, self._health = app, health
+    def __init__(
+        self, app: App, port: int, auth: str | None = None, health: str = "", *, app_checks: bool = False
+    ) -> None:
+        self._app, self._health, self._app_checks = app, health, app_checks
         self._hosts = {host.encode() for host in own_hosts(port)}
         self._origins = {origin.encode() for origin in own_origins(port)}
         self._authorization = basic(auth).encode() if auth else None
@@ -105,8 +122,14 @@ class Gate:
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Pass a request on, or refuse it."""
         status = self._refusal(scope) if scope["type"] in ("http", "websocket") else 0
+
+        async def send_and_close(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and not is_allowed(scope):
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
         if not status:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_and_close)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
@@ -114,8 +137,8 @@ class Gate:
             headers = [(b"content-type", b"text/plain; charset=utf-8")]
             if status == 401:
                 headers.append((b"www-authenticate", f'Basic realm="{USER}"'.encode()))
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": _REASONS[status]})
+            await send_and_close({"type": "http.response.start", "status": status, "headers": headers})
+            await send_and_close({"type": "http.response.body", "body": _REASONS[status]})
 
     def _refusal(self, scope: _Scope) -> int:
         """Return the HTTP status of a refusal; 0 if the request is allowed."""
@@ -125,10 +148,13 @@ class Gate:
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts or not self._origins.issuperset(origins):
             return 403
-        if self._authorization is None or scope["path"] == self._health:
+        if self._authorization is None:
             return 0
         given = headers.get(b"authorization", [b""])
-        return 0 if len(given) == 1 and hmac.compare_digest(given[0], self._authorization) else 401
+        if len(given) == 1 and hmac.compare_digest(given[0], self._authorization):
+            allow(scope)
+            return 0
+        return 0 if self._app_checks or scope["path"] == self._health else 401
 
 
 _REASONS = {
@@ -159,8 +185,13 @@ def run(app: App, listener: socket.socket) -> int:
     """Serve until the parent ends, which closes standard input, or until SIGTERM; returns the exit code."""
     import uvicorn
 
+    from flows.tracking.connections import BACKLOG, Connection
+
     # Don't wait for open connections: their clients are gone, or know that their events are stored.
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=0))
+    settings = uvicorn.Config(
+        app, http=Connection, backlog=BACKLOG, log_level="error", lifespan="on", timeout_graceful_shutdown=0
+    )
+    server = uvicorn.Server(settings)
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()

@@ -33,11 +33,12 @@ def settings(auth: str, port: int) -> dict[str, str]:
 def main(argv: list[str]) -> int:
     """Serve until standard input closes."""
     listener, port = inherited(int(argv[0]))
-    os.environ.update(settings(take_auth(), port))
+    auth = take_auth()
+    os.environ.update(settings(auth, port))
     from prefect.server.api.server import create_app
 
     app = create_app(ephemeral="--pages" not in argv, final=True)
-    return run(Gate(app, port), listener)
+    return run(Gate(app, port, auth, app_checks=True), listener)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,6 @@ def make_backend(config: Config) -> Backend:
     Raises:
         LaunchError: another user's process is connected.
     """
-    from trainer.rendezvous import refuse_strangers
-
-    backend = _make(config)
-    refuse_strangers()
-    return backend
-
-
-def _make(config: Config) -> Backend:
     if config.backend.name == "nxd":
         from trainer.backends.nxd import Nxd
 

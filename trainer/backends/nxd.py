@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from conf.devices import HOST_PROCESS_GROUP
 from conf.schema import Config
+from hlatctl.run import peers
 from trainer.backends.base import Optimizer, StepMetrics
 from trainer.backends.common import TorchDistributed, largest_difference
 from trainer.backends.nxd_library import import_library, join, set_environment
@@ -57,7 +58,8 @@ class Nxd(TorchDistributed):
         if not dist.is_initialized():
             join(self.world_size, timeout=_TIMEOUT)
         self._nxd_config = self._describe()
-        self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
+        with peers.connecting(HOST_PROCESS_GROUP):
+            self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
         self._layout = self._find_layout()
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)

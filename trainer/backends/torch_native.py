@@ -18,6 +18,7 @@ from torch import Tensor
 
 from conf.devices import DEVICES, HOST_PROCESS_GROUP
 from conf.schema import Config
+from hlatctl.run import peers
 from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
 from trainer.backends.base import Optimizer, StepMetrics
@@ -52,8 +53,10 @@ class TorchNative(TorchDistributed):
             rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
         # Another thread writes checkpoints; it must not use the process groups of training.
         if self.world_size > 1:
-            self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
-        self._layout = make_layout(config, self.device.type, self.world_size)
+            with peers.connecting(HOST_PROCESS_GROUP):
+                self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
+        with peers.connecting(self._facts.process_group):
+            self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
         self._pipeline: Pipeline | None = None
