@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from omegaconf import OmegaConf
 
 from conf.compose import compose, override_eval
 from conf.environment import collisions
@@ -79,8 +82,38 @@ def test_a_variable_that_a_run_unsets_is_reported_without_its_secret() -> None:
     assert [collision.present for collision in collisions(config, around)] == ["***", "http://***@other"]
 
 
-def test_a_resolver_whose_name_is_computed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["experiment_name=env", "tokenizer.path='${oc.${experiment_name}:MY_VALUE}'"],
+        ["experiment_name=oc.env", "tokenizer.path='${${experiment_name}:MY_VALUE}'"],
+        ["experiment_name=experiment_name", "eval.data_dir=oc.env", "tokenizer.path='${${eval.${data.path}}:MY_VALUE}'"]
+        + ["data.path=data_dir"],
+        ["tokenizer.path='${oc.decode:${oc.env:MY_VALUE}}'"],
+        ["tokenizer.path='${oc.decode:\"\\${oc.env:MY_VALUE}\"}'"],
+        ["tokenizer.path='${ oc.env : MY_VALUE }'"],
+        ["tokenizer.path='\\${oc.env:MY_VALUE}'"],
+        ["tokenizer.path='${oc.select:nothing,${oc.env:MY_VALUE}}'"],
+        ["tokenizer.path='${oc.create:{a: 1}}'"],
+        ["tokenizer.path='${hydra:runtime.cwd}'"],
+    ],
+)
+def test_a_configuration_calls_only_the_functions_of_a_short_list(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_VALUE", "leaked")
-    with pytest.raises(ConfigError, match=r"tokenizer\.path: computes the name of a resolver") as error:
-        compose(["experiment_name=env", "tokenizer.path='${oc.${experiment_name}:MY_VALUE}'"])
-    assert "leaked" not in str(error.value)
+    try:
+        composed = compose(overrides)
+    except ConfigError as error:
+        assert "leaked" not in str(error)
+        assert re.match(r"tokenizer\.path: (reads the environment variable|\$\{[a-z.]+:\.\.\.\} is not avail)", str(error))
+    else:  # an escaped reference stays text, also when the run's configuration is composed again
+        assert composed.tokenizer.path.endswith("/${oc.env:MY_VALUE}")
+        with pytest.raises(ConfigError, match="reads the environment variable MY_VALUE"):
+            override_eval(composed, ["eval.limit=1"])
+
+
+def test_the_functions_of_omegaconf_are_there_again_after_a_composition() -> None:
+    compose([])
+    assert OmegaConf.has_resolver("oc.env")
+    assert not OmegaConf.has_resolver("local_processes")
