@@ -401,7 +401,8 @@ def _not_callable(key: str, resolver: str, variable: str | None) -> ConfigError:
             "and set the variable where the run is started",
         )
     return ConfigError(
-        f"{key}: ${{{resolver}:...}} is not available", hint="${KEY} inserts another key's value; write other values out"
+        f"{key}: ${{{resolver}:...}} is not available",
+        hint="${KEY} inserts another key's value; write other values out",
     )
 
 

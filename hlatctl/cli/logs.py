@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say
+from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say, write
 from hlatctl.cli.journal_lines import JournalLines
 from hlatctl.run import rank_output
 from hlatctl.run.errors import HlatctlError
@@ -21,6 +21,8 @@ from hlatctl.run.runs import LATEST
 
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
+#: Colors, which are left out, and what draws a line anew: a progress bar becomes one line for each state.
+_COLORS, _REDRAWS = re.compile("\x1b\\[[0-9;]*m"), re.compile("\r+\n?")
 _NODE = re.compile(r"node-\d+")
 _OF_OTHER_NODE = re.compile(r"\.node-(\d+)\.log$")
 
@@ -146,10 +148,10 @@ class _Printer:
     def _print(self, name: str, text: str) -> None:
         if self._shown != name:
             if self._open_line:
-                typer.echo()
-            typer.echo(f"==> {name} <==", err=True)
+                write()
+            say(f"==> {name} <==")
             self._shown = name
-        typer.echo(text, nl=False)
+        write(_REDRAWS.sub("\n", _COLORS.sub("", text)), nl=False)
         self.printed, self._open_line = True, not text.endswith("\n")
 
     def _print_logs(self, folder: Path) -> None:
