@@ -21,6 +21,8 @@ from hlatctl.run.runs import LATEST
 
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
+#: More bytes without an end are printed as they are.
+_MAX_LINE_BYTES = 1 << 20
 #: Colors, which are left out, and what draws a line anew: a progress bar becomes one line for each state.
 _COLORS, _REDRAWS = re.compile("\x1b\\[[0-9;]*m"), re.compile("\r+\n?")
 _NODE = re.compile(r"node-\d+")
@@ -198,7 +200,7 @@ class _Reader:
         if self._rank is None:
             return self._decoder.decode(block)
         *lines, self._open_line = (self._open_line + block).splitlines(keepends=True) or [b""]
-        if self._open_line.endswith(b"\n"):
+        if self._open_line.endswith(b"\n") or len(self._open_line) > _MAX_LINE_BYTES:
             lines, self._open_line = [*lines, self._open_line], b""
         start = rank_output.prefix(self._rank)
         return b"".join(line[len(start) :] for line in lines if line.startswith(start)).decode(errors="replace")
