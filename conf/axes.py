@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conf.compose import groups
+from conf.compose import check_size, groups
 from hlatctl.run.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def parse_override(text: str) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    check_size(text)
     objective = _OBJECTIVE.fullmatch(text)
     try:
         return OverridesParser.create().parse_override(f"{objective[1]}='{objective[2]}'" if objective else text)

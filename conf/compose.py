@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from conf import folders
 from conf.listing import is_url
 from conf.load import decode, flatten, parse_yaml
 from conf.schema import CodeConfig, Config, EvalConfig
-from conf.secrets import check_interpolations, check_overrides, check_values
+from conf.secrets import check_overrides, check_values
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import nearest, suggest
@@ -26,6 +27,11 @@ RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
 CONF_DIR = folders.OURS
 #: More processes don't speed up training, because they share the machine's memory bandwidth.
 _MAX_LOCAL_PROCESSES = 16
+#: Limit of the characters that all ``${KEY}`` of a configuration insert. Each costs time as 100 more characters would,
+#: and a group of keys as 10,000.
+_MAX_INSERTED_CHARACTERS = 1_000_000
+#: Hydra's parser takes quadratic time, 2 s for this many marks, and recurses.
+_MAX_MARKS, _MAX_DEPTH = 5_000, 100
 #: Mappings whose entries have names of their own; an override may add entries and keys, which ``decode`` checks.
 _MAPPINGS = ("eval.groups", "eval.items")
 
@@ -158,16 +164,14 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
     store = ConfigStore.instance()
     store.store(name="schema", node=dataclasses.asdict(of_run or Config()), provider="conf.schema")
     store.store(name="of_run", node={"defaults": ["schema", "_self_"]}, provider="conf.compose")
-    OmegaConf.register_new_resolver("local_processes", local_processes, replace=True)
     root = "of_run" if of_run else "config"
     overrides = [f"++{text}" if text.startswith(_MAPPINGS) else text for text in overrides]
     try:
         if folders.user_folders():
             folders.require_options([path for path, _ in composed_files(overrides, root)])
-        with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
+        with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"), _only_our_resolvers():
             composed = hydra_compose(root, overrides=[*overrides, *search_path()])
-        check_interpolations(OmegaConf.to_container(composed, resolve=False))
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+            plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: Hydra on `model=null`
         raise explain(error, overrides, of_run) from None
     assert isinstance(plain, dict)
@@ -205,7 +209,7 @@ def composed_files(overrides: list[str], root: str = "config") -> list[tuple[Pat
     from hydra.types import RunMode
 
     places = [CONF_DIR, *folders.checked_folders()]
-    with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
+    with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"), _only_our_resolvers():
         loader = GlobalHydra.instance().config_loader()
         defaults = loader.compute_defaults_list(root, [*overrides, *search_path()], RunMode.RUN).defaults
     found = []
@@ -214,6 +218,50 @@ def composed_files(overrides: list[str], root: str = "config") -> list[tuple[Pat
         if path := next((path for path in candidates if path.is_file()), None):
             found.append((path, default.package or ""))
     return found
+
+
+@contextmanager
+def _only_our_resolvers() -> Iterator[None]:
+    """Let ``${NAME:…}`` call the functions that are listed here and no others, and bound what ``${KEY}`` inserts.
+
+    The table of functions is replaced, so it doesn't matter how a name is written or computed. OmegaConf's own
+    functions read any environment variable, which would be stored resolved. References that contain references can
+    double the text at each level.
+    """
+    from omegaconf import Container, OmegaConf
+    from omegaconf.basecontainer import BaseContainer
+    from omegaconf.errors import InterpolationResolutionError
+
+    known, resolve = BaseContainer._resolvers, BaseContainer._resolve_node_interpolation
+    kept, inserted = dict(known), 0
+
+    def bounded(container: BaseContainer, inter_key: str, memo: set[int] | None) -> Any:
+        nonlocal inserted
+        node = resolve(container, inter_key, memo)
+        inserted += 10_000 if isinstance(node, Container) else 100 + len(str(node._value()))
+        if inserted > _MAX_INSERTED_CHARACTERS:
+            raise InterpolationResolutionError("Values that refer to each other with ${...} become too long")
+        return node
+
+    known.clear()
+    try:
+        OmegaConf.register_new_resolver("local_processes", local_processes)
+        OmegaConf.register_new_resolver("oc.env", _environment)
+        BaseContainer._resolve_node_interpolation = bounded  # type: ignore[method-assign]
+        yield
+    finally:
+        BaseContainer._resolve_node_interpolation = resolve  # type: ignore[method-assign]
+        known.clear()
+        known.update(kept)
+
+
+def _environment(variable: str, default: str = "") -> str:
+    """Return the one variable that a configuration may read; conf/config.yaml does."""
+    from omegaconf.errors import UnsupportedInterpolationType
+
+    if variable != RUNS_DIR_ENV:
+        raise UnsupportedInterpolationType(f"Unsupported interpolation type oc.env:{variable}")
+    return os.environ.get(variable, default)
 
 
 def search_path() -> list[str]:
@@ -232,10 +280,31 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
+def check_size(override: str) -> None:
+    """Refuse an override that Hydra's parser can't read in seconds.
+
+    Raises:
+        ConfigError: it has too many values, or is nested too deep.
+    """
+    depth = deepest = 0
+    for char in override:
+        depth += (char in "[{(") - (char in "]})")
+        deepest = max(deepest, depth)
+    key = override.partition("=")[0][:100]
+    if deepest > _MAX_DEPTH:
+        raise ConfigError(f"{key}: its value is nested deeper than {_MAX_DEPTH} levels", hint="write a flatter value")
+    if sum(map(override.count, "[{(,:=$")) > _MAX_MARKS:
+        raise ConfigError(
+            f"{key}: its value has more than {_MAX_MARKS:,} commas, colons and brackets",
+            hint="write it in a YAML file of a folder for --config-dir",
+        )
+
+
 def _check_options(overrides: Sequence[str]) -> None:
-    """Refuse overrides of Hydra itself, and options that are paths."""
+    """Refuse overrides of Hydra itself, overrides that are too long, and options that are paths."""
     known = groups()
     for text in overrides:
+        check_size(text)
         key, _, value = text.lstrip("+~").partition("=")
         if key.partition(".")[0].partition("/")[0] == "hydra":
             raise ConfigError(f"{text}: Hydra's own settings are fixed", hint="--config-dir names folders of options")
@@ -285,6 +354,8 @@ def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
     )
 
 
+#: What OmegaConf says of ``${NAME:…}`` with a name that is not in its table.
+_UNKNOWN_RESOLVER = re.compile(r"Unsupported interpolation type ([^\s:]*)(?::(\S*))?")
 #: What Hydra's parser says of a value that it can't read (ANTLR's messages).
 _GRAMMAR = re.compile(r"LexerNoViableAlt|no viable alternative|(mismatched|extraneous) input|token recognition error")
 
@@ -298,6 +369,8 @@ def explain(error: Exception, overrides: Sequence[str], of_run: Config | None = 
         of_run: the run's configuration that they change, if any.
     """
     text = str(error).strip()
+    if called := _UNKNOWN_RESOLVER.match(text):
+        return _not_callable(getattr(error, "full_key", None) or "configuration", called[1], called[2])
     key = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if key:
         return _unknown_key(next(name for name in key.groups() if name), overrides)
@@ -316,6 +389,21 @@ def explain(error: Exception, overrides: Sequence[str], of_run: Config | None = 
         hint = "quote text that has special characters, such as \"cluster.slurm.extra=['--gpus-per-node=8']\""
         return ConfigError(" ".join(text.split()), hint=hint)
     return ConfigError(" ".join(text.split()), hint="overrides look like train.tokens=100000 or cluster=local")
+
+
+def _not_callable(key: str, resolver: str, variable: str | None) -> ConfigError:
+    if resolver == "oc.env":
+        named = f" {variable}" if variable else ""
+        return ConfigError(
+            f"{key}: reads the environment variable{named}, whose value would be written into config.yaml and the "
+            "journal",
+            hint=f'if it is not a secret, let the shell insert it: {key}="${variable or "NAME"}"; otherwise remove it '
+            "and set the variable where the run is started",
+        )
+    return ConfigError(
+        f"{key}: ${{{resolver}:...}} is not available",
+        hint="${KEY} inserts another key's value; write other values out",
+    )
 
 
 def _unknown_key(name: str, overrides: Sequence[str]) -> ConfigError:

@@ -27,8 +27,12 @@ from hlatctl.run.reading import read_text, why
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _T = TypeVar("_T")
-#: A text with fewer brackets and columns is not nested deeper than this.
-_SURELY_SHALLOW = 5000
+#: A configuration has a few hundred values. Hydra takes 3 s for as many as this.
+_MAX_VALUES = 10_000
+_MAX_DEPTH = 100
+#: Python reads a longer number in quadratic time: ``1:1:1:…`` is a number of base 60.
+_MAX_DIGITS = 100
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 #: The largest seed that torch accepts.
 _MAX_INT = 2**64 - 1
 _shown = reprlib.Repr()
@@ -73,16 +77,67 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
     Raises:
-        ValueError: it is not YAML, contains an invalid value, or is nested too deep.
+        ValueError: it is not YAML, contains an invalid value, is nested too deep, or has too many values. Each use of
+            an alias counts as all of its values.
     """
-    # libyaml's loader crashes the process at a depth of about 20,000; Python's raises.
-    deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
     try:
-        return yaml.load(text, Loader=_SafeLoader if deepest < _SURELY_SHALLOW else yaml.SafeLoader)
-    except RecursionError:
-        raise ValueError("is nested too deep") from None
-    except (yaml.YAMLError, AttributeError) as error:  # AttributeError: an invalid `!!timestamp`
+        _check_written(text)
+        loader: Any = _SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _measure(node, {})
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, AttributeError, OverflowError) as error:  # AttributeError: an invalid `!!timestamp`
         raise ValueError(str(error)) from None
+
+
+def _check_written(text: str) -> None:
+    """Refuse a text before its values are built: libyaml's loader crashes the process at a depth of about 20,000."""
+    values = depth = 0
+    for event in yaml.parse(text, Loader=_SafeLoader):
+        values += isinstance(event, yaml.NodeEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"is nested deeper than {_MAX_DEPTH} levels")
+        if values > _MAX_VALUES:
+            raise ValueError(f"has more than {_MAX_VALUES:,} values")
+
+
+def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return the number of values of a node and its height, with every alias written out.
+
+    Args:
+        node: of YAML.
+        known: the results of the nodes that were measured; 0 while a node is being measured.
+
+    Raises:
+        ValueError: it has too many values, a number that is too long, or contains itself.
+    """
+    if id(node) in known:
+        if known[id(node)] == (0, 0):
+            raise ValueError(f"contains an alias of a value that it is part of (line {node.start_mark.line + 1})")
+        return known[id(node)]
+    known[id(node)] = (0, 0)
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+            raise ValueError(f"the number {node.value[:20]}… is out of range")
+        parts = []
+    else:
+        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+    values, height = 1, 1
+    for part in parts:
+        part_values, part_height = _measure(part, known)
+        values, height = values + part_values, max(height, part_height + 1)
+        if values > _MAX_VALUES:
+            raise ValueError(f"has more than {_MAX_VALUES:,} values, each alias written out")
+        if height > _MAX_DEPTH:
+            raise ValueError(f"is nested deeper than {_MAX_DEPTH} levels, each alias written out")
+    known[id(node)] = values, height
+    return values, height
 
 
 def _check_whole(path: Path, text: str, value: dict[str, Any]) -> None:

@@ -5,19 +5,12 @@ Errors name the key and never repeat the value. ``hlatctl.run.redact`` defines w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conf import notify_urls
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.redact import is_secret_name, secret_in
-
-#: Variables that a configuration may read: conf/config.yaml does, and they are not secrets.
-_HARMLESS_VARIABLES = ("HLATCTL_RUNS_DIR",)
-_FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\s*\.\s*env\s*:\s*([^,}\s]*)")
-#: A resolver whose name is computed, such as ``${oc.${experiment_name}:HOME}``: it could be ``oc.env``.
-_COMPUTED_RESOLVER = re.compile(r"\$\{[^:}]*\$\{[^}]*\}[^:}]*:")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -35,32 +28,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
         notify_urls.check_override(key, value)
         for error in _problem(key, override):
             raise error
-
-
-def check_interpolations(values: Any, key: str = "") -> None:
-    """Refuse values that read this process's environment, because they would be stored resolved.
-
-    Args:
-        values: composed, not resolved.
-        key: their common prefix.
-
-    Raises:
-        ConfigError: names the key and the variable.
-    """
-    for name, text in _strings(values, key):
-        if _COMPUTED_RESOLVER.search(text):
-            raise ConfigError(
-                f"{name}: computes the name of a resolver, which could read an environment variable",
-                hint="write the name, such as ${local_processes:}",
-            )
-        for variable in _FROM_ENVIRONMENT.findall(text):
-            if variable not in _HARMLESS_VARIABLES:
-                raise ConfigError(
-                    f"{name}: reads the environment variable {variable}, whose value would be written into config.yaml "
-                    "and the journal",
-                    hint=f'if it is not a secret, let the shell insert it: {name}="${variable}"; otherwise remove it '
-                    "and set the variable where the run is started",
-                )
 
 
 def check_values(plain: dict[str, Any]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+import unicodedata
 from typing import Any
 
 _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 #: Longer values of the configuration are cut.
 _LONGEST_VALUE = 60
+#: All but ASCII text, its newlines and its tabs.
+_UNUSUAL = re.compile(r"[^\n\t -~]+")
 _BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -81,11 +85,12 @@ def printable(text: str) -> str:
 
     These include the characters that change the direction of writing.
     """
-    return "".join(char if char in "\n\t" else _visible(char) for char in text)
+    return _UNUSUAL.sub(lambda found: "".join(map(_visible, found[0])), text)
 
 
 def _visible(char: str) -> str:
-    return char if char.isprintable() else char.encode("unicode_escape").decode()
+    is_harmless = char.isprintable() or unicodedata.category(char) == "Zs"  # spaces, as in Japanese text
+    return char if is_harmless else char.encode("unicode_escape").decode()
 
 
 def _short(value: float) -> str:

@@ -17,6 +17,7 @@ from hlatctl.cli.common import (
     say,
     user_name,
     warn_of_no_effect,
+    write,
 )
 from hlatctl.run.paths import RunPaths
 
@@ -37,7 +38,7 @@ def _show_table(wanted: bool) -> None:
         from conf.amendable import IN_WORDS, ROWS
 
         rows = [[row.keys.rstrip(".") + ".*" * row.keys.endswith("."), IN_WORDS[row.when], row.redoes] for row in ROWS]
-        typer.echo(columns([["key", "changes", "redoes, or why not"], *rows]))
+        write(columns([["key", "changes", "redoes, or why not"], *rows]))
         raise typer.Exit
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hlatctl.cli.common import say
+
 #: Types, as typer prints them, and the words for them.
 _WORDS = {"str": "TEXT", "int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "list[str]": "TEXT"}
 _TYPE = re.compile(r" <([^>]+)>")
@@ -46,7 +48,7 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words up to the command's name."""
         if not args and not ctx.resilient_parsing:
-            typer.echo(ctx.get_help(), err=True)
+            say(ctx.get_help())
             raise typer.Exit(2)
         return super().parse_args(ctx, args)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlatctl.cli.app import App
-from hlatctl.cli.common import Json, RunsDir, columns, place, print_json, runs_folder, say
+from hlatctl.cli.common import Json, RunsDir, columns, place, print_json, runs_folder, say, write
 from hlatctl.run.errors import StorageError
 from hlatctl.run.paths import compile_cache_dir
 from hlatctl.units import size, utc
@@ -50,7 +50,7 @@ def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsD
             ]
             for record in records
         ]
-        typer.echo(columns([["CACHE", "LAYOUT", "MODULES", "INCOMPLETE", "SIZE", "WRITTEN"], *rows]))
+        write(columns([["CACHE", "LAYOUT", "MODULES", "INCOMPLETE", "SIZE", "WRITTEN"], *rows]))
     else:
         say(f"{compile_cache_dir(runs_folder(runs_dir))} contains no compiled graphs")
 
@@ -72,9 +72,9 @@ def verify(
     for store in stores:
         verified = verifying.verify(store)
         for reason in verified.broken.values():
-            typer.echo(f"{store.name}: {reason}")
+            write(f"{store.name}: {reason}")
         good = len({module.name for module in verified.modules} - verified.broken.keys())
-        typer.echo(f"{store.name}: {good} good modules, {verified.compared} files match their checksums")
+        write(f"{store.name}: {good} good modules, {verified.compared} files match their checksums")
         if quarantine and verified.broken and isinstance(store, Folder):
             moved = verifying.quarantine(store.root, verified)
             say(f"{store.name}: {len(moved)} modules moved to {store.root / verifying.QUARANTINE}")
@@ -130,7 +130,7 @@ def collect(
         raise StorageError(f"{root}: no such folder")
     unused = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
     for each in unused:
-        typer.echo(f"{each.path}: {size(each.bytes)}: {each.why}")
+        write(f"{each.path}: {size(each.bytes)}: {each.why}")
     if not dry_run:
         waste.remove(unused)
     say(f"{size(sum(each.bytes for each in unused))} {'would be' if dry_run else 'were'} freed in {root}")
@@ -154,7 +154,7 @@ def export(
         )
     target = to.expanduser().absolute()
     say(f"{archive.export(store.root, target)} modules, {size(target.stat().st_size)}")
-    typer.echo(os.fspath(target))
+    write(os.fspath(target))
 
 
 @app.command("import")
@@ -189,7 +189,7 @@ def _copy(store: Store, target: Path) -> None:
     for text in done.quarantined:
         say(f"moved aside: {text}")
     say(f"{done.modules} modules, {done.copied} of them copied ({size(done.copied_bytes)})")
-    typer.echo(os.fspath(target))
+    write(os.fspath(target))
 
 
 def _list_modules(store: Store, *, as_json: bool) -> None:
@@ -202,7 +202,7 @@ def _list_modules(store: Store, *, as_json: bool) -> None:
         rows = [
             [each.name, each.layout, str(len(each.files)), size(each.bytes), each.problem or "ok"] for each in listed
         ]
-        typer.echo(columns([["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"], *rows]))
+        write(columns([["MODULE", "LAYOUT", "FILES", "SIZE", "STATE"], *rows]))
     else:
         say(f"{store.name}: contains no modules")
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from hlatctl.cli.app import App
-from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, runs_folder, say
+from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, runs_folder, say, write
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.units import count, size, utc
@@ -47,7 +47,7 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
     if as_json:
         print_json(records)
     elif records:
-        typer.echo(columns([_HEADER, *(_row(record) for record in records)]))
+        write(columns([_HEADER, *(_row(record) for record in records)]))
     else:
         say(f"run {paths.run_id} has no checkpoints")
 
@@ -73,7 +73,7 @@ def verify(
     for each in wanted:
         reason = why_invalid(paths.checkpoint(each))
         invalid += reason is not None
-        typer.echo(f"step {each}: {reason or _whole(paths.checkpoint(each))}")
+        write(f"step {each}: {reason or _whole(paths.checkpoint(each))}")
     if invalid:
         raise CheckpointError(
             f"run {paths.run_id}: {invalid} of {len(wanted)} checkpoints are damaged or incomplete",
@@ -110,7 +110,7 @@ def export(
         f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "
         f"{written['dtype']}, {size(written['bytes'])}"
     )
-    typer.echo(written["to"])
+    write(written["to"])
     if of_run(paths).tracking.register_model:
         from flows.tracking import mlflow_register
 
@@ -132,7 +132,7 @@ def restore(
     run, newest = recreate(url, runs_folder(runs_dir), argv=sys.argv)
     say(f"run {run.run_id}: recreated in {run.root}; the newest checkpoint in the mirror is of step {newest}")
     say(f"the configuration has paths of the other cluster; `hlatctl resume {run.run_id} data.path=FOLDER` changes one")
-    typer.echo(shlex.join(["hlatctl", "resume", run.run_id, *(["--runs-dir", str(runs_dir)] if runs_dir else [])]))
+    write(shlex.join(["hlatctl", "resume", run.run_id, *(["--runs-dir", str(runs_dir)] if runs_dir else [])]))
 
 
 @app.command("import")
@@ -152,7 +152,7 @@ def import_model(
     if written["tokenizer"] is None:
         say("the model's folder has no tokenizer; set tokenizer.path= to one")
     say("to train from it, replace CORPUS with the path of your corpus:")
-    typer.echo(_train_command(written))
+    write(_train_command(written))
 
 
 def _row(record: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from hlatctl.run import runs
 from hlatctl.run.errors import ConfigError, RunNotFoundError
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.simulated import WARNING
-from hlatctl.units import one_line
+from hlatctl.units import one_line, printable
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -30,6 +31,9 @@ Overrides = Annotated[
         autocompletion=override_words,
     ),
 ]
+
+#: Bold and its end: they can neither hide text nor move the cursor.
+_EMPHASIS = re.compile("(\x1b\\[[01]m)")
 
 
 def _use_config_dirs(ctx: typer.Context, value: list[Path] | None) -> list[Path] | None:
@@ -171,16 +175,28 @@ def announce(run: RunPaths) -> None:
 def print_json(value: Any) -> None:
     """Print JSON on stdout; characters that a terminal obeys are escaped, also those of the direction of writing."""
     lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
-    typer.echo("\n".join(line if line.isprintable() else _escaped(line) for line in lines))
+    write("\n".join(line if line.isprintable() else _escaped(line) for line in lines))
 
 
 def _escaped(line: str) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 
 
+def write(text: object = "", *, nl: bool = True) -> None:
+    """Print on stdout. Characters that a terminal obeys are shown by their codes; every command prints with this.
+
+    Args:
+        text: can come from a file, a job or a model that somebody else wrote.
+        nl: end the line.
+    """
+    parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of a table of ours
+    shown = [part if index % 2 else printable(part) for index, part in enumerate(parts)]
+    typer.echo("".join(shown), nl=nl)  # noqa: TID251
+
+
 def say(text: str = "") -> None:
-    """Print a line on stderr."""
-    typer.echo(text, err=True)
+    """Print a line on stderr, as :func:`write`."""
+    typer.echo(printable(text), err=True)  # noqa: TID251
 
 
 def user_name() -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, say
+from hlatctl.cli.common import RunsDir, find_run, print_json, say, write
 from hlatctl.cli.completion import run_names
 from hlatctl.cli.milestone import Evaluated, find_evaluated
 from hlatctl.run.errors import ConfigError, EvaluationError
@@ -116,7 +116,7 @@ def _compare_items(
     if output is Format.JSON:
         print_json(paired_tables.as_json(found, first.title, second.title))
     else:
-        typer.echo(paired_tables.text(found, first.title, second.title, flips), nl=False)
+        write(paired_tables.text(found, first.title, second.title, flips), nl=False)
 
 
 def _no_pairs(found: Paired, sides: list[tuple[Evaluated, Mapping[str, TaskItems]]]) -> EvaluationError:
@@ -140,12 +140,12 @@ def _print(comparison: Comparison, output: Format) -> None:
     if output is Format.JSON:
         print_json(compare_tables.as_json(comparison))
     elif output is Format.MARKDOWN:
-        typer.echo(compare_tables.markdown(comparison), nl=False)
+        write(compare_tables.markdown(comparison), nl=False)
     elif output is Format.LATEX:
-        typer.echo(compare_tables.latex(comparison), nl=False)
+        write(compare_tables.latex(comparison), nl=False)
     else:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        typer.echo(compare_tables.text(comparison, bold=bold), nl=False)
+        write(compare_tables.text(comparison, bold=bold), nl=False)
 
 
 def _find(names: Iterable[str], runs_dir: Path | None) -> list[RunPaths]:

@@ -12,7 +12,7 @@ import typer
 
 from conf import folders
 from hlatctl.cli.app import App
-from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json, write
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import suggest
 
@@ -45,11 +45,11 @@ def list_options(
         return
     used = default_options()
     for name, options in rows.items():
-        typer.echo(name)
+        write(name)
         widest = max(map(len, options))
         for option, remark in options.items():
             mark = "*" if used.get(name) == option else " "
-            typer.echo(_wrapped(remark, f"{mark} {option:{widest}}  "))
+            write(_wrapped(remark, f"{mark} {option:{widest}}  "))
 
 
 @app.command()
@@ -71,8 +71,8 @@ def keys(
         print_json([dataclasses.asdict(key) for key in found])
         return
     for key in found:
-        typer.echo(f"{key.name}={_text(key.default)}  ({key.accepts})")
-        typer.echo(_wrapped(key.meaning, "    "))
+        write(f"{key.name}={_text(key.default)}  ({key.accepts})")
+        write(_wrapped(key.meaning, "    "))
 
 
 @app.command()
@@ -94,8 +94,8 @@ def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Js
         print_json({"config": dataclasses.asdict(config), "differs": differ, "origins": dataclasses.asdict(known)})
         return
     for key, (before, after) in differ.items():
-        typer.echo(f"# {key}: {_text(after)}, not {_text(before)} ({known.keys.get(key, SCHEMA)})")
-    typer.echo(dump(config), nl=False)
+        write(f"# {key}: {_text(after)}, not {_text(before)} ({known.keys.get(key, SCHEMA)})")
+    write(dump(config), nl=False)
 
 
 def remark_of(group: str, option: str) -> str:

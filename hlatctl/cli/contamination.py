@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, find_run, print_json, say
+from hlatctl.cli.common import Json, Overrides, RunName, RunsDir, find_run, print_json, say, write
 from hlatctl.run.fold import read_state
 from hlatctl.units import count, duration
 
@@ -61,7 +61,7 @@ def contamination(
         more = {"milestone_tokens": point.milestone_tokens, "step": point.step, "means": means, "unscanned": missing}
         print_json({**answer, **more})
     else:
-        typer.echo(text(rows), nl=False)
+        write(text(rows), nl=False)
     say(_read(answer, count(point.milestone_tokens)))
     processes = answer["processes"]
     if missing:

@@ -25,6 +25,7 @@ from hlatctl.cli.common import (
     say,
     user_name,
     with_runs_dir,
+    write,
 )
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run.errors import DataError
@@ -59,7 +60,7 @@ def inspect(
     if as_json:
         print_json(survey)
     else:
-        typer.echo(_survey_text(survey))
+        write(_survey_text(survey))
 
 
 @app.command("tokenize")
@@ -119,7 +120,7 @@ def at(
             [str(index), str(d["tokens"]), str(d["first_token"]), f"{d['file']}:{d['row']}", json.dumps(d["text"])]
             for d in documents
         ]
-    typer.echo(columns(rows))
+    write(columns(rows))
 
 
 @app.command("skip")

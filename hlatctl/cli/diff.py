@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, say
+from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, say, write
 from hlatctl.cli.completion import run_names
 
 #: Value of a key that a configuration doesn't have.
@@ -47,7 +47,7 @@ def diff(
         print_json({key: [one.get(key), other.get(key)] for key in keys})
     elif keys:
         rows = [[key, _text(one.get(key, _MISSING)), _text(other.get(key, _MISSING))] for key in keys]
-        typer.echo(columns([["KEY", *names], *rows]))
+        write(columns([["KEY", *names], *rows]))
     else:
         say("the configurations are equal")
 

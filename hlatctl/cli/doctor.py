@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, print_json, with_runs_dir
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, print_json, with_runs_dir, write
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import PreflightError
 
@@ -45,7 +45,7 @@ def doctor(
     for check in _checks(config, chosen, neuron=neuron, cluster=cluster):
         checks.append(check)
         if not as_json:
-            typer.echo(f"{check.status}  {check.name}: {check.shows}")
+            write(f"{check.status}  {check.name}: {check.shows}")
     if as_json:
         print_json([dataclasses.asdict(check) for check in checks])
     failed = [check for check in checks if check.status == "fail"]

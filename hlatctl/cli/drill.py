@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, columns, print_json, say, with_runs_dir
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, columns, print_json, say, with_runs_dir, write
 from hlatctl.run.errors import StoppedError, TrainingError
 from hlatctl.run.paths import RunPaths
 
@@ -71,8 +71,8 @@ def show(run: RunPaths, *, as_json: bool) -> None:
             }
         )
     else:
-        typer.echo(columns([[cell.upper() for cell in report.HEADER], *report.rows(results)]) + "\n")
-        typer.echo(columns([list(fact) for fact in report.facts(results)]))
+        write(columns([[cell.upper() for cell in report.HEADER], *report.rows(results)]) + "\n")
+        write(columns([list(fact) for fact in report.facts(results)]))
     say(f"report: {run.report / 'index.html'}")
     if results.failed:
         raise TrainingError(

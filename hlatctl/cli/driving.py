@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
 from conf.amendable import with_resume
-from hlatctl.cli.common import columns, say
+from hlatctl.cli.common import columns, say, write
 from hlatctl.cli.progress import observer_for
 from hlatctl.cli.summary import end_lines
 from hlatctl.report.run_view import view_run
@@ -25,7 +23,7 @@ def drive(run: RunPaths, *, detach: bool) -> None:
     Raises:
         HlatctlError: the flow's own error.
     """
-    typer.echo(run.run_id)
+    write(run.run_id)
     sys.stdout.flush()
     if detach:
         _detach(run)

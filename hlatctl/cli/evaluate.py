@@ -31,6 +31,7 @@ from hlatctl.cli.common import (
     runs_folder,
     say,
     with_runs_dir,
+    write,
 )
 from hlatctl.cli.milestone import At, EvaluatedRun, find_evaluated
 from hlatctl.run.errors import ConfigError
@@ -98,7 +99,7 @@ def signal(
     if as_json:
         print_json([{**asdict(row), "speaks": row.speaks} for row in found])
     else:
-        typer.echo(text(found), nl=False)
+        write(text(found), nl=False)
 
 
 @app.command("show")
@@ -127,7 +128,7 @@ def show(
     if as_json:
         print_json([asdict(item) for item in items])
     elif items:
-        typer.echo(item_file.text(items))
+        write(item_file.text(items))
     else:
         say(f"{task}: no such item in {found.title}")
     if lacks(found.run, found.milestone.milestone_tokens, task):
@@ -200,7 +201,7 @@ def evaluate_run(
     with observer_for(sys.stderr, live=LiveEvaluationObserver, plain=PlainEvaluationObserver) as observer:
         folders = flow.drive(request, observer)
     for folder in folders:
-        typer.echo(folder / "results.json")
+        write(folder / "results.json")
 
 
 def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) -> tuple[RunPaths, Asked]:
@@ -266,7 +267,7 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
         return
     splits = {(record["dataset"], record["split"]): None for record in records}
     rows = [_row([r for r in records if (r["dataset"], r["split"]) == split]) for split in splits]
-    typer.echo(columns([_HEADER, *rows]))
+    write(columns([_HEADER, *rows]))
     _conclude(answer)
 
 

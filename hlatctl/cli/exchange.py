@@ -84,4 +84,4 @@ def import_scores(
     write(run, labels, by=user_name())
     items = f", and items of {counted(len(found.samples), 'task')}," if found.samples else ""
     say(f"{len(found.figures.figures)} scores{items} imported from {found.path} in {run.root}")
-    typer.echo(run.run_id)
+    write(run.run_id)

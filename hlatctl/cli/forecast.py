@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, columns, print_json, say, with_runs_dir
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, columns, print_json, say, with_runs_dir, write
 from hlatctl.run import files
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.simulated import WARNING
@@ -49,8 +49,8 @@ def forecast(
     if as_json:
         print_json({"simulated": True, "seeds": seeds, "variants": report.record(outlooks)})
     else:
-        typer.echo(columns([[cell.upper() for cell in report.HEADER], *report.rows(outlooks)]) + "\n")
-        typer.echo(columns([list(fact) for fact in report.facts(outlooks, seeds, time.time())]))
+        write(columns([[cell.upper() for cell in report.HEADER], *report.rows(outlooks)]) + "\n")
+        write(columns([list(fact) for fact in report.facts(outlooks, seeds, time.time())]))
     if outlooks[first] is None:
         raise TrainingError(
             f"none of {counted(seeds, 'simulation')} finished; the first: {simulated[first][0].message}",

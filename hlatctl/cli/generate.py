@@ -19,7 +19,7 @@ import typer
 
 from conf.devices import DEVICES
 from conf.sampling import SEEDS, Sampling
-from hlatctl.cli.common import Json, RunsDir, announce, print_json, runs_folder, say
+from hlatctl.cli.common import Json, RunsDir, announce, print_json, runs_folder, say, write
 from hlatctl.cli.completion import run_names
 from hlatctl.report.texts import by_prompt
 from hlatctl.run import continuations
@@ -204,9 +204,9 @@ def _check(text: str, name: str) -> None:
 
 def _print_text(model: Model, prompt: str, sampling: Sampling, *, echo: bool) -> None:
     """Print a continuation while it is generated, and how it ended on stderr."""
-    typer.echo(printable(prompt) if echo else "", nl=False)
-    end = model.generate(prompt, sampling, lambda piece: typer.echo(printable(piece), nl=False))
-    typer.echo()
+    write(printable(prompt) if echo else "", nl=False)
+    end = model.generate(prompt, sampling, lambda piece: write(printable(piece), nl=False))
+    write()
     tokens = len(end["token_ids"])
     say(f"[{tokens} tokens, {tokens / max(end['wall_s'], 1e-3):.0f} tokens/s: {_WHY[end['stop']]}]")
 
@@ -293,6 +293,6 @@ def _print_history(target: Any, *, as_json: bool) -> None:
     elif not kept:
         say(f"run {run.run_id} has no continuations: its milestones are not evaluated yet, or eval.prompts is empty")
     for prompt, rows in [] if as_json else by_prompt(kept):
-        typer.echo(f"=== {prompt}")
+        write(f"=== {prompt}")
         for tokens, text in rows:
-            typer.echo(f"--- {tokens} tokens\n{text}")
+            write(f"--- {tokens} tokens\n{text}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import typer
-
-from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json
+from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, print_json, write
 from hlatctl.run.runs import LATEST
 
 
@@ -32,7 +30,7 @@ def goodput(run: RunName = LATEST, as_json: Json = False, runs_dir: RunsDir = No
         print_json({"run_id": paths.run_id, "simulated": simulated, **dataclasses.asdict(account)})
         return
     header, rows = goodput.time_table(account)
-    typer.echo(
+    write(
         columns(
             [
                 ["run", noted(paths.run_id, simulated=simulated)],
@@ -41,4 +39,4 @@ def goodput(run: RunName = LATEST, as_json: Json = False, runs_dir: RunsDir = No
         )
         + "\n"
     )
-    typer.echo(columns([[cell.upper() for cell in header], *rows]))
+    write(columns([[cell.upper() for cell in header], *rows]))

@@ -82,7 +82,7 @@ def _recent(run: RunPaths) -> dict[str, int]:
         if begin > 0:
             with path.open("rb") as file:
                 file.seek(begin)
-                offsets[path.stem] = begin + len(file.readline())
+                offsets[path.stem] = begin + len(file.readline(_RECENT_BYTES))
     return offsets
 
 

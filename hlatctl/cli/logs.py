@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say
+from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say, write
 from hlatctl.cli.journal_lines import JournalLines
 from hlatctl.run import rank_output
 from hlatctl.run.errors import HlatctlError
@@ -21,6 +21,10 @@ from hlatctl.run.runs import LATEST
 
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
+#: More bytes without an end are printed as they are.
+_MAX_LINE_BYTES = 1 << 20
+#: Colors, which are left out, and what draws a line anew: a progress bar becomes one line for each state.
+_COLORS, _REDRAWS = re.compile("\x1b\\[[0-9;]*m"), re.compile("\r+\n?")
 _NODE = re.compile(r"node-\d+")
 _OF_OTHER_NODE = re.compile(r"\.node-(\d+)\.log$")
 
@@ -146,10 +150,10 @@ class _Printer:
     def _print(self, name: str, text: str) -> None:
         if self._shown != name:
             if self._open_line:
-                typer.echo()
-            typer.echo(f"==> {name} <==", err=True)
+                write()
+            say(f"==> {name} <==")
             self._shown = name
-        typer.echo(text, nl=False)
+        write(_REDRAWS.sub("\n", _COLORS.sub("", text)), nl=False)
         self.printed, self._open_line = True, not text.endswith("\n")
 
     def _print_logs(self, folder: Path) -> None:
@@ -196,7 +200,7 @@ class _Reader:
         if self._rank is None:
             return self._decoder.decode(block)
         *lines, self._open_line = (self._open_line + block).splitlines(keepends=True) or [b""]
-        if self._open_line.endswith(b"\n"):
+        if self._open_line.endswith(b"\n") or len(self._open_line) > _MAX_LINE_BYTES:
             lines, self._open_line = [*lines, self._open_line], b""
         start = rank_output.prefix(self._rank)
         return b"".join(line[len(start) :] for line in lines if line.startswith(start)).decode(errors="replace")

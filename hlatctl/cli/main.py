@@ -48,8 +48,9 @@ from hlatctl.cli import (
     watch,
 )
 from hlatctl.cli.app import App, UsageError, usage_text
+from hlatctl.cli.common import write
 from hlatctl.run.errors import HlatctlError, of_system
-from hlatctl.units import printable
+from hlatctl.units import one_line, printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
 _USAGE, _INTERRUPTED = 2, 130
@@ -97,7 +98,7 @@ app.add_typer(config.app, name="config")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"hlatctl {__version__}")
+        write(f"hlatctl {__version__}")
         raise typer.Exit
 
 
@@ -146,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report_bug(error: Exception) -> None:
     """Print one line. Write the traceback to a file, or to stderr if the environment asks for it."""
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    what = one_line(f"{type(error).__name__}: {error}".splitlines()[0])
     print(f"error: this is a bug in hlatctl: {what}", file=sys.stderr)
     text = "".join(traceback.format_exception(error))
     if os.environ.get(TRACEBACK_ENV):

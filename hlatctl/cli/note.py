@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Name, RunOrSweepName, RunsDir, Tags, find_run, find_sweep, say, user_name
+from hlatctl.cli.common import Name, RunOrSweepName, RunsDir, Tags, find_run, find_sweep, say, user_name, write
 from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run import labels
 from hlatctl.units import one_line, utc
@@ -34,6 +34,6 @@ def note(
         return
     for what, value in (("name", state.name), ("tags", labels.in_words(state.tags))):
         if value:
-            typer.echo(f"{what}  {one_line(value)}")
+            write(f"{what}  {one_line(value)}")
     for each in state.notes:
-        typer.echo(f"{utc(each.time_unix_s)}  {one_line(each.by)}: {one_line(each.text)}")
+        write(f"{utc(each.time_unix_s)}  {one_line(each.by)}: {one_line(each.text)}")

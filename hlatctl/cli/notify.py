@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say
+from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say, write
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError
 from hlatctl.run.journal import JournalTail, no_steps
@@ -60,7 +60,7 @@ def _print(run: RunPaths, config: Config) -> None:
         note = note_of(event, run)
         if note and note.kind in config.notify.on:
             message = note.message(run, event["time_unix_s"])
-            typer.echo(f"{message.title}\n{message.body}\n")
+            write(f"{message.title}\n{message.body}\n")
 
 
 def _test(run: RunPaths, config: Config) -> list[str]:

@@ -18,6 +18,7 @@ from hlatctl.cli.common import (
     print_json,
     say,
     with_runs_dir,
+    write,
 )
 from hlatctl.cli.completion import run_names
 from hlatctl.run.paths import RunPaths
@@ -109,7 +110,7 @@ def plan(
         )
         return
     for title, text in _texts(config, flow, tables, warnings, show_config=show_config):
-        typer.echo(f"# {title}\n{text.rstrip()}\n")
+        write(f"# {title}\n{text.rstrip()}\n")
 
 
 def _evaluation(config: Config) -> list[Section]:
@@ -155,11 +156,11 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
         for key, (old, new) in changes.items()
     ]
     if rows:
-        typer.echo(f"# changes\n{columns([['KEY', 'FROM', 'TO', 'BEGINS', 'REDOES, OR WHY NOT'], *rows])}\n")
+        write(f"# changes\n{columns([['KEY', 'FROM', 'TO', 'BEGINS', 'REDOES, OR WHY NOT'], *rows])}\n")
     for section in [rest, *others]:
-        typer.echo(f"# {section.title}\n{columns([[f.name, f.kind, f.text] for f in section.figures])}\n")
+        write(f"# {section.title}\n{columns([[f.name, f.kind, f.text] for f in section.figures])}\n")
         if section is rest:
-            typer.echo(f"# learning rate: * with the changes, . without\n{rate_chart(before, after, step)}\n")
+            write(f"# learning rate: * with the changes, . without\n{rate_chart(before, after, step)}\n")
 
 
 def _texts(
@@ -204,6 +205,6 @@ def _search(config: Config, as_json: bool) -> None:
     if as_json:
         print_json(search_records(layouts))
     elif layouts:
-        typer.echo(columns(search_rows(layouts)))
+        write(columns(search_rows(layouts)))
     else:
-        typer.echo(f"no layout fits {config.cluster.nodes} nodes of {config.cluster.name}")
+        write(f"no layout fits {config.cluster.nodes} nodes of {config.cluster.name}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, find_run, say, user_name
+from hlatctl.cli.common import RunName, RunsDir, find_run, say, user_name, write
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import ProfileState
@@ -34,7 +34,7 @@ def profile(
     asked = profiles.request(paths, steps=steps, ranks=_ranks(ranks), memory=memory, by=user_name())
     say(f"profile {asked.number}: asked training for {steps} steps of {_which(asked)}; Ctrl-C stops only the waiting")
     made = _wait(paths, asked)
-    typer.echo(profiles.table(paths, made))
+    write(profiles.table(paths, made))
     folder = paths.profile(made.number)
     say(f"profile {made.number}: steps {made.first_step} to {made.last_step}, {size(made.bytes)} in {folder}")
 

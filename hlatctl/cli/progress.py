@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from hlatctl.run.journal import number
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.simulated import leading
-from hlatctl.units import count, duration, queued
+from hlatctl.units import count, duration, one_line, printable, queued
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -66,7 +66,7 @@ class LiveObserver:
 
     def message(self, text: str) -> None:
         """Print above the line."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(printable(text), markup=False, highlight=False)
 
 
 class PlainObserver:
@@ -89,12 +89,12 @@ class PlainObserver:
     def message(self, text: str) -> None:
         """Print. The run continues if the reader has ended (``| head``)."""
         with suppress(BrokenPipeError):
-            print(text, file=self._stream, flush=True)
+            print(printable(text), file=self._stream, flush=True)
 
 
 def describe(state: RunState, config: Config) -> str:
     """Return a run's state in one line."""
-    return leading(_where(state, config), simulated=state.simulated)
+    return leading(one_line(_where(state, config)), simulated=state.simulated)
 
 
 def _where(state: RunState, config: Config) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunName, RunsDir, find_run, find_sweep, place, say
+from hlatctl.cli.common import RunName, RunsDir, find_run, find_sweep, place, say, write
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths
@@ -62,7 +62,7 @@ def report(
     folder = _checked(output, paths, wanted) if output is not None else None
     with nullcontext() if folder else files.created_like(paths.root):
         page = build(paths, wanted, folder)
-    typer.echo(page)
+    write(page)
     if open_page and not webbrowser.open(page.as_uri()):
         say(f"no browser was found; open {page}")
 

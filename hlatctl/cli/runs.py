@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, RunsDir, columns, find_sweep, print_json, runs_folder, say
+from hlatctl.cli.common import Json, RunsDir, columns, find_sweep, print_json, runs_folder, say, write
 from hlatctl.report import run_list
 from hlatctl.report.run_index import Row, rows
 from hlatctl.report.run_view import view_sweep
@@ -83,7 +83,7 @@ def runs(
         return
     listed = [row for row in found if trials or only is not None or not row.sweep]
     if listed:
-        typer.echo(_table(listed, now_unix_s))
+        write(_table(listed, now_unix_s))
     elif not everything:
         say(f"there are no runs in {folder}; `hlatctl train` starts one")
     elif not any(row.sweep for row in found):
@@ -110,7 +110,7 @@ def _print_sweeps(folder: Path, found: list[Row]) -> None:
             status = marked(state.status, simulated=state.simulated)
             lines.append([paths.run_id, status, done, state.labels.name, in_words(state.labels.tags)])
     if lines:
-        typer.echo("\n" + columns([["SWEEP", "STATUS", "TRIALS", "NAME", "TAGS"], *lines]))
+        write("\n" + columns([["SWEEP", "STATUS", "TRIALS", "NAME", "TAGS"], *lines]))
         say(f"`hlatctl runs {lines[-1][0]}` lists the trials of a sweep")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, say
+from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, say, write
 from hlatctl.run import files
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
@@ -56,10 +56,10 @@ def show(
         return
     if amendments and not created:
         table = columns(_rows(amendments))
-        typer.echo("\n".join(f"# {line}" for line in ["amendments", *table.splitlines()]))
+        write("\n".join(f"# {line}" for line in ["amendments", *table.splitlines()]))
     source = paths.config if created or not amendments else paths.amended_config(amendments[-1].number)
-    typer.echo(f"# {source}\n{dump(config)}---\n# {paths.provenance}")
-    typer.echo(yaml.safe_dump(provenance, sort_keys=False, allow_unicode=True), nl=False)
+    write(f"# {source}\n{dump(config)}---\n# {paths.provenance}")
+    write(yaml.safe_dump(provenance, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _rows(amendments: list[AmendmentState]) -> list[list[str]]:
@@ -86,7 +86,7 @@ def _show_origins(run: RunPaths, provenance: dict[str, Any], *, as_json: bool) -
         rows = {key: {"value": value, "origin": keys[key]} for key, value in values.items()}
         print_json({"run_id": run.run_id, "origins": rows, "files": (record or {}).get("files", {})})
         return
-    typer.echo(columns([["key", "value", "origin"], *([k, str(v), keys[k]] for k, v in values.items())]))
+    write(columns([["key", "value", "origin"], *([k, str(v), keys[k]] for k, v in values.items())]))
 
 
 def _provenance(run: RunPaths) -> dict[str, Any] | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import typer
-
-from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say
+from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say, write
 from hlatctl.cli.evaluation_rows import queue_record
 from hlatctl.cli.summary import label_rows, status_rows
 from hlatctl.report.run_view import INTERRUPTED, RunView, view_run, view_sweep
@@ -35,7 +33,7 @@ def status(run: RunOrSweepName = LATEST, as_json: Json = False, runs_dir: RunsDi
     if as_json:
         print_json(_record(view))
         return
-    typer.echo(columns([[name, text] for name, text in status_rows(view)]))
+    write(columns([[name, text] for name, text in status_rows(view)]))
     if view.status in _RESUMABLE:
         say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_RESUMABLE[view.status]})")
 
@@ -75,8 +73,8 @@ def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
         print_json({**dataclasses.asdict(state), "path": str(sweep.root), "head_pid": pid})
         return
     labels = [list(fact) for fact in label_rows(state.labels)]
-    typer.echo(columns([*labels, *(list(fact) for fact in report.facts(state))]))
+    write(columns([*labels, *(list(fact) for fact in report.facts(state))]))
     if state.trials:
-        typer.echo("\n" + columns([report.header(state), *report.rows(state)]))
+        write("\n" + columns([report.header(state), *report.rows(state)]))
     if pid is None and state.status in _RESUMABLE:
         say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_RESUMABLE[state.status]})")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_sweep_only, say
+from hlatctl.cli.common import RunsDir, find_sweep_only, say, write
 
 
 def sweep_report(
@@ -22,5 +22,5 @@ def sweep_report(
     from flows.sweep import report
 
     paths = find_sweep_only(sweep, runs_dir, "SWEEP")
-    typer.echo(report.build(paths))
+    write(report.build(paths))
     say(f"in the same folder: summary.md, numbers.json, figures{', best.yaml' if paths.best.is_file() else ''}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, runs_folder, say
+from hlatctl.cli.common import RunsDir, find_run, runs_folder, say, write
 from hlatctl.run.errors import RunBusyError
 from hlatctl.run.runs import list_runs
 
@@ -64,10 +64,10 @@ def _copy(run: RunPaths, only: list[MirrorName]) -> None:
     from flows.tracking.mirrors import sync
 
     if not only:
-        typer.echo(f"{run.run_id}\t{mlflow_sync.sync(run, partial(_say_of, run.run_id))}")
+        write(f"{run.run_id}\t{mlflow_sync.sync(run, partial(_say_of, run.run_id))}")
     for name in only or of_run(run).tracking.mirrors:
         try:
-            typer.echo(f"{run.run_id}\t{sync.sync(run, name)}\t{name}")
+            write(f"{run.run_id}\t{sync.sync(run, name)}\t{name}")
         except RunBusyError as error:  # its own follower, which copies everything
             say(error.message)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, runs_folder, say
+from hlatctl.cli.common import RunsDir, runs_folder, say, write
 
 
 def ui(
@@ -31,7 +31,7 @@ def ui(
 
 
 def _ready(link: str, auth: str) -> None:
-    typer.echo(f"page\t{link}")
+    write(f"page\t{link}")
     if auth:
         user, _, password = auth.partition(":")
         say(f"Prefect's and MLflow's pages are starting; their user is {user}, their password {password}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, find_run, print_json, say
+from hlatctl.cli.common import Json, RunName, RunsDir, find_run, print_json, say, write
 from hlatctl.run.errors import TrainingError
 
 
@@ -34,10 +34,10 @@ def verify_resume(
     else:
         for condition in found.conditions:
             say(f"another condition: {condition}")
-        typer.echo(f"{found.equal} of {found.steps} steps are equal, to the last bit, after step {found.from_step}")
+        write(f"{found.equal} of {found.steps} steps are equal, to the last bit, after step {found.from_step}")
         if found.first_different is not None:
-            typer.echo(f"the first that differs is step {found.first_different}")
-            typer.echo(f"largest relative difference of a loss: {found.largest:.2g}")
+            write(f"the first that differs is step {found.first_different}")
+            write(f"largest relative difference of a loss: {found.largest:.2g}")
     if not found.holds:
         rule = "equal to the last bit" if found.must_equal else f"within {TOLERANCE:g}"
         raise TrainingError(

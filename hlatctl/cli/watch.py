@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, columns, runs_folder, say
+from hlatctl.cli.common import RunsDir, columns, runs_folder, say, write
 from hlatctl.run.simulated import leading, marked
 from hlatctl.units import count, duration, one_line, utc
 
@@ -45,7 +45,7 @@ def watch(
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         found = live.refresh()
         if found:
-            typer.echo(columns([_HEADER, *map(_cells, found)]))
+            write(columns([_HEADER, *map(_cells, found)]))
         else:
             say(f"no run in {folder} is running, and none ended within a day")
         return

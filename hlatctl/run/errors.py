@@ -41,6 +41,7 @@ from typing import Any
 
 from hlatctl.run import startup
 from hlatctl.run.system_errors import FULL, OF_STORAGE, hint_of
+from hlatctl.units import printable
 
 #: Codes of errors that the restart policy treats in a way of their own.
 DISK_FULL, NONFINITE, STORAGE_AWAY = "disk_full", "nonfinite", "storage_away"
@@ -243,7 +244,7 @@ def run_main(main: Callable[[], int]) -> int:
         return main()
     except HlatctlError as error:
         if not os.environ.get(ERROR_TOLD_ENV):
-            print(f"{error.word}: {error}", file=sys.stderr)
+            print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
         target = os.environ.get(ERROR_FILE_ENV)
         if target:
             with suppress(OSError):  # a full disk; the exit code still says it

@@ -67,14 +67,18 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n", private=private)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, most: int = reading.MAX_FILE_BYTES) -> Any:
     """Read a JSON file.
 
+    Args:
+        path: of the file.
+        most: limit of its size in bytes.
+
     Raises:
-        OSError: it is missing, or can't be read.
+        OSError: it is missing, too large, or can't be read.
         ValueError: it is not JSON. :func:`hlatctl.run.reading.reading` raises an error that names the file.
     """
-    return reading.parse_json(reading.read_bytes(path), any_number=True)
+    return reading.parse_json(reading.read_bytes(path, most), any_number=True)
 
 
 def write_sealed_json(path: Path, value: dict[str, Any], *, private: bool = False) -> None:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from hlatctl.run import lines
+from hlatctl.run import lines, reading
 from hlatctl.run.errors import RunBusyError, StorageError, cannot_write
 from hlatctl.run.locks import try_lock
 from hlatctl.run.paths import RunPaths
@@ -375,17 +375,16 @@ def _items(
     """
     offset, clock_unix_s, seq, time_unix_s = place
     damaged, index = 0, 0
-    for line in source:
-        end = offset + len(line)
+    for line, length in reading.lines(source, lines.MAX_BYTES):
+        end = offset + length
         if end > size_bytes or line[-1] != 10:  # b"\n"
             break
         if wanted is not None and not wanted(line):
             offset = end
             continue
-        line = line.rstrip(b"\r\n")
-        event = lines.parse(line)
+        event = lines.parse(line.rstrip(b"\r\n")) if length <= lines.MAX_BYTES else None
         if event is None:
-            damaged += bool(line)
+            damaged += bool(line.strip(b"\r\n"))
         else:
             event["writer"] = writer
             if damaged:

@@ -17,11 +17,14 @@ Event = dict[str, Any]
 VERSION = 1
 #: A line ends with ``,"crc":"01234567"}``. The checksum detects values that changed on the disk.
 _CRC = b',"crc":"'
+_CRC_BYTES = len(b',"crc":"01234567"\n')
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 #: The largest whole number that ``parse_json`` accepts too.
 _MAX_INT = 2**64
 _INFINITY = float("inf")
-#: Bytes at the end of a file that are searched first for its last event.
+#: Limit of a line; a longer one counts as damaged. The largest that a run writes lists a few thousand nodes or scores.
+MAX_BYTES = 4 << 20
+#: Bytes of a file that are read at once, from its end, to find its last event.
 _END_BYTES = 1 << 16
 
 
@@ -37,6 +40,8 @@ _SCAN: Callable[[str, int], tuple[Any, int]] = make_scanner(_DECODER)  # type: i
 def to_line(event: Event) -> bytes:
     """Return an event's line, with its checksum and the end of line."""
     line = _ENCODER.encode(event).encode()
+    if len(line) > MAX_BYTES - _CRC_BYTES:
+        raise ValueError(f"the {event['kind']} event has {len(line):,} bytes, readers ignore more than {MAX_BYTES:,}")
     return b'%b,"crc":"%08x"}\n' % (line[:-1], zlib.crc32(line))
 
 
@@ -76,16 +81,18 @@ def _decode(line: bytes) -> Any:
 def last_event(path: Path) -> Event | None:
     """Return the last event of a file that is not damaged. The cost doesn't grow with the file."""
     with path.open("rb") as file:
-        size, length = file.seek(0, 2), _END_BYTES
-        while True:
-            start = file.seek(max(0, size - length))
-            lines = file.read(size - start).split(b"\n")
-            for line in reversed(lines[1 if start else 0 :]):
-                if line and (event := parse(line)):
+        start = file.seek(0, 2)
+        begun = b""  # the beginning of the line that the next block ends in; of a long one, more bytes than allowed
+        while start:
+            end, start = start, max(0, start - _END_BYTES)
+            file.seek(start)
+            *found, last = file.read(end - start).split(b"\n")
+            found.append((last + begun)[: MAX_BYTES + 1])
+            for line in reversed(found[1 if start else 0 :]):
+                if line and len(line) <= MAX_BYTES and (event := parse(line)):
                     return event
-            if not start:
-                return None
-            length *= 4
+            begun = found[0]
+        return None
 
 
 def ignored(count: int, writer: str, before: Event, beside: Event) -> Event:

@@ -1,4 +1,4 @@
-"""Reads JSON and files that may be damaged, and turns everything that can be wrong into one kind of error."""
+"""Reads JSON, lines and files that may be damaged or endless, and turns everything wrong into one kind of error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hlatctl.run.errors import DamagedFileError, HlatctlError
 
@@ -21,6 +21,10 @@ _MAX_DEPTH = 100
 #: No count, size or seed is larger; 2**64 has 20 digits. Every smaller number fits in a float.
 _MAX_INT = 2**64
 _MAX_INT_DIGITS = 20
+#: Limit of a file that is read as a whole, unless its reader names another one. A tokenizer of 1M words is smaller.
+MAX_FILE_BYTES = 64 << 20
+_BLOCK_BYTES = 1 << 20
+_LINE_FEED = 10
 
 
 def parse_json(text: str | bytes, *, any_number: bool = False) -> Any:
@@ -42,30 +46,64 @@ def parse_json(text: str | bytes, *, any_number: bool = False) -> Any:
     return value
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return a regular file's content. Refuses a FIFO, which would block forever.
+def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """Return a regular file's content. Refuses a FIFO, which would block forever, and a file that fills the memory.
 
     Args:
         path: of the file.
-        most: its largest size in bytes; None: any.
+        most: limit of its size in bytes.
 
     Raises:
         OSError: it is missing, too large, is no regular file, or can't be read.
     """
     with open(path, "rb", opener=open_regular) as file:
-        if most is not None and os.fstat(file.fileno()).st_size > most:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
-        return file.read()
+        size_bytes = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size_bytes <= most else b""  # the kernel's files and growing ones have more
+        if size_bytes > most or len(content) > most:
+            raise _too_large(path, max(size_bytes, len(content)), most)
+        return content
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MAX_FILE_BYTES) -> str:
     """Return a regular file's content as UTF-8 text.
 
     Raises:
-        OSError: it is missing, is no regular file, or can't be read.
+        OSError: it is missing, too large, is no regular file, or can't be read.
         ValueError: it is not UTF-8.
     """
-    return read_bytes(path).decode()
+    return read_bytes(path, most).decode()
+
+
+def check_size(path: Path, most: int = MAX_FILE_BYTES) -> None:
+    """Refuse a file that is too large, before a library reads it as a whole.
+
+    Raises:
+        OSError: it is missing, too large, or is no regular file.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+    if size_bytes > most:
+        raise _too_large(path, size_bytes, most)
+
+
+def lines(file: IO[bytes], most: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of a file, each with its length in bytes, in bounded memory.
+
+    Of a longer line than ``most`` bytes, its beginning is yielded, and its line feed if it has one.
+
+    Args:
+        file: also a decompressed one.
+        most: bytes of a line that are kept.
+    """
+    while line := file.readline(most + 1):
+        length = len(line)
+        if length > most and line[-1] != _LINE_FEED:
+            while block := file.readline(_BLOCK_BYTES):
+                length += len(block)
+                if block[-1] == _LINE_FEED:
+                    line += b"\n"
+                    break
+        yield line, length
 
 
 def open_regular(path: str, flags: int) -> int:
@@ -104,6 +142,11 @@ def why(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error} is missing"
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _too_large(path: Path, size_bytes: int, most: int) -> OSError:
+    message = f"has {size_bytes:,} bytes, the limit is {most:,}"
+    return OSError(errno.EFBIG, message, os.fspath(path))
 
 
 def _check_depth(value: Any) -> None:

@@ -174,3 +174,42 @@ def test_a_file_that_is_no_option_is_refused_if_it_would_be_used(own: Path, plac
 def test_our_own_files_may_be_below_a_folder_of_the_user() -> None:
     with using([Path("/")]):
         folders.require_options([folders.OURS / "model" / "llama_tiny.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optimizer: &a {lr: *a}", "contains an alias of a value that it is part of"),
+        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1},' * 10}]\n" for i in range(1, 9)), "10,000 values"),
+        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 200)), "deeper than 100 levels"),
+        ("lr: " + "[" * 30_000 + "]" * 30_000, "deeper than 100 levels"),
+        ("\n".join("  " * i + "a:" for i in range(200)), "deeper than 100 levels"),
+        (f"lr: [{'1,' * 100_000}]", "10,000 values"),
+        (f"lr: {'1:' * 100_000}1", "the number 1:1:1:1:1:1:1:1:1:1:… is out of range"),
+        ("lr: " + "1:" * 3000 + "1.0", "out of range"),
+    ],
+)
+def test_yaml_whose_values_would_fill_the_memory_is_refused(own: Path, text: str, message: str) -> None:
+    written(own / "experiment" / "mine.yaml", text)
+    with using([own]), pytest.raises(ConfigError, match=f"mine.yaml: not readable as YAML .*{message}"):
+        compose(["experiment=mine"])
+
+
+def test_yaml_may_use_aliases(own: Path) -> None:
+    written(own / "experiment" / "mine.yaml", f"{MINE}\nbackend: {{env: {{A: &a shared, B: *a}}}}\n")
+    with using([own]):
+        assert compose(["experiment=mine"]).backend.env["B"] == "shared"
+
+
+def test_references_that_multiply_are_refused(own: Path) -> None:
+    lines = "".join(f"  A{i}: {f'${{backend.env.A{i - 1}}}' * 10}\n" for i in range(1, 9))
+    written(own / "experiment" / "mine.yaml", f"# @package _global_\nbackend:\n env:\n  A0: {'x' * 1000}\n{lines}")
+    with using([own]), pytest.raises(ConfigError, match="become too long"):
+        compose(["experiment=mine"])
+
+
+@pytest.mark.parametrize("value", ["[" * 10_000 + "]" * 10_000, "{a:" * 200, f"[{'1,' * 10_000}]"])
+def test_overrides_that_take_minutes_to_parse_are_refused(own: Path, value: str) -> None:
+    for refused in (lambda: compose([f"eval.tasks={value}"]), lambda: parse([f"optimizer.lr={value}"], own)):
+        with pytest.raises(ConfigError, match=r"its value (is nested deeper|has more) than"):
+            refused()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
 from conf.compose import compose, override_eval
 from conf.environment import collisions
@@ -79,8 +80,42 @@ def test_a_variable_that_a_run_unsets_is_reported_without_its_secret() -> None:
     assert [collision.present for collision in collisions(config, around)] == ["***", "http://***@other"]
 
 
-def test_a_resolver_whose_name_is_computed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["experiment_name=env", "tokenizer.path='${oc.${experiment_name}:MY_VALUE}'"],
+        ["experiment_name=oc.env", "tokenizer.path='${${experiment_name}:MY_VALUE}'"],
+        [
+            "data.text_column=data_dir",
+            "eval.data_dir=oc.env",
+            "tokenizer.path='${${eval.${data.text_column}}:MY_VALUE}'",
+        ],
+        ["tokenizer.path='${oc.decode:${oc.env:MY_VALUE}}'"],
+        ["tokenizer.path='${oc.decode:\"\\${oc.env:MY_VALUE}\"}'"],
+        ["tokenizer.path='${ oc.env : MY_VALUE }'"],
+        ["tokenizer.path='${oc.select:nothing,${oc.env:MY_VALUE}}'"],
+        ["tokenizer.path='${oc.create:{a: 1}}'"],
+        ["tokenizer.path='${hydra:runtime.cwd}'"],
+    ],
+)
+def test_a_configuration_calls_only_the_functions_of_a_short_list(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_VALUE", "leaked")
-    with pytest.raises(ConfigError, match=r"tokenizer\.path: computes the name of a resolver") as error:
-        compose(["experiment_name=env", "tokenizer.path='${oc.${experiment_name}:MY_VALUE}'"])
+    refused = r"tokenizer\.path: (reads the environment variable|\$\{[a-z.]+:\.\.\.\} is not available)"
+    with pytest.raises(ConfigError, match=refused) as error:
+        compose(overrides)
     assert "leaked" not in str(error.value)
+
+
+def test_an_escaped_reference_stays_text_also_when_a_run_s_configuration_is_composed_again() -> None:
+    composed = compose(["tokenizer.path='\\${oc.env:HOME}'"])
+    assert str(composed.tokenizer.path).endswith("/${oc.env:HOME}")
+    with pytest.raises(ConfigError, match="reads the environment variable HOME"):
+        override_eval(composed, ["eval.limit=1"])
+
+
+def test_the_functions_of_omegaconf_are_there_again_after_a_composition() -> None:
+    compose([])
+    assert OmegaConf.has_resolver("oc.env")
+    assert not OmegaConf.has_resolver("local_processes")

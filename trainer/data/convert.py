@@ -11,6 +11,7 @@ from typing import Any
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
+from hlatctl.units import one_line
 from trainer.data import formats
 from trainer.data.corpus import read_module
 from trainer.data.damage import Report, Row, fail
@@ -38,7 +39,7 @@ class Corrupt:
         if len(self.messages) < CORRUPT_KEPT:
             message = in_words(error.message)
             self.messages.append(message)
-            print(f"skipped: {message}", file=sys.stderr)
+            print(f"skipped: {one_line(message)}", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from hlatctl.run.errors import DataError
 
+#: Limit of a document, and of a line that contains one. The longest of public corpora have some 10 MB.
+MAX_TEXT_BYTES = 64 << 20
 #: A row's number, and its text if it has one.
 Row = tuple[int, str | None]
 #: Called with damage: raises it, or returns to skip the damaged part.
@@ -42,6 +44,14 @@ def _zstd_error() -> type[Exception]:
 def not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
     """Return the error of text that is not UTF-8."""
     return DataError(f"{where}: not UTF-8 text (byte {error.start})", hint="convert the file to UTF-8")
+
+
+def too_long(where: str, size_bytes: int) -> DataError:
+    """Return the error of a document that is larger than a process should hold."""
+    return DataError(
+        f"{where}: the document has {size_bytes:,} bytes, the limit is {MAX_TEXT_BYTES:,}",
+        hint="split it, or set data.on_corrupt=skip",
+    )
 
 
 def no_column(where: str, column: str, names: list[str]) -> DataError:

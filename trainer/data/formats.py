@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hlatctl.run.errors import DataError
-from trainer.data.damage import Report, Row, fail, guard, no_column, not_utf8
+from trainer.data.damage import MAX_TEXT_BYTES, Report, Row, fail, guard, no_column, not_utf8, too_long
 from trainer.data.json_lines import json_rows, open_lines
 
 #: A plain text file is cut at the first line end after this many bytes.
@@ -193,8 +193,11 @@ def _read_text(path: Path, column: str, report: Report) -> Iterator[Row]:
         yield from enumerate(cut(_decoded(path, lines, report), TEXT_DOCUMENT_BYTES), start=1)
 
 
-def _decoded(path: Path, lines: Iterable[bytes], report: Report) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
+def _decoded(path: Path, lines: Iterable[tuple[bytes, int]], report: Report) -> Iterator[str]:
+    for number, (line, length) in enumerate(lines, start=1):
+        if length > MAX_TEXT_BYTES:
+            report(too_long(f"{path}:{number}", length))
+            continue
         try:
             text = line.decode()
         except UnicodeDecodeError as error:

@@ -11,15 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hlatctl.run import reading
 from hlatctl.run.errors import DataError
-from trainer.data.damage import Report, Row, guard, no_column, not_utf8
+from trainer.data.damage import MAX_TEXT_BYTES, Report, Row, guard, no_column, not_utf8, too_long
 
 _BLOCK_BYTES = 1 << 20
 
 
 @contextmanager
-def open_lines(path: Path) -> Iterator[Iterable[bytes]]:
-    """Open a file's lines, decompressed. Only a line feed ends one; a carriage return is part of the text."""
+def open_lines(path: Path) -> Iterator[Iterable[tuple[bytes, int]]]:
+    """Open a file's lines, decompressed, as :func:`hlatctl.run.reading.lines` yields them.
+
+    Only a line feed ends one; a carriage return is part of the text.
+    """
     name = path.name.lower()
     with path.open("rb") as raw:
         stream: Any = raw
@@ -30,7 +34,7 @@ def open_lines(path: Path) -> Iterator[Iterable[bytes]]:
 
             unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
             stream = io.BufferedReader(unpacked)
-        yield stream
+        yield reading.lines(stream, MAX_TEXT_BYTES)
 
 
 class LineRange:
@@ -47,17 +51,18 @@ class LineRange:
         self.count = self.read_bytes = 0
         """Number of lines read so far, and their bytes."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
         with self.path.open("rb") as file:
-            position = self._start
-            if position:
-                file.seek(position - 1)
-                position += len(file.readline()) - 1
-            while position < self._end and (line := file.readline()):
-                position += len(line)
+            position = max(0, self._start - 1)
+            file.seek(position)
+            lines = reading.lines(file, MAX_TEXT_BYTES)
+            if self._start:
+                position += next(lines, (b"", 0))[1]
+            while position < self._end and (found := next(lines, None)):
+                position += found[1]
                 self.count += 1
-                self.read_bytes += len(line)
-                yield line
+                self.read_bytes += found[1]
+                yield found
 
     @cached_property
     def before(self) -> int:
@@ -76,7 +81,7 @@ def read_lines(lines: LineRange, column: str, report: Report) -> Iterator[Row]:
 
 
 def json_rows(
-    path: Path, lines: Iterable[bytes], column: str, report: Report, before: Callable[[], int] = lambda: 0
+    path: Path, lines: Iterable[tuple[bytes, int]], column: str, report: Report, before: Callable[[], int] = lambda: 0
 ) -> Iterator[Row]:
     """Yield the rows of lines; ``before`` returns the number of the file's lines before them, for messages."""
     number = 0
@@ -85,8 +90,10 @@ def json_rows(
         return f"{path}:{before() + number}"
 
     with guard(path, report, lambda: f"after line {before() + number}"):
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
+        for number, (line, length) in enumerate(lines, start=1):
+            if length > MAX_TEXT_BYTES:
+                report(too_long(where(), length))
+            elif line.strip():
                 try:
                     text = _json_document(line, column, where)
                 except DataError as error:

@@ -94,3 +94,12 @@ def test_a_folder_of_the_user_is_listed_composed_and_named_as_the_origin(cli: Cl
 def test_a_value_of_a_wrong_type_has_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "train.max_steps=abc"]) == ConfigError.exit_code
     assert "hint: `hlatctl config keys train.max_steps` says what it accepts" in capsys.readouterr().err
+
+
+def test_a_folder_of_configuration_can_not_command_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    text = '# @package _global_\n# What \u202eit is.\nexperiment_name: "a\\e]52;c;aGk=\\a\\u202e"\n'
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    for words in (["show", "experiment=mine"], ["list", "experiment"]):
+        shown = cli(*words, "--config-dir", str(tmp_path))
+        assert all(line.isprintable() for line in shown.split("\n"))

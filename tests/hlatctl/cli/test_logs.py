@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from conf.schema import ClusterConfig, Config
 from hlatctl.cli import logs as logs_command
@@ -185,15 +184,15 @@ def test_following_continues_over_a_restart_and_ends_with_the_run(
     write(run, 1, "train.log", "first\n")
     codes: list[int] = []
     shown = threading.Event()
-    echo = typer.echo
+    print_ = logs_command.write
 
-    def noting_echo(message: str = "", **how: Any) -> None:
-        echo(message, **how)
+    def noting(message: str = "", **how: Any) -> None:
+        print_(message, **how)
         if message == "first\n":
             shown.set()
 
     with pytest.MonkeyPatch.context() as patch, hold_driver(run):
-        patch.setattr(typer, "echo", noting_echo)
+        patch.setattr(logs_command, "write", noting)
         follower = threading.Thread(target=lambda: codes.append(main(["logs", "example", "-f"])))
         follower.start()
         assert shown.wait(WAIT_S)
@@ -205,6 +204,12 @@ def test_following_continues_over_a_restart_and_ends_with_the_run(
     out = capsys.readouterr().out
     assert out.index("evaluation at") < out.index("first\n") < out.index("third\n")
     assert out.endswith("third\n")
+
+
+def test_a_log_can_not_command_the_terminal(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run, 1, "train.log", "\x1b[32mok\x1b[0m\n10%\r20%\r\n\x1b]52;c;aGk=\x07\u202e\x9b2J\n")
+    assert main(["logs", "example", "--attempt", "1"]) == 0
+    assert capsys.readouterr().out == "ok\n10%\n20%\n\\x1b]52;c;aGk=\\x07\\u202e\\x9b2J\n"
 
 
 def test_a_character_that_is_written_in_two_parts_is_printed_correctly(tmp_path: Path) -> None:
