@@ -19,6 +19,7 @@ from conf.schema import Config
 from flows.launchers import open_context
 from flows.pretrain import Caller, PlainCaller
 from flows.runtime.context import FlowContext
+from flows.runtime.jobs import end_staying
 from flows.runtime.observer import Observer
 from flows.stages.contracts import ask_contracts
 from flows.stages.evaluate import Asked, evaluate_milestone, title, weights_of
@@ -168,7 +169,10 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         folders: list[Path] = []
         try:
             with ctx.signals.kept():
-                _run(ctx, request, folders)
+                try:
+                    _run(ctx, request, folders)
+                finally:
+                    end_staying(ctx)
             _finish(ctx, request, "finished", "")
         except HlatctlError as error:
             _finish(ctx, request, "failed", error.message)
