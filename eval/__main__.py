@@ -1,22 +1,107 @@
-"""``python -m eval``: evaluate one exported checkpoint. Only arguments and exit status are handled here."""
+"""``python -m eval``: evaluate one exported checkpoint. Only arguments and exit status are handled here.
+
+With ``--then FOLDER`` the process stays for further milestones (``hlatctl.run.orders``). It imports the packages once,
+which takes longer than a small model's evaluation, and evaluates each milestone in a copy of itself (fork). So a
+milestone's scores depend on nothing that an earlier one has left, and its memory is free when it is done.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from conf.load import load
+from conf.of_run import of_run
+from conf.schema import Config
+from hlatctl.run import orders, startup
 from hlatctl.run.errors import RunNotFoundError, run_main
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.scratch import private_folder
+
+#: What an evaluation imports late; transformers loads its parts when they are first used.
+_PACKAGES = (
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation.utils",
+    "transformers.distributed.configuration_utils",
+    "lm_eval.evaluator",
+    "lm_eval.tasks",
+    "eval.hugging_face",
+    "eval.milestone",
+)
 
 
 def main() -> int:
     """Parse the command line and evaluate; return 0 when results.json is complete."""
     options = _parser().parse_args()
+    return _stay(sys.argv[1:], options) if options.then else _evaluate(options)
+
+
+def _stay(argv: list[str], options: argparse.Namespace) -> int:
+    """Evaluate the milestone of the command line, then those of orders; return the exit code of the first that fails.
+
+    Fails only because of the milestone: what can't be imported here is reported by the evaluation that needs it.
+    """
+    config = _config(options, _run(options))
+    with private_folder("eval") as own:
+        _import_packages(config, own.path)
+        if code := _in_copy(argv):
+            return code
+        orders.done(options.then, 0)
+        for number, words in orders.coming(options.then):
+            if code := _in_copy(words):
+                return code
+            orders.done(options.then, number)
+    return 0
+
+
+def _import_packages(config: Config, scratch: Path) -> None:
+    """Import what evaluations on a CPU need; nothing is computed, so no thread exists that a fork would lose."""
+    from eval import model, plan
+
+    model.settle_environment(scratch, offline=not plan.uses_network(config.eval))
+    with suppress(ImportError):
+        for name in _PACKAGES:
+            importlib.import_module(name)
+    startup.imported()
+
+
+def _in_copy(argv: list[str]) -> int:
+    """Evaluate a milestone in a copy of this process; return its exit code, 128 + n if signal n ended it."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            code = run_main(lambda: _evaluate(_parser().parse_args(argv)))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def _run(options: argparse.Namespace) -> RunPaths:
     run = RunPaths(options.run_dir.absolute())
     if not run.config.is_file():
         raise RunNotFoundError(f"--run-dir={run.root}: is not a run directory: it has no config.yaml")
+    return run
+
+
+def _config(options: argparse.Namespace, run: RunPaths) -> Config:
+    return load(options.config) if options.config else of_run(run)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    run = _run(options)
     from eval.milestone import evaluate
     from eval.tasks import Subject
 
@@ -43,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, help="configuration that replaces the run's own")
     parser.add_argument("--new-contract", action="store_true", help="allow a contract that differs from the run's")
     parser.add_argument("--from-elsewhere", action="store_true", help="the model is external: no held-out text")
+    parser.add_argument("--then", type=Path, help="stay for the orders in this folder")
     parser.add_argument("--try", dest="try_number", type=int, default=1, help="number of this try, from 1")
     return parser
 

@@ -48,7 +48,7 @@ def evaluate(
         DependencyError: a package is missing.
         EvaluationError: the model can't be evaluated, or a task's contract differs and ``new_contract`` is false.
     """
-    usual = of_run(subject.run)
+    began_s, usual = time.monotonic(), of_run(subject.run)
     config = config or usual
     with private_folder("eval") as own:
         model.settle_environment(own.path, offline=not plan.uses_network(config.eval))
@@ -72,7 +72,7 @@ def evaluate(
             if accepted.dropped:
                 runner.append("eval_contract_replaced", message=accepted.dropped)
             is_chosen = usual.eval.enabled and _tasks_of(config) != _tasks_of(usual)
-            return _Evaluation(runner, planned, accepted.notes, is_chosen=is_chosen).run(try_number)
+            return _Evaluation(runner, planned, accepted.notes, is_chosen=is_chosen).run(try_number, began_s)
 
 
 def _tasks_of(config: Config) -> tuple[Any, ...]:
@@ -124,8 +124,13 @@ class _Evaluation:
         self._tasks |= {task.name: task for task in planned.tasks}
         self._numbers = sorted({number for _, number in runner.contracts.values()})
 
-    def run(self, try_number: int) -> list[Path]:
-        """Run what is missing and return the paths of the results.json files."""
+    def run(self, try_number: int, began_s: float) -> list[Path]:
+        """Run what is missing and return the paths of the results.json files.
+
+        Args:
+            try_number: of this milestone, from 1.
+            began_s: when this try began, on the monotonic clock.
+        """
         runner, step = self._runner, self._runner.subject.step
         suite = runner.config.eval.suite
         records = {number: runner.results.combined(number) for number in self._numbers}
@@ -139,9 +144,10 @@ class _Evaluation:
         continuations.keep(runner)  # last: it must not cost a score
         for number, record in records.items():
             assert record is not None
-            kept = {key: record[key] for key in ("suite", "scores", "skipped", "wall_s")}
+            kept = {key: record[key] for key in ("suite", "scores", "skipped")}
             fields = {**kept, "chosen": self._is_chosen, "contract": str(number)}
-            runner.append("eval_finished", once=True, step=step, **fields)
+            wall_s = round(time.monotonic() - began_s, 3)  # of everything: loading, tasks and texts
+            runner.append("eval_finished", once=True, wall_s=wall_s, step=step, **fields)
         return [runner.results.folder(number) / RESULTS for number in self._numbers]
 
     def _is_complete(self, records: dict[int, dict[str, Any] | None]) -> bool:

@@ -151,12 +151,20 @@ class TaskRunner:
         """Return the folder of a task's results."""
         return self.results.folder(self.contracts[task][1])
 
-    def append(self, kind: str, *, once: bool = False, **fields: Any) -> None:
-        """Append an event of this evaluation to the journal; if ``once``, only if it is missing, and durably."""
+    def append(self, kind: str, *, once: bool = False, wall_s: float | None = None, **fields: Any) -> None:
+        """Append an event of this evaluation to the journal.
+
+        Args:
+            kind: of the event.
+            once: only if the journal has no event with these fields, and durably.
+            wall_s: a further field, which no event is recognized by.
+            fields: of the event.
+        """
         fields = {**fields, "milestone_tokens": self.subject.milestone_tokens}
         events = (event for event in self.journal.events() if event["kind"] == kind) if once else ()
         if not any(fields.items() <= event.items() for event in events):
-            self.journal.append(kind, durable=once, **fields)
+            measured = {} if wall_s is None else {"wall_s": wall_s}
+            self.journal.append(kind, durable=once, **fields, **measured)
 
     def append_of(self, task: str, kind: str, *, once: bool = False, **fields: Any) -> None:
         """Append an event of a task, with the number of its contract."""

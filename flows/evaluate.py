@@ -17,8 +17,9 @@ from pathlib import Path
 import conf.load
 from conf.schema import Config
 from flows.launchers import open_context
-from flows.pretrain import Caller, PlainCaller
+from flows.pretrain import Ahead, Caller, PlainCaller
 from flows.runtime.context import FlowContext
+from flows.runtime.jobs import end_staying
 from flows.runtime.observer import Observer
 from flows.stages.contracts import ask_contracts
 from flows.stages.evaluate import Asked, evaluate_milestone, title, weights_of
@@ -37,6 +38,7 @@ from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import count
 
+_CONTRACT = "contract"
 #: Context length of an external model whose configuration doesn't have one.
 _CONTEXT_TOKENS = 2048
 
@@ -168,7 +170,10 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         folders: list[Path] = []
         try:
             with ctx.signals.kept():
-                _run(ctx, request, folders)
+                try:
+                    _run(ctx, request, folders)
+                finally:
+                    end_staying(ctx)
             _finish(ctx, request, "finished", "")
         except HlatctlError as error:
             _finish(ctx, request, "failed", error.message)
@@ -181,12 +186,12 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         return folders
 
 
-def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[Path]) -> None:
-    """Run the stages in order, and add the folders of the results to ``folders``."""
+def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[Path], ahead: Ahead) -> None:
+    """Run the stages in order, and add the folders of the results to ``folders``; ``ahead`` asked for the contracts."""
     folders.clear()  # not empty if Prefect failed during an earlier call
     if request.model and not ctx.run.provenance.is_file():
         caller.call("provenance", partial(record_provenance, ctx, sys.argv))
-    asked = caller.call("contract", partial(contracts_of, request))
+    asked = ahead.through(caller).call(_CONTRACT, partial(contracts_of, request))
     failed = []
     for tokens, step in request.steps.items():
         if tokens not in ctx.refresh().milestones:
@@ -262,7 +267,13 @@ def _is_alone(ctx: FlowContext, request: Request) -> bool:
 def _run(ctx: FlowContext, request: Request, folders: list[Path]) -> None:
     from flows.tracking.prefect_flow import run_under_prefect
 
-    stages = partial(pipeline, request=request, folders=folders)
+    ahead = Ahead()
+    try:
+        ahead.call(_CONTRACT, partial(contracts_of, request))  # takes seconds, as Prefect's start does
+    except HlatctlError:
+        if not prefect_api.is_up():
+            raise
+    stages = partial(pipeline, request=request, folders=folders, ahead=ahead)
     if not run_under_prefect(ctx, stages, "evaluate"):
         stages(ctx, PlainCaller(ctx.clock))
 

@@ -1,7 +1,8 @@
 """The training flow: creates a run and drives it to its end.
 
 ``pipeline`` has the stages in order. ``flows.tracking.prefect_flow`` calls it with every stage as a Prefect task; if
-Prefect doesn't answer, it is called directly.
+Prefect doesn't answer, it is called directly. Prefect needs some ten seconds to start, so the stages before training
+run meanwhile, and Prefect gets their outcomes.
 """
 
 from __future__ import annotations
@@ -84,6 +85,48 @@ class PlainCaller:
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
         """Queue a stage that a worker thread chooses."""
         return self._clock.beside(lambda: choose()[1](), most=most)
+
+
+class Ahead:
+    """Calls stages directly while Prefect starts, and keeps their outcomes for a caller that shows them to it."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, Callable[[], Any]] = {}
+
+    def call(self, name: str, stage: Callable[[], Any]) -> Any:
+        """Run a stage and return its result.
+
+        Raises:
+            HlatctlError: the stage's own.
+        """
+        try:
+            result = stage()
+        except HlatctlError as error:
+            self._outcomes[name] = partial(_again, error)
+            raise
+        self._outcomes[name] = lambda: result
+        return result
+
+    def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
+        """Never called: no stage before training runs beside the pipeline."""
+        raise NotImplementedError
+
+    def through(self, caller: Caller) -> Caller:
+        """Return a caller that gives the outcome of each stage that has run already, once, and runs any other."""
+        return _Through(caller, self._outcomes)
+
+
+class _Through:
+    def __init__(self, caller: Caller, outcomes: dict[str, Callable[[], Any]]) -> None:
+        self._outcomes, self._caller = outcomes, caller
+        self.submit = caller.submit
+
+    def call(self, name: str, stage: Callable[[], Any]) -> Any:
+        return self._caller.call(name, self._outcomes.pop(name, stage))
+
+
+def _again(error: HlatctlError) -> Any:
+    raise error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +291,15 @@ def _journal_start(ctx: FlowContext) -> None:
     ctx.event("head_started", pid=os.getpid(), host=platform.node())
 
 
-def pipeline(ctx: FlowContext, caller: Caller) -> None:
-    """Run the stages in order. Each is idempotent: a resumed run calls all of them again."""
-    _prepare(ctx, caller, measure=True)
+def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> None:
+    """Run the stages in order. Each is idempotent: a resumed run calls all of them again.
+
+    Args:
+        ctx: of the run.
+        caller: of the stages.
+        ahead: has run the stages before training.
+    """
+    _prepare(ctx, ahead.through(caller) if ahead else caller, measure=True)
     evaluations = _train_and_evaluate(ctx, caller)
     if "failed" in evaluations:
         raise EvaluationError(
@@ -322,9 +371,17 @@ def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) ->
 
     if caller_of:
         pipeline(ctx, caller_of(ctx))
-    elif not run_under_prefect(ctx, pipeline):
+        return
+    ahead = Ahead()
+    try:
+        _prepare(ctx, ahead, measure=True)
+    except HlatctlError:
+        if not prefect_api.is_up():
+            raise
+    stages = partial(pipeline, ahead=ahead)
+    if not run_under_prefect(ctx, stages):
         ctx.cancelled.clear()  # if Prefect failed in the middle, it ended a running evaluation
-        pipeline(ctx, PlainCaller(ctx.clock))
+        stages(ctx, PlainCaller(ctx.clock))
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from flows.runtime.clock import Clock, RealClock
 from flows.runtime.driver_log import DriverLog
 from flows.runtime.observer import Observer, SilentObserver
 from flows.runtime.signals import Signals
+from hlatctl.run import child
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StoppedError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
@@ -97,6 +99,8 @@ class FlowContext:
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work stops.
         self.cancelled = threading.Event()
+        #: Jobs that have done their work and stay for more (``flows.runtime.jobs``).
+        self.staying: list[Any] = []
         self.signals = Signals()
         self._lock = threading.RLock()
         self._log = DriverLog(run.driver_log, self.clock.now_unix_s)
@@ -279,7 +283,10 @@ def make_job(
     env: dict[str, str] | None = None,
     wrapper: tuple[str, ...] = (),
 ) -> Job:
-    """Return a job of a run; pure.
+    """Return a job of a run. Depends on nothing else than its arguments and the user's settings of OpenMP.
+
+    Training has its cores alone, and the configuration decides about its threads. A single process gets the cores of
+    all training processes, and may run beside other work: its threads don't spin, and the user's settings decide.
 
     Args:
         config: the run's configuration.
@@ -294,7 +301,13 @@ def make_job(
         wrapper: see :class:`flows.launch.base.Job`.
     """
     cluster = config.cluster
-    threads = cluster.threads_per_process * (1 if distributed else cluster.processes_per_node)
+    threads = {child.THREADS: str(cluster.threads_per_process)}
+    if not distributed:
+        usual = {
+            child.THREADS: str(cluster.threads_per_process * cluster.processes_per_node),
+            child.WAITS: child.GIVES_CORE_AWAY,
+        }
+        threads = {name: os.environ.get(name, value) for name, value in usual.items()}
     return Job(
         name=name,
         run_dir=run.root,
@@ -302,7 +315,7 @@ def make_job(
         launch_dir=run.launch(attempt),
         log_dir=run.logs(attempt),
         env={
-            "OMP_NUM_THREADS": str(threads),
+            **threads,
             # The working directory must not shadow our packages: a folder named eval/ or conf/ is common.
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",

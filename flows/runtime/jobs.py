@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.launch.base import Job, Plan, Status
+from flows.launch.base import Handle, Job, Launcher, Plan, Status
 from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
 from flows.runtime.job_watch import JobWatch
-from hlatctl.run import rank_output
+from hlatctl.run import orders, rank_output
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 from hlatctl.run.lease import successor
 
@@ -23,6 +24,30 @@ _LOG_TAIL_LINES = 400
 _MOST_NODES = 4
 
 
+@dataclass
+class StayingJob:
+    """A job that has done its work and stays for more.
+
+    Args:
+        job, handle, launcher: of the job.
+        given: the number of its newest order.
+    """
+
+    job: Job
+    handle: Handle
+    launcher: Launcher
+    given: int = 0
+
+    @property
+    def orders(self) -> Path:
+        """The folder of its orders (``hlatctl.run.orders``)."""
+        return self.job.launch_dir / f"{self.job.name}.then"
+
+    def does(self, job: Job) -> bool:
+        """Whether it could do the work of another job: everything but the name and the arguments is the same."""
+        return replace(self.job, name=job.name, argv=job.argv) == job and not self.launcher.status(self.handle).ended
+
+
 def run_job(
     ctx: FlowContext,
     job: Job,
@@ -31,6 +56,7 @@ def run_job(
     timeout_key: str = "",
     reattach: bool = False,
     until: Callable[[], bool] | None = None,
+    stays: bool = False,
 ) -> bool:
     """Submit a job and wait for it. An interrupt or the time-out cancels it.
 
@@ -39,6 +65,8 @@ def run_job(
         timeout_key: the configuration key of the limit.
         reattach: if a dead driver left the same job running, wait for that one.
         until: cancel the job when this returns True.
+        stays: its program takes ``--then FOLDER`` and stays for more work. A job of this flow that has stayed does the
+            work if it can; any other that has stayed is ended.
 
     Returns:
         True if the job succeeded, False if ``until`` cancelled it.
@@ -50,21 +78,84 @@ def run_job(
         StorageError: its files can't be written.
     """
     ctx.check_stop()
+    if stays and (stayed := _stayed(ctx, job)):
+        stayed.given += 1
+        orders.give(stayed.orders, stayed.given, job.argv)
+        done = _watch(ctx, stayed, until=until, stays=True)
+        if done is not None:
+            return done
+        # It ended before it saw the order.
     launcher = ctx.launcher  # an amendment may give the context another one while the job runs
-    plan = launcher.render(job)
-    handle = launcher.handle(plan)
-    left_running = not launcher.status(handle).ended
+    own = StayingJob(job, launcher.handle(launcher.render(job)), launcher)
+    if stays:
+        own.job = replace(job, argv=(*job.argv, "--then", str(own.orders)))
+    plan = launcher.render(own.job)
+    left_running = not launcher.status(own.handle).ended
     reattach = reattach and _is_submitted(plan)
     if left_running and not reattach:
-        launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
+        launcher.cancel(own.handle, grace_s=CANCEL_GRACE_S)
     if not (left_running and reattach):
+        if stays:
+            ctx.when_there_is_room(lambda: orders.clear(own.orders))
         ctx.when_there_is_room(lambda: launcher.submit(plan))
+    return _watch(ctx, own, until=until, stays=stays, timeout_s=timeout_s, timeout_key=timeout_key) is not False
+
+
+def _stayed(ctx: FlowContext, job: Job) -> StayingJob | None:
+    """Take a job that has stayed and can do the work of this one; end those that can't, and hold memory."""
+    found = None
+    for one in tuple(ctx.staying):
+        fits = one.launcher is ctx.launcher and one.does(job)
+        if fits and found:
+            continue
+        try:
+            ctx.staying.remove(one)
+        except ValueError:  # another thread has taken it
+            continue
+        if fits:
+            found = one
+        else:
+            _end(ctx, one)
+    return found
+
+
+def end_staying(ctx: FlowContext) -> None:
+    """End the jobs that have stayed for more work."""
+    while ctx.staying:
+        _end(ctx, ctx.staying.pop())
+
+
+def _end(ctx: FlowContext, stayed: StayingJob) -> None:
+    if successor(ctx.run) is None:
+        stayed.launcher.cancel(stayed.handle, grace_s=CANCEL_GRACE_S)
+
+
+def _watch(
+    ctx: FlowContext,
+    one: StayingJob,
+    *,
+    until: Callable[[], bool] | None,
+    stays: bool,
+    timeout_s: float | None = None,
+    timeout_key: str = "",
+) -> bool | None:
+    """Wait until a job has done its newest work; ``run_job`` describes the arguments, the results and the errors.
+
+    Returns:
+        None if it ended well without an answer to its order.
+    """
+    job, handle, launcher = one.job, one.handle, one.launcher
     oom_kills = launcher.oom_kills()
     watch, limit_s = JobWatch(ctx, job.name, f"job {job.name}"), timeout_s or float("inf")
     start_s = ctx.clock.monotonic_s()
+    keeps = False
     try:
         while not (status := launcher.status(handle)).ended:
             ctx.check_stop()
+            if stays and orders.is_done(one.orders, one.given):
+                ctx.staying.append(one)
+                keeps = True
+                return True
             watch.saw(status)
             if watch.waits:
                 start_s = ctx.clock.monotonic_s()
@@ -76,14 +167,14 @@ def run_job(
             ctx.clock.wait_for_event(_POLL_S, job.name)
     finally:
         # After an interrupt or a time-out, and for child processes that it left. A successor has re-attached to it.
-        if successor(ctx.run) is None:
+        if not keeps and successor(ctx.run) is None:
             launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
             watch.ended()
     if status.state != "succeeded":
         if status.verdict == "node_failed":
             ctx.hold_against(status.blamed_hosts, "failure", f"node_failed: job {job.name}")
         raise job_error(job, status, more_oom_kills=(launcher.oom_kills() or 0) > (oom_kills or 0))
-    return True
+    return None if one.given and not orders.is_done(one.orders, one.given) else True
 
 
 def _is_submitted(plan: Plan) -> bool:

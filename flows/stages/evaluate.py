@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -151,16 +152,26 @@ def _run_beside_training(ctx: FlowContext, step: int, name: str, *argv: str, rea
     An unprivileged process can't raise its own priority. So a job that is still running when training ends is restarted
     at normal priority: an evaluation keeps its finished tasks and generated answers.
     """
-    job = _job(ctx, name, *argv)
+    job, stays = _job(ctx, name, *argv), reattach and _stays(ctx)
     if ctx.config.eval.placement == "between" and ctx.heeds_stop:
-        run_job(ctx, replace(job, nodes=1, keeps_nodes=ctx.launcher.keeps_nodes), reattach=reattach)
+        run_job(ctx, replace(job, nodes=1, keeps_nodes=ctx.launcher.keeps_nodes), reattach=reattach, stays=stays)
         return
     if _yields(ctx, step):
         until = (lambda: not _yields(ctx, step)) if ctx.launcher.weighs_jobs else None
-        if run_job(ctx, replace(job, beside_training=True), reattach=reattach, until=until):
+        if run_job(ctx, replace(job, beside_training=True), reattach=reattach, until=until, stays=stays):
             return
         ctx.message(f"{name}: restarted at normal priority, because training has ended")
-    run_job(ctx, job, reattach=reattach)
+    run_job(ctx, job, reattach=reattach, stays=stays)
+
+
+def _stays(ctx: FlowContext) -> bool:
+    """Return whether an evaluator stays for the next milestone (``eval.__main__``).
+
+    Not on a cluster, where it would hold a node between two milestones. It forks, and a driver of accelerators must not
+    be used on both sides of a fork.
+    """
+    device = ctx.config.eval.device or ctx.config.backend.device
+    return sys.platform == "linux" and ctx.launcher.weighs_jobs and ctx.config.eval.runner == "hf" and device == "cpu"
 
 
 def _job(ctx: FlowContext, name: str, *argv: str) -> Job:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from flows.runtime import amended
 from flows.runtime.context import FlowContext
+from flows.runtime.jobs import end_staying
 from flows.stages.evaluate import evaluate_milestone
 from hlatctl.report.eval_queue import evaluation_queue
 from hlatctl.report.eval_queue_text import behind_text
@@ -81,6 +82,7 @@ class Evaluations:
             self._ctx.watch()
             amended.follow(self._ctx)
             self._ctx.clock.wait_for_event(_POLL_S)
+        end_staying(self._ctx)
         statuses = [future.result() for future in self._futures]
         if set(statuses) - {"evaluated", "failed"}:
             self._ctx.check_stop()  # a stop interrupted an evaluation
@@ -91,6 +93,7 @@ class Evaluations:
         self._ctx.cancelled.set()
         while not all(future.done() for future in self._futures):
             self._ctx.clock.sleep(_POLL_S)
+        end_staying(self._ctx)
 
     def _start(self) -> None:
         """Start the evaluations that were held until training pauses."""

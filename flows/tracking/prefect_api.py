@@ -106,6 +106,11 @@ def begin(runs_dir: Path, say: Callable[[str], None] | None = None, *, start: bo
     return True
 
 
+def is_up() -> bool:
+    """Whether the API that :func:`begin` has chosen answers now."""
+    return _API_URL in os.environ and answers(os.environ[_API_URL])
+
+
 def _use(api_url: str, auth: str) -> None:
     """Let this process, and those that it starts, report to that API."""
     os.environ[_API_URL], os.environ[_API_AUTH] = api_url, auth

@@ -11,13 +11,22 @@ from typing import IO
 
 import hlatctl
 
+#: Variables of OpenMP, and of libraries that follow it.
+THREADS, WAITS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
+#: A thread that waits for others gives its core away. By default it spins for a while, and beside other work the
+#: others need that core.
+GIVES_CORE_AWAY = "passive"
+
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment, by default this process's, in which Python finds the packages of this process."""
+    """Return an environment, by default this process's, in which Python finds the packages of this process.
+
+    Threads of OpenMP give their core away while they wait, unless the user has set another policy.
+    """
     env = os.environ if env is None else env
     package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
     search_path = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
-    return {**env, "PYTHONPATH": search_path}
+    return {WAITS: GIVES_CORE_AWAY, **env, "PYTHONPATH": search_path}
 
 
 def pipe_in(process: subprocess.Popen[bytes]) -> IO[bytes]:

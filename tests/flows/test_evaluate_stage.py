@@ -93,7 +93,7 @@ def test_an_evaluation_that_outlasts_training_is_restarted_at_normal_priority(
     ctx.event("attempt_ended", attempt=2, cause="finished", decision="done")
     thread.join(WAIT_S)
     assert not thread.is_alive()
-    assert _notes(tmp_path, 2) == [[nice, group], [nice - 10, group - 10]]
+    assert _notes(tmp_path, 2) == [[nice, group], [nice - 5, group - 5]]
     assert recorder.messages == ["eval-1: restarted at normal priority, because training has ended"]
 
 
@@ -118,7 +118,7 @@ def test_a_later_driver_does_not_wait_for_an_evaluation_at_low_priority_after_tr
     _notes(tmp_path, 2)
     ctx.event("attempt_ended", attempt=1, cause="finished", decision="done")
     evaluate(1).join(WAIT_S)
-    assert [nice for nice, _ in _notes(tmp_path, 3)] == [first[0][0], first[0][0], first[0][0] - 10]
+    assert [nice for nice, _ in _notes(tmp_path, 3)] == [first[0][0], first[0][0], first[0][0] - 5]
 
 
 @pytest.fixture

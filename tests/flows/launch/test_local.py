@@ -180,14 +180,14 @@ def test_a_job_beside_training_has_a_low_priority_as_a_process_and_as_a_session(
         python_job(
             tmp_path,
             "import os, pathlib; group = pathlib.Path('/proc/self/autogroup');"
-            "print(os.nice(0), group.read_text().split()[-1] if group.exists() else 10)",
+            "print(os.nice(0), group.read_text().split()[-1] if group.exists() else 5)",
         ),
         beside_training=True,
     )
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(job))
     wait_for(lambda: launcher.status(handle).ended)
-    assert job.log.read_text() == f"{os.nice(0) + 10} 10\n"
+    assert job.log.read_text() == f"{os.nice(0) + 5} 5\n"
 
 
 def test_an_invalid_name_of_a_variable_is_refused(tmp_path: Path) -> None:
