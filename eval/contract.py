@@ -2,8 +2,9 @@
 
 It has what is asked (rendered prompts, datasets, definition), how (code, versions, runner, device, number format,
 context, sampling) and the number of items. Scores with equal contracts can be compared, whatever else an evaluation
-has. The model's own files are part of it, but are ignored across runs. The batch size counts only if answers are
-sampled, because it then decides which are drawn.
+has. The model's own files are part of it, but are ignored across runs. The seed counts only if it selects solved
+examples or answers, or if the definition's functions may draw. The batch size counts only if answers are sampled,
+because it then decides which are drawn.
 """
 
 from __future__ import annotations
@@ -52,19 +53,15 @@ def make(
         DependencyError: a package is missing.
         EvaluationError: a task can't be loaded from its data.
     """
-    kinds = {suites.VALIDATION: source.HELD_OUT} if held_out else {}
-    kinds |= {task.name: source.PROGRAMS if task.is_code else source.HARNESS for task in planned.tasks}
-    code_of = source.executed(set(kinds.values()))
     own_files = model_folder.hashes(folder, with_config=from_elsewhere)
     if config.eval.chat_template:
         own_files["chat_template"] = chat.digest(folder, config.eval)
     shared = _shared(config) | {contract.MODEL: own_files}
     tasks: dict[str, contract.Fields] = {}
     if held_out:
-        tasks[suites.VALIDATION] = _validation(config, held_out, code_of[source.HELD_OUT], own_files["tokenizer"])
+        tasks[suites.VALIDATION] = _validation(config, held_out, own_files["tokenizer"])
     for task in planned.tasks:
-        own = {"source": code_of[kinds[task.name]]} | _task(config, task, scratch)
-        fields = {"versions": _versions(config, task)} | shared | own
+        fields = {"versions": _versions(config, task)} | shared | _task(config, task, scratch)
         tasks[task.name] = json.loads(json.dumps(fields, default=str))  # one's own definitions can have dates
     figures = {figure.group.name: _figure(figure, tasks) for figure in planned.figures}
     return contract.Contracts(tasks=tasks, figures=figures)
@@ -94,7 +91,6 @@ def _shared(config: Config) -> contract.Fields:
         "dtype": runners.dtype(runner, config.eval),
         "environment": _environment(),
         "context_tokens": config.train.seq_len,
-        "seed": config.seed,
         "limit": config.eval.limit,
     }
 
@@ -111,24 +107,39 @@ def _environment() -> dict[str, str]:
 def _task(config: Config, task: suites.Task, scratch: Path) -> contract.Fields:
     """Return what is asked, and how answers are generated."""
     changes = {key: value for key, value in task.config.items() if key != "include"}  # a path of this machine
-    rendered = harness.render(task, scratch, seed=config.seed)
+    asked = harness.render(task, scratch, seed=config.seed)
+    rendered, kind = asked.fields, source.kind_of(asked.output_type, is_code=task.is_code)
     is_sampled = task.is_code and config.eval.code.samples_per_problem > 1
+    is_sampled = is_sampled or bool((rendered["generation"] or {}).get("do_sample"))
     fields = {
+        "source": source.packages(kind),
+        "scoring": source.scoring(kind),
+        **_seeds(config, task, draws_shots=asked.draws_shots, is_sampled=is_sampled),
         **rendered,
         "metrics": list(task.metrics),
         "definition": {"sha256": source.definition(task.definition, task.own), "changes": changes},
         "datasets": {split: files.sha256_file(path) for split, path in task.files.items()},
-        **task.special(config.seed),
+        **task.special(),
     }
     if config.eval.share_prefixes and rendered["generation"] is None:  # it changes the last bits of log-likelihoods
         fields["share_prefixes"] = True
     if task.is_code:
         fields["code"] = _code(config.eval.code)
-    if is_sampled or (rendered["generation"] or {}).get("do_sample"):
+    if is_sampled:
         fields["sampled_batch_size"] = config.eval.batch_size
         if config.eval.replicas > 1:
             fields["sampled_replicas"] = config.eval.replicas
     return fields
+
+
+def _seeds(config: Config, task: suites.Task, *, draws_shots: bool, is_sampled: bool) -> dict[str, int]:
+    """Return the seeds that select something in a task: solved examples, answers, or what its own functions draw."""
+    seeds, has_own = {}, task.fewshot_seed not in (None, config.seed)
+    if is_sampled or (draws_shots and not has_own) or source.may_draw(task.definition, task.own):
+        seeds["seed"] = config.seed
+    if draws_shots and task.fewshot_seed is not None and has_own:
+        seeds["fewshot_seed"] = task.fewshot_seed
+    return seeds
 
 
 def _figure(figure: plan.Figure, tasks: dict[str, contract.Fields]) -> contract.Fields:
@@ -137,7 +148,7 @@ def _figure(figure: plan.Figure, tasks: dict[str, contract.Fields]) -> contract.
     return {"aggregate": figure.group.aggregate, "metrics": list(figure.metrics), "tasks": parts}
 
 
-def _validation(config: Config, held_out: Path, code_of: dict[str, str], tokenizer: dict[str, str]) -> contract.Fields:
+def _validation(config: Config, held_out: Path, tokenizer: dict[str, str]) -> contract.Fields:
     """Return the contract of the loss on the held-out text; the loss per token depends on the tokenizer."""
     versions = package_versions()
     return {
@@ -148,7 +159,7 @@ def _validation(config: Config, held_out: Path, code_of: dict[str, str], tokeniz
         "device": runners.device("hf", config),
         "environment": _environment(),
         "versions": {name: versions[name] for name in _OF_MODEL},
-        "source": code_of,
+        "scoring": source.scoring(source.HELD_OUT),
         "tokenizer": tokenizer,
     }
 

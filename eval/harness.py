@@ -50,6 +50,21 @@ class TaskResult:
     scores: Scores
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a task asks.
+
+    Args:
+        output_type: the harness's kind of its requests.
+        fields: a hash of the first requests, and the settings that decide its score, as JSON values.
+        draws_shots: its solved examples are drawn with the seed.
+    """
+
+    output_type: str
+    fields: dict[str, Any]
+    draws_shots: bool
+
+
 def wrap(
     loaded: Loaded,
     *,
@@ -105,6 +120,7 @@ def run(
     Raises:
         EvaluationError: the task can't be loaded from its data.
     """
+    import torch
     from lm_eval import evaluate
 
     tasks = load(task, scratch, shots=task.shots, seed=seed)
@@ -113,7 +129,8 @@ def run(
         loaded.set_config(key="repeats", value=repeats)
     if loaded.config.output_type == "generate_until":
         loaded.set_config(key="generation_kwargs", value=_fitting(lm, loaded, generation or {}), update=True)
-    _seed_all(seed)
+    _seed(seed)
+    torch.manual_seed(seed)
     with own_code.running(task, everything=False):
         results = evaluate(
             lm=lm,
@@ -131,25 +148,33 @@ def run(
     return TaskResult(plain, samples, _task_scores(task, loaded, plain, samples))
 
 
-def render(task: Task, scratch: Path, *, seed: int) -> dict[str, Any]:
-    """Return a hash of the task's first requests, and the settings that decide its score, as JSON values.
+def render(task: Task, scratch: Path, *, seed: int) -> Asked:
+    """Return what a task asks, from its first requests.
 
     Raises:
         EvaluationError: the task can't be loaded from its data.
     """
     loaded = load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name]
+    before = _shots_state(loaded)
     with own_code.running(task):
         loaded.build_all_requests(limit=_RENDERED_ITEMS)
     first = [[request.request_type, *request.args] for request in loaded.instances]
     text = json.dumps(first, sort_keys=True, default=str)
     generates = loaded.config.output_type == "generate_until"
-    return {
+    fields = {
         "version": str(loaded.VERSION),
         "shots": int(loaded.get_config("num_fewshot") or 0),
         "items": len(loaded.eval_docs),
         "generation": json.loads(json.dumps(loaded.config.generation_kwargs, default=str)) if generates else None,
         "prompts": hashlib.sha256(text.encode()).hexdigest(),  # last: a refusal names the cause before it
     }
+    return Asked(output_type=str(loaded.config.output_type), fields=fields, draws_shots=_shots_state(loaded) != before)
+
+
+def _shots_state(loaded: Any) -> list[Any]:
+    """Return the state of the generators with which the harness draws solved examples."""
+    generators = (loaded.fewshot_rnd, getattr(getattr(loaded, "sampler", None), "rnd", None))
+    return [generator.getstate() for generator in generators if generator]
 
 
 def asked(task: Task, loaded: Any, limit: float | None) -> range | tuple[int, ...]:
@@ -170,6 +195,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
     from lm_eval.tasks import TaskManager
 
     _compile_templates_once()
+    _seed(seed)  # functions of definitions shuffle choices while the data is read
     try:
         with own_code.running(task):
             tasks: dict[str, Any] = TaskManager(include_defaults=False).load([str(write_definition(task, scratch))])
@@ -276,13 +302,11 @@ def _check_chosen(task: Task, items: int) -> None:
         )
 
 
-def _seed_all(seed: int) -> None:
+def _seed(seed: int) -> None:
     import numpy
-    import torch
 
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def _task_scores(task: Task, loaded: Any, metrics: Metrics, samples: list[dict[str, Any]]) -> Scores:

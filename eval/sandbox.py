@@ -224,7 +224,16 @@ def _python(packages: str, settings: CodeConfig, *, namespaces: bool) -> list[st
     limits = {"cpu_s": math.ceil(settings.timeout_s) + 2, "memory_bytes": settings.memory_bytes, "hidden": _answers()}
     options = json.dumps({"timeout_s": settings.timeout_s, "namespaces": namespaces, "limits": limits})
     program = "import sys; sys.path.insert(0, sys.argv[1]); from eval.cell.examiner import main; main(sys.argv[2])"
-    return [sys.executable, "-s", "-P", "-c", program, packages, options]
+    return [os.fspath(_interpreter()), "-s", "-P", "-c", program, packages, options]
+
+
+def _interpreter() -> Path:
+    """Return this Python's path without links and ``..`` in its folder, because they lead through other folders.
+
+    The last part can be a link: next to it, Python finds its virtual environment.
+    """
+    path = Path(sys.executable)
+    return path.parent.resolve() / path.name
 
 
 def _answers() -> list[str]:
@@ -265,7 +274,8 @@ def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> 
 
 def _system_paths() -> list[str]:
     """Return the paths of the system's programs and libraries, and of the running Python with its packages."""
-    python = [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent.parent), *site.getsitepackages()]
+    folders = (_interpreter().parent.parent, Path(sys.executable).resolve().parent.parent)
+    python = [sys.prefix, sys.base_prefix, *map(os.fspath, folders), *site.getsitepackages()]
     paths = list(_SYSTEM)
     for path in python:
         covered = any(Path(path).is_relative_to(known) for known in paths)

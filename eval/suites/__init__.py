@@ -81,13 +81,11 @@ class Task:
         """The file of the evaluated split."""
         return next(iter(self.files.values()))
 
-    def special(self, seed: int) -> dict[str, Any]:
+    def special(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults and are in no other field of a contract, as JSON values."""
         fields: dict[str, Any] = {}
         if self.chosen:
             fields["chosen"] = list(self.chosen)
-        if self.fewshot_seed not in (None, seed):
-            fields["fewshot_seed"] = self.fewshot_seed
         if self.chat:
             fields["chat"] = asdict(self.chat)
         if self.own:

@@ -265,7 +265,10 @@ def exception_lines(log_tail: str) -> list[str]:
 
 
 def last_exception(log_tail: str) -> str:
-    """Return the last line that names an exception, or else the last line."""
+    """Return the last line that names an exception, or else the last line, named as such: it need not be the cause."""
     lines = [stripped for line in log_tail.splitlines() if (stripped := _RANK_PREFIX.sub("", line).strip())]
     reasons = [line for line in lines if not _SRUN_SUMMARY.match(line)]
-    return (exception_lines(log_tail) or reasons or lines or ["no output"])[-1][:500]
+    if exceptions := exception_lines(log_tail):
+        return exceptions[-1][:500]
+    last = (reasons or lines)[-1:]
+    return f"its last output: {last[0][:500]}" if last else "no output"

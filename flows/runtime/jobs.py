@@ -197,14 +197,11 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     if error and not status.verdict:
         return error
     tail = ending_tail(job, status)
-    cause = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills).cause
+    ending = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills)
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
-    said = failure_causes.verdict_in_words(status) or status.reason
-    why = said or failure_causes.last_exception(tail)
-    hint = (
-        f"ask who cancelled it, then `hlatctl resume {job.run_dir.name}`" if cause == "cancelled" else f"see {job.log}"
-    )
-    return LaunchError(f"job {job.name}: {how} ({why})", hint=hint, code=cause)
+    is_cancelled = ending.cause == "cancelled"
+    hint = f"ask who cancelled it, then `hlatctl resume {job.run_dir.name}`" if is_cancelled else f"see {job.log}"
+    return LaunchError(f"job {job.name}: {how} ({ending.evidence})", hint=hint, code=ending.cause)
 
 
 def _timed_out(ctx: FlowContext, job: Job, key: str, limit_s: float) -> LaunchError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from hlatctl.run.lease import is_held
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import MilestoneState
 
 #: Folders of what an evaluation has measured, in a milestone's folder and in those of further contracts.
 _MEASURED = ("tasks", "answers")
@@ -21,7 +23,8 @@ def model_folder(run: RunPaths, milestone_tokens: int, own: str) -> Path:
         milestone_tokens: of the milestone.
         own: what keeps the models of two flows apart, which may evaluate the same milestone.
     """
-    return run.eval(milestone_tokens) / f"model{own}"
+    folder = run.own_model(milestone_tokens)
+    return folder.with_name(f"{folder.name}{own}")
 
 
 class Measured:
@@ -45,6 +48,16 @@ class Measured:
             with suppress(FileNotFoundError):  # another evaluator removes the answers of a task that it has scored
                 found.add((path, (info := path.stat()).st_size, info.st_mtime_ns))
         return found
+
+
+def remove_left_over(run: RunPaths, milestones: Iterable[MilestoneState]) -> None:
+    """Remove the models that a dead driver of the run has left of evaluated milestones: they keep checkpoints.
+
+    Those of milestones that are still to be evaluated are used again.
+    """
+    for milestone in milestones:
+        if milestone.is_done and not is_held(run.eval_lease(milestone.milestone_tokens)):
+            shutil.rmtree(run.own_model(milestone.milestone_tokens), ignore_errors=True)
 
 
 def remove_unmeasured(run: RunPaths, milestone_tokens: int, own: str, measured: Measured) -> None:

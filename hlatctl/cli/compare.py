@@ -110,7 +110,9 @@ def _compare_items(
         for side in (first, second)
     )
     contrasts = {task: contrast(before, after, task) for task in old.keys() & new.keys()}
-    found = paired.compare_items(old, new, items.groups(first.run, old) | items.groups(second.run, new), contrasts)
+    groups = items.groups(first.run, old) | items.groups(second.run, new)
+    over_tasks = items.means_over_tasks(first.run) | items.means_over_tasks(second.run)
+    found = paired.compare_items(old, new, groups, contrasts, over_tasks)
     if not found.rows:
         raise _no_pairs(found, [(first, old), (second, new)])
     if output is Format.JSON:

@@ -118,13 +118,14 @@ def show(
 ) -> None:
     """Show items of a task: prompt, choices, answer and what is right."""
     from hlatctl.report import item_file
-    from hlatctl.report.contamination import lacks
+    from hlatctl.report.contamination import in_corpus, lacks
 
     if wrong and right:
         raise ConfigError("--wrong --right: an item is one of both", hint="leave out one of them")
     found = find_evaluated(run, at, runs_dir)
     chosen = right if right or wrong else None
-    items = item_file.read(found.run, found.milestone, task, right=chosen, limit=limit, metric=metric)
+    corpus = in_corpus(found.run, found.milestone.milestone_tokens, task)
+    items = item_file.read(found.run, found.milestone, task, right=chosen, limit=limit, metric=metric, corpus=corpus)
     if as_json:
         print_json([asdict(item) for item in items])
     elif items:

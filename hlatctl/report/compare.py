@@ -60,8 +60,13 @@ class RunScores:
 
     @property
     def limits(self) -> list[float | None]:
-        """Return the different limits of items per task; None: all items."""
-        return list(dict.fromkeys(score.known.conditions.limit for score in self._tasks if score.known.fields))
+        """Return the different known limits of items per task; None: all items.
+
+        An import that names no limit has a known one only if all items were counted.
+        """
+        known = [score.known for score in self._tasks]
+        named = [each.conditions.limit for each in known if each.fields or _says_items(each.conditions)]
+        return list(dict.fromkeys(named))
 
     @property
     def data(self) -> list[str]:
@@ -184,6 +189,11 @@ def _measured(record: Mapping[str, Any], value: float, known: Known) -> Measured
         known=known,
         chance=None if math.isnan(chance := finite_or_nan(record.get("chance"))) else chance,
     )
+
+
+def _says_items(conditions: Conditions) -> bool:
+    """Return whether it is known how many items a score without a contract was limited to."""
+    return conditions.limit is not None or conditions.whole is True
 
 
 def _own_definitions(runs: Sequence[RunScores]) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlatctl.report.contamination import in_corpus
 from hlatctl.run import contract_record
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.files import read_json
@@ -44,7 +43,14 @@ class Shown:
 
 
 def read(
-    run: RunPaths, milestone: MilestoneState, task: str, *, right: bool | None, limit: int, metric: str = ""
+    run: RunPaths,
+    milestone: MilestoneState,
+    task: str,
+    *,
+    right: bool | None,
+    limit: int,
+    metric: str = "",
+    corpus: Mapping[str, str] | None = None,
 ) -> list[Shown]:
     """Return items of a task in their order.
 
@@ -52,6 +58,7 @@ def read(
         right: only right or only wrong items; None: all. An item is right if its metric is at least 1.
         limit: at most so many.
         metric: empty: the one that says whether an item is right (:func:`deciding`).
+        corpus: what of each item is in the training corpus (``contamination.in_corpus``); None: unknown.
 
     Raises:
         ConfigError: the milestone has no such task, or the task no such metric.
@@ -59,14 +66,13 @@ def read(
     """
     path = file_of(run, milestone.milestone_tokens, task, milestone.contract)
     found: list[Shown] = []
-    corpus = in_corpus(run, milestone.milestone_tokens, task)
     first = first_metric(path, task)
     for row in rows(path, run):
         metrics = dict(row["metrics"])
         chosen = metric or deciding(metrics, first)
         if metric and metric not in metrics:
             raise ConfigError(f"--metric={metric}: {task} has no such metric", hint=suggest(metric, sorted(metrics)))
-        shown = _shown(row, chosen, metrics.get(chosen), corpus)
+        shown = _shown(row, chosen, metrics.get(chosen), corpus or {})
         if right is None or (shown.value is not None and (shown.value >= 1.0) == right):
             found.append(shown)
         if len(found) == limit:
@@ -138,7 +144,7 @@ def deciding(metrics: Collection[str], first: str) -> str:
     return first if first in better_high else next(iter([*better_high, *metrics]), "")
 
 
-def _shown(row: dict[str, Any], metric: str, value: float | None, corpus: dict[str, str]) -> Shown:
+def _shown(row: dict[str, Any], metric: str, value: float | None, corpus: Mapping[str, str]) -> Shown:
     names = ("task", "item", "prompt", "target", "choices", "loglikelihoods", "answer", "result")
     about = corpus.get(row["item"], "")
     return Shown(metric=metric, value=value, corpus=about, **{name: row[name] for name in names})

@@ -11,6 +11,7 @@ from pathlib import Path
 from hlatctl.report import item_lines
 from hlatctl.report.item_lines import Line
 from hlatctl.run import contract_record, files
+from hlatctl.run.contract import OWN
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED, why
@@ -71,13 +72,26 @@ def read_items(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]
 
 
 def groups(run: RunPaths, tasks: Mapping[str, TaskItems]) -> dict[str, list[str]]:
-    """Return the tasks of each headline: those of an outermost group under its name, and the others by themselves."""
+    """Return the tasks of each headline: those of an outermost group under its name, and the others by themselves.
+
+    A group that lacks a task is none: its score would be another one than that of its name.
+    """
     own = contract_record.read(run).groups
-    grouped = {name: [task for task in members if task in tasks] for name, members in own.items()}
-    grouped = {name: members for name, members in grouped.items() if members}
+    grouped = {name: members for name, members in own.items() if all(task in tasks for task in members)}
     inside = {task for members in grouped.values() for task in members}
     grouped |= {task: [task] for task in tasks if task not in inside and not task.startswith(HELD_OUT)}
     return {name: grouped[name] for name in headlines(grouped)}
+
+
+def means_over_tasks(run: RunPaths) -> set[tuple[str, str]]:
+    """Return the groups and metrics whose score is the unweighted mean over tasks; of other groups, over all items."""
+    figures = contract_record.read(run).numbered(OWN).figures
+    return {
+        (name, str(entry["metric"]))
+        for name, figure in figures.items()
+        for entry in figure.get("aggregate", ())
+        if not entry.get("weight_by_size", True)
+    }
 
 
 def _metric(folder: Path, task: str) -> str:

@@ -43,6 +43,11 @@ def text(paired: Paired, first: str, second: str, flips: int) -> str:
         "",
     ]
     lines += [_verdict(paired.rows), *map(_contracts, (row for row in paired.rows if _is_doubtful(row)))]
+    lines += [
+        f"{row.name} is the mean over its {counted(row.tasks, 'task')}, whatever their numbers of items"
+        for row in paired.rows
+        if row.tasks
+    ]
     unpaired = sum(row.unpaired for row in paired.rows)
     if unpaired:
         lines.append(f"{unpaired:,} items are left out: only one of the two has them")

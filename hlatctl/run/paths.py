@@ -121,6 +121,10 @@ class RunPaths:
         """``evals/contract.json``: what the run's evaluations measure, and how."""
         return self.evals / "contract.json"
 
+    def own_model(self, milestone_tokens: int) -> Path:
+        """Folder to which the run's driver exports a milestone; `hlatctl eval` adds a suffix."""
+        return self.eval(milestone_tokens) / "model"
+
     def eval_lease(self, milestone_tokens: int) -> Path:
         """Held (flock) by the process that evaluates a milestone."""
         return self.eval(milestone_tokens) / "lease"

@@ -100,6 +100,8 @@ _HONEST = (
     "    from typing import List\n    y: List[int] = [1, 2]\n    return y\n",
     "    return [1, 2]\nimport sys; sys.exit(0)\n",
     "    return [1, 2]\nf = 3\n",
+    "    return type('Own', (list,), {})([1, 2])\n",
+    "    return type('Own', (), {})()\n",
 )
 
 

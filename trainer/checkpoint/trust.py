@@ -19,10 +19,11 @@ from conf.training_rules import CheckpointPolicy
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import JournalTail, JournalWriter, no_steps
+from hlatctl.run.lease import is_held
 from hlatctl.run.manifest import read_manifest, steps_in
 from hlatctl.run.model_link import read_link
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import RunState
+from hlatctl.run.state import MilestoneState, RunState
 from trainer.checkpoint.tiers import Tiers
 
 #: Time allowed for writing or reading a checkpoint: this many times what the newest took to write, and at least 15 min.
@@ -168,20 +169,28 @@ class CheckpointRecords:
         steps = [step for step in steps_in(self._tiers.shared) if step not in self._rejected]
         verified = [step for step in steps if self._state.trust.get(step) in ("verified", "survived")]
         unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated)
-        # An amendment may have moved the milestones: one that was announced is still evaluated. An evaluator that has
-        # taken a milestone reads its checkpoint, even if another evaluation of it is done.
-        milestones = self._state.milestones.values()
-        unneeded -= {m.step for m in milestones if not m.is_done or m.taken_unix_s is not None}
-        # Two evaluators share one mark, and a new driver removes it. What each of them reads is linked to.
-        for milestone in [m for m in milestones if m.step in unneeded]:
-            links = map(read_link, self._run.eval(milestone.milestone_tokens).glob("model*"))
-            unneeded -= {link.step for link in links if link}
+        for milestone in self._state.milestones.values():
+            if unneeded:
+                unneeded -= self._read_by_evaluators(milestone)
         for step in sorted(unneeded | self._rejected):
             with self._counting:
                 self._begun_at.pop(step, None)
             self._tiers.delete(step)
             self.note("checkpoint_deleted", step=step)
         self._rejected.clear()
+
+    def _read_by_evaluators(self, milestone: MilestoneState) -> set[int]:
+        """Return the checkpoints that evaluations of a milestone read, or will read.
+
+        An amendment may have moved the milestones: one that was announced is still evaluated. Marks and links of
+        `hlatctl eval` count while it, or its job, lives: a killed one leaves them behind. The driver removes its own.
+        Two evaluators share one mark, and a new driver removes it, so what each of them reads is linked to.
+        """
+        run, tokens = self._run, milestone.milestone_tokens
+        is_live = is_held(run.evaluator_lock) or is_held(run.eval_lease(tokens))
+        is_awaited = not milestone.is_done or (is_live and milestone.taken_unix_s is not None)
+        links = map(read_link, run.eval(tokens).glob("model*" if is_live else run.own_model(tokens).name))
+        return {link.step for link in links if link} | ({milestone.step} if is_awaited else set())
 
     def _is_evaluated(self, milestone_tokens: int) -> bool:
         milestone = self._state.milestones.get(milestone_tokens)

@@ -77,6 +77,14 @@ def test_what_is_true_to_numpy_equals_true_and_is_not_it() -> None:
     assert arrived is not True
 
 
+def test_a_value_of_a_class_without_a_module_arrives() -> None:
+    """A program's namespace has no name, so the classes that `type()` makes in it have no module."""
+    namespace: dict[str, Any] = {}
+    exec("point = type('Point', (tuple,), {})((1, 2)); other = type('Other', (), {})()", namespace)
+    assert _arrives(namespace["point"]) == (1, 2)
+    assert repr(_arrives(namespace["other"])) == "<Other object>"
+
+
 def test_iterators_and_other_collections_can_be_gone_through_and_equal_nothing() -> None:
     assert list(_arrives(x * 2 for x in range(3))) == [0, 2, 4]
     assert list(_arrives(map(str, [1]))) == ["1"]

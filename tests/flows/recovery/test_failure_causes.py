@@ -124,7 +124,7 @@ def test_our_own_errors_are_classified_by_type_and_code_whatever_their_text(
     ],
 )
 def test_the_reason_of_an_end_is_what_srun_prints_no_summary_of(log: str) -> None:
-    assert last_exception(log) == "sh: 1: exec: apptainer: not found"
+    assert last_exception(log) == "its last output: sh: 1: exec: apptainer: not found"
 
 
 def _summary(host: str, code: int, exception: str) -> str:
@@ -183,7 +183,7 @@ def test_equal_failures_have_equal_signatures() -> None:
 @pytest.mark.parametrize("log", ["", "\n\n", "no exception at all"])
 def test_an_empty_log_is_a_crash(log: str) -> None:
     assert ending(log).cause == "crashed"
-    assert ending(log).evidence in ("no output", "no exception at all")
+    assert ending(log).evidence in ("no output", "its last output: no exception at all")
 
 
 @pytest.mark.parametrize(

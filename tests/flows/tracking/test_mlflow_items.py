@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from flows.tracking.mlflow_items import COLUMNS, table
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
@@ -28,6 +30,17 @@ def test_many_tasks_have_fewer_items_each(tmp_path: Path) -> None:
     for number in range(70):
         write_items(run, 100, f"task{number:03}", [row(str(n), 0.0) for n in range(4)])
     assert len(table(run, MILESTONE)) == 140
+
+
+def test_no_scan_of_the_corpus_is_read_for_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read = RunPaths(tmp_path), list[Path]()
+    monkeypatch.setattr("hlatctl.report.corpus_scans.files.read_sealed_json", read.append)
+    for task in ("gsm8k", "piqa"):
+        write_items(run, 100, task, [row("0", 1.0)])
+    (run.contamination(100) / "scan").mkdir(parents=True)
+    (run.contamination(100) / "scan" / "result.json").touch()
+    assert len(table(run, MILESTONE)) == 2
+    assert read == []
 
 
 def test_a_damaged_file_and_a_milestone_without_items_give_no_rows(tmp_path: Path) -> None:

@@ -246,6 +246,22 @@ def test_an_own_definition_and_a_fraction_of_its_items_are_noted() -> None:
     assert "0.5 of the items" in compare_tables.text(table)
 
 
+@pytest.mark.parametrize(
+    ("limit", "items", "limits", "shown"),
+    [(5, 10, [5], "5 items"), (None, 5, [None], "none"), (None, None, [], "unknown"), (None, 10, [], "unknown")],
+)
+def test_the_limit_that_an_import_names_is_shown(
+    limit: int | None, items: int | None, limits: list[float | None], shown: str
+) -> None:
+    imported = {"piqa": score("acc", 0.4, 0.1, 5, items=items)}
+    origin = {"form": "lm_eval", "version": "0.4.13", "limit": limit}
+    milestone = MilestoneState(0, 0, "evaluated", imported)
+    table = compare([run_scores("theirs", milestone, simulated=False, contract=None, imported=origin)])
+    assert table.columns[0].limits == limits
+    (line,) = (line for line in compare_tables.text(table).splitlines() if line.startswith("limit"))
+    assert line.split(maxsplit=1)[1] == shown
+
+
 def test_text_of_a_run_is_never_markup() -> None:
     table = compare([run("a", {"x|*y*_$\\%": score("50%_{m}", 0.5, None, 1)})])
     assert "| x\\|\\*y\\*\\_$\\\\% |  | 1 | 50%\\_{m} |" in compare_tables.markdown(table)

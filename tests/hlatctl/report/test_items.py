@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from hlatctl.report.items import groups, read_items
+from hlatctl.report.items import groups, means_over_tasks, read_items
 from hlatctl.run import files
+from hlatctl.run.contract import Contracts
+from hlatctl.run.contract_record import admit
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
@@ -56,13 +58,26 @@ def test_a_metric_that_is_no_finite_number_for_each_item_has_no_items(tmp_path: 
     assert found["f1"].items is None
 
 
-def test_tasks_of_a_group_are_one_row(tmp_path: Path) -> None:
+def test_tasks_of_a_group_are_one_row_if_it_is_whole(tmp_path: Path) -> None:
     run = evaluated(tmp_path, "mmlu_law", [line(0, acc=1.0)], "acc")
-    evaluated(tmp_path, "boolq", [line(0, acc=1.0)], "acc")
-    figures = {"mmlu_arts": {"tasks": ["mmlu_law"]}, "mmlu": {"tasks": ["mmlu_law", "mmlu_art"]}}
-    figures["absent"] = {"tasks": ["none"]}
-    files.write_sealed_json(run.contract, {"v": 1, "contracts": [{"figures": figures}]})
-    assert groups(run, read_items(run, MILESTONE)) == {"mmlu": ["mmlu_law"], "boolq": ["boolq"]}
+    for task in ("mmlu_art", "boolq"):
+        evaluated(tmp_path, task, [line(0, acc=1.0)], "acc")
+    size = [{"metric": "acc", "weight_by_size": True}, {"metric": "acc_norm"}]
+    mean = [{"metric": "acc", "weight_by_size": False}]
+    admit(
+        run,
+        Contracts(
+            tasks={},
+            figures={
+                "mmlu_arts": {"aggregate": size, "tasks": {"mmlu_art": "a"}},
+                "mmlu": {"aggregate": size, "tasks": {"mmlu_law": "l", "mmlu_art": "a"}},
+                "reading": {"aggregate": mean, "tasks": {"boolq": "b"}},
+                "partly": {"aggregate": mean, "tasks": {"boolq": "b", "none": "n"}},
+            },
+        ),
+    )
+    assert groups(run, read_items(run, MILESTONE)) == {"mmlu": ["mmlu_art", "mmlu_law"], "reading": ["boolq"]}
+    assert means_over_tasks(run) == {("reading", "acc"), ("partly", "acc")}
 
 
 @pytest.mark.parametrize("damage", ['{"doc_id": 0}\n', "{\n", '["x"]\n'])

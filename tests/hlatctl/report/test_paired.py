@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy
 import pytest
 
 from hlatctl.report.items import Item, TaskItems
-from hlatctl.report.paired import compare_items
+from hlatctl.report.paired import _tail_bound, compare_items
 from hlatctl.report.paired_contracts import DIFFERENT, EQUAL, Contrast
 from hlatctl.report.paired_tables import as_json, text
 
@@ -63,6 +65,46 @@ def test_several_rows_are_corrected_by_holm() -> None:
     assert rows["c"].holm == 1.0
     assert rows["a"].is_real
     assert not rows["b"].is_real, "p is 0.03125"
+
+
+def test_many_rows_of_continuous_values_can_be_more_than_chance() -> None:
+    """2,000 draws alone give no chance below 0.001, and Holm's correction multiplies it by the number of rows."""
+    names = [f"task{number}" for number in range(52)]
+    before = {name: of([0.1 * (n % 7) for n in range(40)], metric="bits_per_byte", task=name) for name in names}
+    after = {name: of([0.1 * (n % 7) - 0.05 for n in range(40)], metric="bits_per_byte", task=name) for name in names}
+    rows = compare_items(before, after, {name: [name] for name in names}, {}).rows
+    assert all(row.is_real for row in rows)
+    assert max(row.holm for row in rows) < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_of_a_rare_difference_is_never_below_the_exact_chance(seed: int) -> None:
+    rng = numpy.random.default_rng(seed)
+    for values in (rng.exponential(size=12), rng.normal(0.8, 1.0, 12), numpy.ones(12), rng.pareto(1.5, 12) + 1):
+        signs = numpy.array(list(itertools.product((-1, 1), repeat=values.size)))
+        exact = float((abs(signs @ abs(values)) >= abs(values.sum()) - 1e-12).mean())
+        assert _tail_bound(values) >= exact
+
+
+def test_a_mean_over_tasks_counts_each_task_once_as_the_group_s_score_does() -> None:
+    first = {"x": of([0.0] * 90, task="x"), "y": of([0.0] * 10, task="y")}
+    second = {"x": of([1.0] * 9 + [0.0] * 81, task="x"), "y": of([1.0] * 5 + [0.0] * 5, task="y")}
+    groups = {"g": ["x", "y"]}
+    (items,) = compare_items(first, second, groups, {}).rows
+    (tasks,) = compare_items(first, second, groups, {}, {("g", "acc")}).rows
+    assert (items.second, tasks.second) == (pytest.approx(14 / 100), pytest.approx((0.1 + 0.5) / 2))
+    assert (items.tasks, tasks.tasks) == (0, 2)
+    assert tasks.low < 0.3 < tasks.high
+    assert tasks.p < 0.01
+    assert len(tasks.gained) == 14
+    found = compare_items(first, second, groups, {}, {("g", "acc")})
+    assert "\ng is the mean over its 2 tasks, whatever their numbers of items\n" in text(found, "a", "b", 0)
+
+
+def test_a_group_of_which_one_lacks_a_task_is_left_out() -> None:
+    first = {"x": of([0], task="x"), "y": of([0], task="y")}
+    found = compare_items(first, {"x": of([1], task="x")}, {"g": ["x", "y"], "x": ["x"]}, {})
+    assert ([row.name for row in found.rows], found.left_out) == (["x"], {"g": "only one of them has y"})
 
 
 def test_a_group_is_all_items_of_its_tasks() -> None:
