@@ -229,7 +229,8 @@ class ParallelConfig:
     tokens of it; attention gathers the keys and values of all."""
     activation_checkpointing: Literal["none", "selective", "operators", "budget", "full"] = "none"
     """What the backward pass recomputes: `none`, `selective` (core attention), `operators` (a layer's cheap operators
-    and every second matrix product), `budget` (what `activation_memory_budget` leaves no room for) or `full`."""
+    and every second matrix product; torchtitan's default, which it calls selective), `budget` (what
+    `activation_memory_budget` leaves no room for) or `full`."""
     activation_memory_budget: Fraction = 0.5
     """Share of a compiled layer's activations that `budget` keeps; 0 keeps only its input, like `full`."""
 
