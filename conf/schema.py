@@ -229,7 +229,8 @@ class ParallelConfig:
     tokens of it; attention gathers the keys and values of all."""
     activation_checkpointing: Literal["none", "selective", "operators", "budget", "full"] = "none"
     """What the backward pass recomputes: `none`, `selective` (core attention), `operators` (a layer's cheap operators
-    and every second matrix product), `budget` (what `activation_memory_budget` leaves no room for) or `full`."""
+    and every second matrix product; torchtitan's default, which it calls selective), `budget` (what
+    `activation_memory_budget` leaves no room for) or `full`."""
     activation_memory_budget: Fraction = 0.5
     """Share of a compiled layer's activations that `budget` keeps; 0 keeps only its input, like `full`."""
 
@@ -534,6 +535,13 @@ class HardwareConfig:
     """Bandwidth from one process to the others of its node."""
     network_bytes_per_s: PositiveFloat | None = None
     """Bandwidth from one node to the others."""
+    link_latency_s: NonNegativeFloat = 0.0
+    """Time of a collective's step between two processes of a node, apart from its bytes; 0: unknown."""
+    network_latency_s: NonNegativeFloat = 0.0
+    """The same between two nodes."""
+    speed_deviation_fraction: Fraction = 0.0
+    """Standard deviation of the speed of devices of this kind, relative to their mean: a step takes as long as on the
+    slowest one. 0: unknown."""
     compute_efficiency: Efficiency = 1.0
     """Share of the peak that large matrix products reach, apart from the time to move their operands; calibrated."""
     collective_efficiency: Efficiency = 1.0

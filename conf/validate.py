@@ -47,8 +47,13 @@ def validate(config: Config, *, to_start: bool = True) -> None:
 
 
 def missing_to_start(config: Config) -> list[ConfigError]:
-    """Return what a configuration lacks to start jobs, although it can be planned."""
-    return [error for rule in kubernetes_rules.TO_START for error in rule(config)]
+    """Return why no jobs can be started with a configuration, although it can be planned."""
+    return unsupported(config) + [error for rule in kubernetes_rules.TO_START for error in rule(config)]
+
+
+def unsupported(config: Config) -> list[ConfigError]:
+    """Return why the backend can't train a layout that a plan can describe."""
+    return [error for rule in pipeline_rules.UNSUPPORTED for error in rule(config)]
 
 
 def _milestones(config: Config) -> Iterator[ConfigError]:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from conf.schema import Config
+from conf.validate import unsupported
 from flows import pretrain
 from flows.drill import small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried
@@ -77,6 +78,8 @@ def exercise(
         ConfigError: the configuration can't be drilled.
         HlatctlError: the drilled run did not start, or the undisturbed one failed.
     """
+    for error in unsupported(config):
+        raise error
     if config.cluster.launcher not in LAUNCHERS:
         raise ConfigError(
             f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes",

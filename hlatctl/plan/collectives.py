@@ -5,6 +5,8 @@ Ranks are ordered by pipeline stage, replica, part of the sequence and tensor-pa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from conf.schema import Config, HardwareConfig
 from conf.sizes import COMPUTE_BYTES
 from hlatctl.plan.activations import widths
@@ -16,29 +18,71 @@ _EXCHANGES = 4
 #: What asynchronous tensor parallelism leaves visible of them: fitted to torchtitan's pair of runs of Llama 3.1 70B in
 #: BF16 (597.3 and 652.4 tokens/s; benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md).
 ASYNCHRONOUS_EXPOSED_FRACTION = 0.55
+#: By how much a collective slows computation beside it: it takes processors, caches and bandwidth of the memory. The
+#: mean of GPT and LLaMA models on A100, H100, MI210 and MI250, within a node (arXiv 2507.03114, abstract).
+OVERLAP_SLOWDOWN_FRACTION = 0.189
 
 
-def ring_s(config: Config, held_bytes: float, size: int, stride: int) -> float:
-    """Return the time of one half of an all-reduce of what each process has.
+@dataclass(frozen=True)
+class Exchange:
+    """A collective's time, and the part in which it slows computation beside it.
+
+    NCCL runs as many channels as the slowest link keeps busy, and each takes a processor. So bytes that wait for a
+    slow network take as much from computation as if they went over the links in a node: for a longer time, but less.
+    """
+
+    total_s: float
+    slowing_s: float
+
+    def __add__(self, other: Exchange) -> Exchange:
+        """Return both, one after the other."""
+        return Exchange(self.total_s + other.total_s, self.slowing_s + other.slowing_s)
+
+    def beside_s(self, computation_s: float) -> float:
+        """Return how much longer a computation takes with this beside it: what it doesn't hide, and what it slows."""
+        if not self.total_s:
+            return 0.0
+        hidden_fraction = min(1.0, computation_s / self.total_s)
+        slowed_s = OVERLAP_SLOWDOWN_FRACTION * self.slowing_s * hidden_fraction
+        return (1.0 - hidden_fraction) * self.total_s + slowed_s
+
+
+def ring(config: Config, held_bytes: float, size: int, stride: int, messages: float = 1.0) -> Exchange:
+    """Return one half of an all-reduce of what each process has.
 
     It sends (n - 1) / n of that. A ring that goes node by node leaves each node once. All rings on a node share its
-    network.
+    network. Each message takes n - 1 steps, whatever its size (:func:`latency_s`).
 
     Args:
         config: has the cluster.
         held_bytes: before a scatter, or after a gather.
         size: processes of the ring.
         stride: ranks from one of them to the next.
+        messages: rings that send these bytes, one after the other.
     """
     if size == 1:
-        return 0.0
+        return Exchange(0.0, 0.0)
     cluster = config.cluster
     sent = (size - 1) / size * held_bytes
     together = min(size, max(1, cluster.processes_per_node // stride))
-    slowest = [sent / _link(cluster.hardware)] if together > 1 else []
+    within_s = sent / _link(cluster.hardware) if cluster.hardware.link_bytes_per_s else 0.0
+    bytes_s = within_s if together > 1 else 0.0
     if size > together:
-        slowest.append(sent * (cluster.processes_per_node / together) / _network(cluster.hardware))
-    return max(slowest)
+        bytes_s = max(bytes_s, sent * (cluster.processes_per_node / together) / _network(cluster.hardware))
+    steps_s = messages * latency_s(config, size, stride)
+    return Exchange(bytes_s + steps_s, min(within_s, bytes_s) + steps_s)
+
+
+def latency_s(config: Config, size: int, stride: int) -> float:
+    """Return the time of a ring's steps apart from the bytes: a step for each process but one.
+
+    NCCL's own model of a ring (src/graph/tuning.cc): each step from node to node has the latency of the network, and
+    each other step that of the link. So it grows with the number of processes, however few bytes there are.
+    """
+    hardware = config.cluster.hardware
+    together = min(size, max(1, config.cluster.processes_per_node // stride))
+    across = -(-size // together) - 1
+    return (size - 1 - across) * hardware.link_latency_s + across * hardware.network_latency_s
 
 
 def tensor_parallel_work(config: Config, execution: Execution) -> Work:
@@ -76,7 +120,8 @@ def neighbours_s(config: Config, held_bytes: float, size: int, stride: int) -> f
     """Return the time of a ring of ranks that follow each other: within a node, or at each process's share of it."""
     sent = (size - 1) / size * held_bytes
     within = size * stride <= config.cluster.processes_per_node
-    return sent / (_link(config.cluster.hardware) if within else _share_of_network(config))
+    rate = _link(config.cluster.hardware) if within else _share_of_network(config)
+    return sent / rate + latency_s(config, size, stride)
 
 
 def send_s(config: Config, execution: Execution) -> float:

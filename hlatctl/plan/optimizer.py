@@ -5,7 +5,7 @@ from __future__ import annotations
 from conf.schema import Config
 from conf.sizes import BF16_BYTES, kv_width, process_layers, stage_parameters, state_bytes
 from hlatctl.plan.activations import widths
-from hlatctl.plan.collectives import neighbours_s, ring_s
+from hlatctl.plan.collectives import neighbours_s, ring
 from hlatctl.plan.execution import Execution, reducers, shards
 from hlatctl.plan.memory import matrix_parameters, moment_bytes
 from hlatctl.plan.products import Device, Product
@@ -35,7 +35,7 @@ def _muon_s(config: Config, execution: Execution, device: Device) -> float:
     pieces = BF16_BYTES * matrix_parameters(config, 0) / sharing
     together = tensor * sharing
     pieces_s = 2 * neighbours_s(config, pieces, together, 1) if together > 1 else 0.0
-    return products_s / (tensor * count) + pieces_s + ring_s(config, pieces, count // sharing, together)
+    return products_s / (tensor * count) + pieces_s + ring(config, pieces, count // sharing, together).total_s
 
 
 def _iteration_s(rows: int, columns: int, device: Device) -> float:

@@ -32,7 +32,7 @@ class PublishedRun:
     Args:
         device: a key of ``devices`` in the file.
         fits: the numbers that were fitted to it; those of the device's cluster are keys of ``cluster.hardware``.
-        further: added after the first collection.
+        collection: 1 for the first runs, 2 and 3 for those that were added later.
     """
 
     name: str
@@ -42,7 +42,7 @@ class PublishedRun:
     source: str
     note: str
     fits: tuple[str, ...]
-    further: bool
+    collection: int
     tokens_per_s_per_device: float | None
     mfu_fraction: float | None
     memory_gib: float | None
@@ -129,7 +129,7 @@ def _run(facts: dict[str, Any], cluster: ClusterConfig) -> PublishedRun:
         source=facts["source"],
         note=facts.get("note", ""),
         fits=tuple(facts.get("fits", ())),
-        further=facts.get("further", False),
+        collection=facts.get("collection", 1),
         tokens_per_s_per_device=published.get("tokens_per_s_per_device"),
         mfu_fraction=published.get("mfu_fraction"),
         memory_gib=published.get("memory_gib"),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from conf.schema import Config
+from conf.validate import unsupported
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.search import CHECKPOINTING, changed, is_valid, with_micro_batch
 
@@ -15,7 +16,8 @@ _LESS_SHARDED = {"torch_native": ("replicate", "zero1"), "nxd": ("replicate",)}
 
 def remedies(config: Config) -> list[tuple[str, Memory]]:
     """Return the overrides that make a run fit, and the memory that it needs then; the fewest changes first."""
-    needs = ((text, memory(other)) for text, other in _neighbours(config) if is_valid(other))
+    to_train = not unsupported(config)
+    needs = ((text, memory(other)) for text, other in _neighbours(config) if is_valid(other, to_train=to_train))
     return sorted(((text, need) for text, need in needs if need.fits), key=lambda remedy: len(remedy[0].split()))
 
 

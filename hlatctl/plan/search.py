@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import get_args, get_type_hints
 
 from conf.schema import Config, ParallelConfig, PrecisionName
-from conf.validate import validate
+from conf.validate import unsupported, validate
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.step_time import StepTime, missing, step_time
 from hlatctl.run.errors import ConfigError
@@ -56,13 +56,18 @@ def search(config: Config, count: int = 10) -> list[Candidate]:
     return list(itertools.islice(valid, count))
 
 
-def is_valid(config: Config) -> bool:
-    """Return whether the configuration breaks no rule."""
+def is_valid(config: Config, *, to_train: bool = True) -> bool:
+    """Return whether the configuration breaks no rule, and its backend can train the layout.
+
+    Args:
+        config: to check.
+        to_train: whether the backend matters.
+    """
     try:
-        validate(config)
+        validate(config, to_start=False)
     except ConfigError:
         return False
-    return True
+    return not (to_train and unsupported(config))
 
 
 def changed(config: Config, **layout: object) -> Config:

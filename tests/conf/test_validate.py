@@ -210,7 +210,8 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ({**_PP2, "model__num_layers": 1}, "parallel.pipeline_parallel_size=2: more stages than model.num_layers=1"),
         (
             {**_PP2, "parallel__data_parallel": "fsdp"},
-            "parallel.pipeline_parallel_size=2 and parallel.data_parallel=fsdp: can't be combined; every micro-batch",
+            "parallel.pipeline_parallel_size=2 and parallel.data_parallel=fsdp: can't be combined; "
+            "backend.name=torch_native would gather the weights again",
         ),
         ({**_PP2, **_NXD, "data__mask_across_documents": True}, "can't be combined; later stages don't see the tokens"),
         ({**_PP2, "model__tie_embeddings": True}, "can't be combined; the first and last stage would share"),

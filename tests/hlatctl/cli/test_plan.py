@@ -115,6 +115,25 @@ def test_a_plan_for_kubernetes_shows_the_manifest_and_what_a_start_still_needs(
     assert "needed before" not in capsys.readouterr().out
 
 
+def test_a_layout_that_the_backend_can_not_train_is_planned_and_refused_by_train(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sharded_stages = [
+        *("cluster=slurm_h100", "model=llama31_8b", "backend.device=cuda", "precision=mixed", "eval.enabled=false"),
+        *("parallel=fsdp", "parallel.pipeline_parallel_size=4", "train.global_batch_size=64"),
+        *("train.micro_batch_size=1", "train.seq_len=8192"),
+    ]
+    assert main(["plan", *sharded_stages]) == 0
+    plan = capsys.readouterr().out
+    problem = "parallel.pipeline_parallel_size=4 and parallel.data_parallel=fsdp: can't be combined"
+    assert f"# needed before `hlatctl train`\n{problem}" in plan
+    assert "\nwhole gradients " in plan
+    assert "\npipeline " in plan
+
+    assert main(["train", *sharded_stages]) == 10
+    assert problem in capsys.readouterr().err
+
+
 def test_a_plan_warns_of_a_small_vocabulary_and_of_repeated_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -214,3 +214,17 @@ def test_micro_batches_in_flight_follow_the_chunks_of_a_stage(hlat_70b: Config, 
 
 def test_the_last_stage_has_one_micro_batch_of_1f1b(hlat_70b: Config) -> None:
     assert in_flight(hlat_70b, Execution.of(hlat_70b), 7) == 1
+
+
+def test_torchtitan_s_selective_recomputation_is_operators_here_and_fits_as_published() -> None:
+    overrides = [
+        *("model=llama31_8b", "cluster=slurm_h100", "cluster.nodes=1", "parallel=fsdp", "precision=mixed"),
+        *("backend.device=cuda", "backend.compile=true", "train.seq_len=8192", "train.micro_batch_size=2"),
+        *("train.global_batch_size=16", "eval.enabled=false"),
+    ]
+    need = {
+        level: memory(compose([*overrides, f"parallel.activation_checkpointing={level}"])).need_bytes / 2**30
+        for level in ("operators", "selective")
+    }
+    assert need["operators"] == pytest.approx(77.0, rel=0.06), "benchmarks/llama3_h100_202412_torchtitan.md, table 1"
+    assert need["selective"] > 90, "keeps the results of all products"
