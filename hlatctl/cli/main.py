@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -119,8 +119,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
     """
+    words = None if argv is None else list(argv)
+    code = _exit_code(lambda: app(args=words, prog_name="hlatctl", standalone_mode=False))
+    flushed = _exit_code(sys.stdout.flush)
+    return code or flushed
+
+
+def _exit_code(work: Callable[[], object]) -> int:
+    """Do a command's work, print its error, and return its exit code."""
     try:
-        ended = app(args=None if argv is None else list(argv), prog_name="hlatctl", standalone_mode=False)
+        ended = work()
         return ended if isinstance(ended, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -132,10 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader has ended (`hlatctl logs | head`). The interpreter's own flush must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if refused := of_system(error):
             print(f"error: {printable(str(refused))}", file=sys.stderr)

@@ -83,11 +83,11 @@ def _confirm(question: str, *, yes: bool) -> None:
     """Ask.
 
     Raises:
-        ConfigError: the answer is no, or nobody can answer.
+        ConfigError: the answer is no, or input is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} stdin is not a terminal, so nobody can answer", hint="--yes does it")
+        raise ConfigError(f"{question[:-1]}: input is not a terminal", hint="pass --yes to confirm")
     if not typer.confirm(question, err=True):
         raise ConfigError("not confirmed; nothing was changed")

@@ -197,11 +197,27 @@ def cannot_write(place: object, error: OSError, *, hint: str = "") -> StorageErr
 
 
 def of_system(error: Exception) -> StorageError | None:
-    """Return the error of a file system that is full, read-only, broken or not this user's. None for other errors."""
-    if not isinstance(error, OSError) or error.errno not in OF_STORAGE or error.filename is None:
+    """Return the error of a file system that is full, read-only, broken or not this user's. None for other errors.
+
+    A working directory that was removed, or can't be read, is one of them.
+    """
+    if not isinstance(error, OSError):
+        return None
+    if error.filename is None and (reason := _no_working_directory()):
+        return StorageError(f"working directory: can't be used ({reason})", hint="`cd` to a folder that exists")
+    if error.errno not in OF_STORAGE or error.filename is None:
         return None
     text = f"{error.filename}: can't be used ({error.strerror or error})"
     return StorageError(text, hint=hint_of(error), code=code_of(error))
+
+
+def _no_working_directory() -> str:
+    """Return why this process has no working directory; empty if it has one."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _way_to_write(place: str, error: OSError) -> str:
