@@ -33,7 +33,7 @@ def resume(run: RunPaths) -> dict[str, Any]:
 
     Raises:
         RunBusyError: a process drives it, or there is nothing to continue.
-        LaunchError: the driver doesn't start.
+        HlatctlError: the driver doesn't start.
     """
     view = view_run(run)
     if not view.ended:

@@ -48,7 +48,7 @@ from hlatctl.cli import (
     watch,
 )
 from hlatctl.cli.app import App, UsageError, usage_text
-from hlatctl.run.errors import HlatctlError, of_system
+from hlatctl.run.errors import ERROR_FILE_ENV, HlatctlError, leave, of_system
 from hlatctl.units import printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -120,13 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
     """
     words = None if argv is None else list(argv)
-    code = _exit_code(lambda: app(args=words, prog_name="hlatctl", standalone_mode=False))
-    flushed = _exit_code(sys.stdout.flush)
+    error_file = os.environ.pop(ERROR_FILE_ENV, None)  # of this process, not of those that it starts
+    code = _exit_code(lambda: app(args=words, prog_name="hlatctl", standalone_mode=False), error_file)
+    flushed = _exit_code(sys.stdout.flush, error_file)
     return code or flushed
 
 
-def _exit_code(work: Callable[[], object]) -> int:
-    """Do a command's work, print its error, and return its exit code."""
+def _exit_code(work: Callable[[], object], error_file: str | None) -> int:
+    """Do a command's work, print and leave its error, and return its exit code."""
     try:
         ended = work()
         return ended if isinstance(ended, int) else 0
@@ -137,6 +138,7 @@ def _exit_code(work: Callable[[], object]) -> int:
         return _USAGE
     except HlatctlError as error:
         print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
+        leave(error, error_file)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED

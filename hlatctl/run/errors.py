@@ -260,11 +260,15 @@ def run_main(main: Callable[[], int]) -> int:
     except HlatctlError as error:
         if not os.environ.get(ERROR_TOLD_ENV):
             print(f"{error.word}: {error}", file=sys.stderr)
-        target = os.environ.get(ERROR_FILE_ENV)
-        if target:
-            with suppress(OSError):  # a full disk; the exit code still says it
-                dump_error(error, Path(target))
+        leave(error, os.environ.get(ERROR_FILE_ENV))
         return error.exit_code
+
+
+def leave(error: HlatctlError, path: str | None) -> None:
+    """Write an error to the file that the launching process reads, if it named one."""
+    if path:
+        with suppress(OSError):  # a full disk; the exit code still says it
+            dump_error(error, Path(path))
 
 
 def to_record(error: HlatctlError) -> dict[str, str]:
