@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import fingerprint, mirrors, notify_urls
+from conf import fingerprint, mirrors
 from conf.origins import Origins
 from conf.schema import Config
 from flows.launchers import launcher_for, open_context
@@ -36,7 +36,7 @@ from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import finish_report, write_report
 from flows.stages.train import announce_milestones, next_attempt, run_attempt
-from flows.stages.validate import check, check_mirror, check_shape, validate
+from flows.stages.validate import check, check_mirror, check_notify, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import (
@@ -129,8 +129,7 @@ def create(
         check_shape(config)
         check_mirror(config, run_id)
         mirrors.check(config)
-        if not is_mock(config):
-            notify_urls.check(config)
+        check_notify(config)
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8))
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
     argv = [hide(word) for word in argv]
