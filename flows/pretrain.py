@@ -24,7 +24,7 @@ from conf.schema import Config
 from flows.launchers import launcher_for, open_context
 from flows.runtime import amended
 from flows.runtime.clock import Clock, DriverLostError
-from flows.runtime.context import FlowContext, is_mock
+from flows.runtime.context import FlowContext, is_mock, refuse_archived
 from flows.runtime.observer import Observer
 from flows.simulation.world import START_UNIX_S
 from flows.stages.compile import compile_graphs, warm_cache
@@ -158,12 +158,11 @@ def drive(
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
-        if ctx.state.archived:
+        try:
+            refuse_archived(run, ctx.state)
+        except CheckpointError:
             ctx.close()
-            raise CheckpointError(
-                f"run {run.run_id}: is archived, so it can't be resumed",
-                hint=f"`hlatctl fork {run.run_id}` begins a new run if a checkpoint was kept",
-            )
+            raise
         _adopt(ctx)
         if ctx.state.status == "finished" and next_attempt(ctx) is None:
             ctx.message(f"run {run.run_id} is finished")
