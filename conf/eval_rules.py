@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from conf.constraints import Range
 from conf.listing import is_url
 from conf.schema import Config
+from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import nearest, unset
 
@@ -74,6 +76,17 @@ def _include_path(config: Config) -> Iterator[ConfigError]:
         key = f"eval.include_path[{index}]={path}"
         if not path or is_url(path):
             yield ConfigError(f"{key}: must be a folder", hint="eval.include_path=[FOLDER]")
+
+
+def require_own_tasks(place: Path, folder: Path) -> None:
+    """Refuse a folder of ``eval.include_path``, or a file that its tasks use, that another user can write to.
+
+    Raises:
+        StorageError: names the place.
+    """
+    rule = "the task's templates and Python functions run with your rights, so that no other user may write there"
+    hint = f"if you trust it: `chmod -R go-w {folder}`; or copy it to a folder of your own"
+    require_own(place, rule, hint)
 
 
 def _generation(config: Config) -> Iterator[ConfigError]:

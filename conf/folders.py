@@ -6,6 +6,7 @@ Nothing is read from a folder that another user can write to, because a configur
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shlex
@@ -222,13 +223,15 @@ def _check_option(path: Path, folder: Path, ours: list[str]) -> None:
         raise ConfigError(
             f"{_shown(path)}: an option's name has letters, digits and _ . - only", hint="rename the file"
         )
-    if path.stem in ours:
-        group = path.parent.name
+    _check_file(path, folder)
+    group = path.parent.name
+    # A clone of hlatctl's repository can be a project's folder too: its files are ours.
+    if path.stem in ours and not filecmp.cmp(path, OURS / group / path.name, shallow=False):
         raise ConfigError(
             f"{path}: {group}={path.stem} is one of hlatctl's options, whose meaning must not depend on the folder",
-            hint=f"rename the file, such as to my_{path.name}, and use {group}=my_{path.stem}",
+            hint=f"rename the file, such as to my_{path.name}, and use {group}=my_{path.stem}; "
+            "or, if this is a clone of another version of hlatctl, work in a folder of your own",
         )
-    _check_file(path, folder)
     values = _mapping(path)
     if path.parent.name == SWEEP:
         arguments = values.get("arguments")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
+from conf.eval_rules import require_own_tasks
 from eval import source
 from eval.catalog import Definition
 from eval.model import package_folder
-from hlatctl.cache import trust
 from hlatctl.run.errors import ConfigError
 
 _NAME = re.compile(r"\w[\w.+-]{0,127}")
-_RULE = "the task's templates and Python functions run with your rights, so that no other user may write there"
 
 
 def note(definition: Definition) -> str:
@@ -29,10 +28,9 @@ def note(definition: Definition) -> str:
         )
     files = source.files_of(definition.path)
     harness = package_folder("lm_eval", "lm-eval")
-    hint = f"if you trust it: `chmod -R go-w {definition.own}`; or copy it to a folder of your own"
     for place in (definition.own, *files):
         if not place.is_relative_to(harness):
-            trust.require_own(place, _RULE, hint)
+            require_own_tasks(place, definition.own)
     if not any(file.suffix == ".py" for file in files):
         return f"{definition.name}: own definition ({definition.path})"
     return f"{definition.name}: own definition ({definition.path}), which runs Python code of {definition.own}"

@@ -18,7 +18,7 @@ from conf.schema import Config
 from flows.runtime.amended import next_start
 from flows.runtime.anew import train_like
 from flows.runtime.ask import ask_about
-from flows.runtime.context import is_mock
+from flows.runtime.context import is_mock, refuse_archived
 from flows.stages.validate import check, check_mirror, check_shape
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError, RunBusyError
@@ -95,6 +95,7 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
 
 
 def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) -> None:
+    refuse_archived(run, state)
     if state.evaluates:
         raise ConfigError(
             f"{run.run_id}: evaluates a model and trains none", hint="`hlatctl eval MODEL` with other eval.* keys"

@@ -27,9 +27,9 @@ from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
 from flows.tracking import follower, prefect_api
 from hlatctl.run import contract_record, files, runs
-from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, RunBusyError, StoppedError
+from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, StoppedError
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
-from hlatctl.run.lease import Holder, driver_pid, hold, hold_driver
+from hlatctl.run.lease import driver_pid, hold_driver, hold_evaluator
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.milestones import find_milestone
 from hlatctl.run.paths import RunPaths
@@ -159,7 +159,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
     run = request.run
     with ExitStack() as held:
         held.enter_context(files.created_like(run.root))
-        held.enter_context(hold(run.evaluator_lock, partial(_refuse, run)))
+        held.enter_context(hold_evaluator(run))
         if request.model:
             held.enter_context(hold_driver(run))
         ctx = open_context(run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=False)
@@ -285,12 +285,6 @@ def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> N
     ctx.watch()
     if _is_alone(ctx, request):
         follower.finish(ctx, follower.start(ctx))
-
-
-def _refuse(run: RunPaths, holder: Holder) -> None:
-    raise RunBusyError(
-        f"run {run.run_id}: {holder} is evaluating it", hint=f"`hlatctl status {run.run_id}` shows the progress"
-    )
 
 
 def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import fingerprint, mirrors, notify_urls
+from conf import fingerprint, mirrors
 from conf.origins import Origins
 from conf.schema import Config
 from flows.launchers import launcher_for, open_context
 from flows.runtime import amended
 from flows.runtime.clock import Clock, DriverLostError
-from flows.runtime.context import FlowContext, is_mock
+from flows.runtime.context import FlowContext, is_mock, refuse_archived
 from flows.runtime.observer import Observer
 from flows.simulation.world import START_UNIX_S
 from flows.stages.compile import compile_graphs, warm_cache
@@ -38,7 +38,7 @@ from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import finish_report, write_report
 from flows.stages.train import announce_milestones, next_attempt, run_attempt
-from flows.stages.validate import check, check_mirror, check_shape, validate
+from flows.stages.validate import check, check_mirror, check_notify, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import (
@@ -173,8 +173,7 @@ def create(
         check_shape(config)
         check_mirror(config, run_id)
         mirrors.check(config)
-        if not is_mock(config):
-            notify_urls.check(config)
+        check_notify(config)
     run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8))
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
     argv = [hide(word) for word in argv]
@@ -203,12 +202,11 @@ def drive(
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
-        if ctx.state.archived:
+        try:
+            refuse_archived(run, ctx.state)
+        except CheckpointError:
             ctx.close()
-            raise CheckpointError(
-                f"run {run.run_id}: is archived, so it can't be resumed",
-                hint=f"`hlatctl fork {run.run_id}` begins a new run if a checkpoint was kept",
-            )
+            raise
         _adopt(ctx)
         if ctx.state.status == "finished" and next_attempt(ctx) is None:
             ctx.message(f"run {run.run_id} is finished")

@@ -51,7 +51,7 @@ def find(name: str, runs_dir: Path) -> Target:
         except RunNotFoundError as error:
             if run := called(runs_dir, name):
                 return RunTarget(run)
-            if not path.exists():
+            if not name or not path.exists():
                 raise RunNotFoundError(error.message, hint=f"{error.hint}; {_KINDS}") from None
     if not path.exists():
         raise RunNotFoundError(f"TARGET={name}: no such folder", hint=_KINDS)

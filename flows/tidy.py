@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,8 @@ from hlatctl.run import files, sweep
 from hlatctl.run.errors import HlatctlError, RunBusyError, StorageError, cannot_write
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
-from hlatctl.run.lease import driver, hold_driver, holder
-from hlatctl.run.manifest import MANIFEST, folder_steps
+from hlatctl.run.lease import driver, hold_driver, hold_evaluator, holder
+from hlatctl.run.manifest import MANIFEST, folder_steps, why_invalid
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.runs import list_runs
 from hlatctl.run.system_errors import hint_of
@@ -94,9 +96,8 @@ def check_idle(run: RunPaths) -> None:
             f"run {run.run_id}: is a trial of {above.run_id}, which {busy} drives",
             hint=f"`hlatctl stop {above.run_id}`, then try again",
         )
-    for lease in run.evals.glob("*/lease"):
-        if busy := holder(lease):
-            raise RunBusyError(f"run {run.run_id}: {busy} evaluates it", hint="wait for it, or end that process")
+    # `hlatctl eval` prepares for some seconds before its evaluator takes the lease of a milestone.
+    _check_free(run, (run.evaluator_lock, *run.evals.glob("*/lease")))
     try:
         config = of_run(run)
     except HlatctlError:
@@ -108,6 +109,23 @@ def check_idle(run: RunPaths) -> None:
         )
 
 
+@contextmanager
+def _held(run: RunPaths) -> Iterator[None]:
+    """Keep drivers and evaluations from starting. One of them may have started since it was checked last."""
+    with ExitStack() as held:
+        held.enter_context(hold_driver(run))
+        if not isinstance(run, SweepPaths):
+            held.enter_context(hold_evaluator(run))
+            _check_free(run, run.evals.glob("*/lease"))
+        yield
+
+
+def _check_free(run: RunPaths, leases: Iterable[Path]) -> None:
+    for lease in leases:
+        if busy := holder(lease):
+            raise RunBusyError(f"run {run.run_id}: {busy} evaluates it", hint="wait for it, or end that process")
+
+
 def remove(run: RunPaths) -> None:
     """Remove a run's folder. From the first moment on, nothing takes the rest of it for a run.
 
@@ -117,7 +135,8 @@ def remove(run: RunPaths) -> None:
     check_idle(run)
     hidden = run.root.with_name(f"{_REMOVED}{run.run_id}-{secrets.token_hex(4)}")
     try:
-        run.root.rename(hidden)
+        with _held(run):
+            run.root.rename(hidden)
         shutil.rmtree(hidden)
     except OSError as error:
         raise cannot_write(str(run.root), error, hint=hint_of(error) or "`hlatctl rm` removes what is left") from None
@@ -145,7 +164,7 @@ def archive(run: RunPaths, *, keeps: int | None, by: str) -> int:
         RunBusyError, StorageError: as :func:`check_idle`.
     """
     check_idle(run)
-    with hold_driver(run), files.created_like(run.root):
+    with _held(run), files.created_like(run.root):
         gone = [run.checkpoint(step) for step in folder_steps(run) if step != keeps]
         freed = sum(map(_tree_bytes, gone))
         # First, so that an interrupted archiving is repeated and never resumed.
@@ -161,11 +180,19 @@ def archive(run: RunPaths, *, keeps: int | None, by: str) -> int:
     return freed
 
 
-def newest_trusted(run: RunPaths) -> int | None:
-    """Return the step of the newest checkpoint that was read again; or of the newest; None: there is none."""
+def newest_valid(run: RunPaths, say: Callable[[str], None]) -> int | None:
+    """Return the step of the newest checkpoint that is valid; of the newest one if none is; None: there is none.
+
+    One that the run has not verified is read: the last one before a stop, because the driver ends with it.
+    """
     state, have = read_state(run), folder_steps(run)
-    trusted = [step for step in have if state.trust.get(step) in ("verified", "survived")]
-    return max(trusted or have, default=None)
+    for step in sorted(have, reverse=True):
+        if state.trust.get(step) in ("verified", "survived"):
+            return step
+        say(f"{run.run_id}: verifying the checkpoint of step {step}")
+        if why_invalid(run.checkpoint(step)) is None:
+            return step
+    return max(have, default=None)
 
 
 def _forks(run: RunPaths) -> tuple[str, ...]:

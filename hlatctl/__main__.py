@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from hlatctl.cli import streams
+
 #: Packages of this project whose names other distributions can also use.
 _PACKAGES = ("conf", "flows", "trainer", "eval")
 _OWNER = b'OWNER = "hlatctl"'
@@ -14,6 +16,7 @@ _DEPENDENCY_ERROR, _INTERRUPTED = 17, 130
 
 def main() -> int:
     """Run the command line and return its exit code."""
+    streams.prepare()
     problem = _foreign_package()
     if problem:
         print(f"error: {problem}", file=sys.stderr)

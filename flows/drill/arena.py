@@ -13,7 +13,7 @@ from flows.drill.reach import reach_for
 from flows.launch.base import Handle
 from flows.runtime import detached
 from hlatctl.run import processes
-from hlatctl.run.errors import LaunchError, TrainingError
+from hlatctl.run.errors import HlatctlError, LaunchError, TrainingError
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import DRILL_WRITER, Event, JournalTail, JournalWriter
 from hlatctl.run.lease import driver_pid
@@ -67,8 +67,15 @@ class Arena:
         self.cold_start_s = step["time_unix_s"] - started_unix_s
 
     def drive(self) -> None:
-        """Start a driver process."""
-        detached.start_driver(self.run, inside=_YIELDING)
+        """Start a driver process.
+
+        Raises:
+            LaunchError: it has ended at once.
+        """
+        try:
+            detached.start_driver(self.run, inside=_YIELDING)
+        except HlatctlError as error:
+            raise LaunchError(error.message, hint=error.hint) from None
         self._driven = True
 
     def revive(self) -> None:

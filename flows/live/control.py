@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.control import request_stop
 from flows.runtime import detached
-from hlatctl.report.run_view import ARCHIVED, view_run
+from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError
 from hlatctl.run.paths import RunPaths
 
@@ -20,9 +20,7 @@ def stop(run: RunPaths) -> dict[str, Any]:
         StorageError: the request can't be written.
     """
     view = view_run(run)
-    attempt = view.state.attempt
-    job_ended = attempt is None or attempt.ended_unix_s is not None
-    if view.ended and job_ended and view.status in ("finished", "stopped", "failed", ARCHIVED):
+    if view.at_rest:
         raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint="reload the page to see its state")
     request_stop(run, by=_user(), wait_s=0.0)
     return {"run_id": run.run_id, "status": view_run(run).status}
@@ -33,13 +31,13 @@ def resume(run: RunPaths) -> dict[str, Any]:
 
     Raises:
         RunBusyError: a process drives it, or there is nothing to continue.
-        LaunchError: the driver doesn't start.
+        HlatctlError: the driver doesn't start.
     """
     view = view_run(run)
     if not view.ended:
         where = view.driver_elsewhere or f"process {view.driver_pid}"
         raise RunBusyError(f"run {run.run_id}: {where} drives it", hint="stop it first, or wait until it ends")
-    if view.status in ("finished", ARCHIVED, "damaged"):
+    if not view.can_resume:
         raise RunBusyError(
             f"run {run.run_id}: is {view.status}", hint=f"`hlatctl status {run.run_id}` shows what can be done"
         )

@@ -18,7 +18,7 @@ from flows.runtime.driver_log import DriverLog
 from flows.runtime.observer import Observer, SilentObserver
 from flows.runtime.signals import Signals
 from hlatctl.run import child
-from hlatctl.run.errors import DISK_FULL, HlatctlError, StoppedError, StorageError
+from hlatctl.run.errors import DISK_FULL, CheckpointError, HlatctlError, StoppedError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.kept_fold import KEEP_BYTES
@@ -259,6 +259,19 @@ def live_training(state: RunState, launcher: Launcher) -> Handle | None:
         return None
     handle = Handle.from_json(attempt.handle)
     return None if launcher.status(handle).ended else handle
+
+
+def refuse_archived(run: RunPaths, state: RunState) -> None:
+    """Refuse to continue a run whose checkpoints were removed.
+
+    Raises:
+        CheckpointError: it is archived.
+    """
+    if state.archived:
+        raise CheckpointError(
+            f"run {run.run_id}: is archived, so it can't be resumed",
+            hint=f"`hlatctl fork {run.run_id}` begins a new run if a checkpoint was kept",
+        )
 
 
 def cache_root(config: Config) -> Path:

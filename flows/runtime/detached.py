@@ -10,9 +10,10 @@ from pathlib import Path
 
 from flows.runtime import spawn
 from hlatctl.run import processes
-from hlatctl.run.errors import LaunchError
+from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, load_error
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.scratch import private_folder
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
@@ -29,22 +30,26 @@ def start_driver(
         env: variables to add to this process's.
 
     Raises:
-        LaunchError: it failed, or did not start to drive the run in time.
+        HlatctlError: the error with which it ended, such as RunBusyError if another process was faster.
+        LaunchError: it ended without an error of its own, or did not start to drive the run in time.
     """
     log = driver_log(run)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with private_folder("driver") as own, log.open("ab") as output:
+        error_file = own.path / "error.json"
         resume = spawn.command("hlatctl", "resume", run.run_id, "--runs-dir", os.fspath(run.root.parent))
-        driver = spawn.beside([*inside, *resume], output, env={**os.environ, **(env or {})})
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while driver_pid(run) not in (driver.pid, *processes.descendants(driver.pid)):
-        if driver.poll() == 0:
-            break  # it had nothing left to do
-        if driver.returncode is not None:
-            raise LaunchError(f"run {run.run_id}: driver ended with exit code {driver.returncode}", hint=f"see {log}")
-        if time.monotonic() > deadline:
-            raise LaunchError(f"run {run.run_id}: no driver after {_START_TIMEOUT_S:g} s", hint=f"see {log}")
-        time.sleep(_POLL_S)
+        variables = {**os.environ, **(env or {}), ERROR_FILE_ENV: os.fspath(error_file)}
+        driver = spawn.beside([*inside, *resume], output, env=variables)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while driver_pid(run) not in (driver.pid, *processes.descendants(driver.pid)):
+            if driver.poll() == 0:
+                break  # it had nothing left to do
+            if driver.returncode is not None:
+                why = f"driver ended with exit code {driver.returncode}"
+                raise load_error(error_file) or LaunchError(f"run {run.run_id}: {why}", hint=f"see {log}")
+            if time.monotonic() > deadline:
+                raise LaunchError(f"run {run.run_id}: no driver after {_START_TIMEOUT_S:g} s", hint=f"see {log}")
+            time.sleep(_POLL_S)
     return driver
 
 

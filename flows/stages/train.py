@@ -88,8 +88,9 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     status = _watch(ctx, handle, on_milestone)
     # No process of it may write beside the next attempt.
     ctx.launcher.cancel(handle, grace_s=0)
-    with suppress(StorageError):  # a full disk; the next attempt's start does it
-        _over(ctx, number)
+    if ctx.world is None:  # a dry run has no processes
+        with suppress(StorageError):  # a full disk; the next attempt's start does it
+            fence.close(ctx.run, number)
     return _conclude(ctx, job, status)
 
 
@@ -191,18 +192,13 @@ def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None, rejecte
         rejected_hosts=rejected,
     )
     ctx.require_journal()
-    ctx.when_there_is_room(lambda: _over(ctx, number - 1))
+    if ctx.world is None:
+        ctx.when_there_is_room(lambda: fence.begin(ctx.run, number))
     Orders(ctx, ctx.state.attempts[-1]).give()  # before the first step: a short run reaches its milestone soon
     ctx.when_there_is_room(lambda: ctx.launcher.submit(plan))
     queued = ctx.launcher.status(handle).state == "queued"
     ctx.message(f"attempt {number}: {'submitted' if queued else 'started'}")
     return handle
-
-
-def _over(ctx: FlowContext, number: int) -> None:
-    """Close the fence behind an attempt: nothing that is left of it writes any more. A dry run has no processes."""
-    if ctx.world is None:
-        fence.close(ctx.run, number)
 
 
 def _attach(ctx: FlowContext, number: int) -> Handle:

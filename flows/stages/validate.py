@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import conf.validate
-from conf import environment, fingerprint
+from conf import environment, fingerprint, mirrors, notify_urls
+from conf.eval_rules import require_own_tasks
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
 from flows.launch.kubernetes import limits as kubernetes_limits
@@ -18,9 +23,10 @@ from flows.runtime.context import FlowContext, is_mock
 from flows.stages import run_stage
 from hlatctl.cache.mirror import unusable
 from hlatctl.plan.memory import check_memory
-from hlatctl.run.errors import ConfigError, DependencyError, LaunchError
+from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError
 from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.provenance import package_versions
+from hlatctl.run.scratch import private_folder
 
 _TIMEOUT_S = 120
 
@@ -58,30 +64,79 @@ def check(config: Config, *, begun: bool = False) -> None:
         DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
         DependencyError: a package of the suite or of its runner is missing, or the Neuron stack doesn't match.
         CheckpointError: the initial weights are incomplete.
+        StorageError: another user can write to a folder of ``eval.include_path``.
     """
     conf.validate.validate(config)
-    check_memory(config)
+    for each in _checks(config, begun=begun):
+        each()
+
+
+def refused(config: Config) -> list[HlatctlError]:
+    """Return why `hlatctl train` would refuse a configuration that can be planned, one error per check.
+
+    Only the cluster's scheduler and the mirror of checkpoints are not asked: a plan is often made elsewhere, and
+    writes nothing.
+    """
+    errors: list[HlatctlError] = [*conf.validate.missing_to_start(config)]
+    with private_folder("plan") as own:
+        config = replace(config, runs_dir=os.fspath(own.path))  # a corpus in object storage is listed there
+        for each in [*_checks(config), partial(mirrors.check, config), partial(check_notify, config)]:
+            try:
+                each()
+            except HlatctlError as error:
+                errors.append(error)
+    return errors
+
+
+def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]]:
+    """Return the checks beyond the configuration's own rules, those that cost nothing first."""
+    checks: list[Callable[[], object]] = [partial(check, config) for check in (check_memory, _software, _own_tasks)]
+    if is_mock(config):
+        return checks  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
+    wanted, backend = config.eval, config.backend
+    if config.cluster.launcher == "local" and backend.device != "cpu" and backend.name == "torch_native":
+        checks.append(partial(ask_about, "trainer.device_check", config, timeout_s=_TIMEOUT_S))
+    if not begun:
+        checks.append(partial(check_initial_weights, config))
+    if config.data.inputs or config.tokenizer.path:
+        checks.append(partial(ask_about, "trainer.data.check", config, timeout_s=_TIMEOUT_S))
+    checks.append(partial(_chat, config))
+    chooses = wanted.tasks or wanted.groups or wanted.items or wanted.include_path
+    if wanted.enabled and (chooses or wanted.runner != "hf"):
+        checks.append(partial(ask_about, "eval.check", config, timeout_s=_TIMEOUT_S))
+    return checks
+
+
+def _software(config: Config) -> None:
     problem = environment.software_problem(config, package_versions(environment.NEURON_PACKAGES))
     if problem:
         raise DependencyError(problem, hint="use one environment per stack; see docs/neuron.md, version matrix")
-    if is_mock(config):
-        return  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
-    backend = config.backend
-    if config.cluster.launcher == "local" and backend.device != "cpu" and backend.name == "torch_native":
-        ask_about("trainer.device_check", config, timeout_s=_TIMEOUT_S)
-    if not begun:
-        check_initial_weights(config)
-    if config.data.inputs or config.tokenizer.path:
-        ask_about("trainer.data.check", config, timeout_s=_TIMEOUT_S)
+
+
+def _own_tasks(config: Config) -> None:
+    """Check the folders of ``eval.include_path`` that this machine has."""
+    for folder in map(Path, config.eval.include_path if config.eval.enabled else ()):
+        if os.path.lexists(folder):
+            require_own_tasks(folder, folder)
+
+
+def _chat(config: Config) -> None:
     wanted = config.eval
-    chooses = wanted.tasks or wanted.groups or wanted.items or wanted.include_path
     if wanted.enabled and wanted.chat_template and not config.tokenizer.path:
         raise ConfigError(
             f"eval.chat_template={wanted.chat_template}: a tokenizer that hlatctl trains has no chat template",
             hint="set tokenizer.path to a tokenizer that has one, or leave out eval.chat_template",
         )
-    if wanted.enabled and (chooses or wanted.runner != "hf"):
-        ask_about("eval.check", config, timeout_s=_TIMEOUT_S)
+
+
+def check_notify(config: Config) -> None:
+    """Check that messages can be sent, unless the run is simulated.
+
+    Raises:
+        ConfigError: an address can't be read.
+    """
+    if not is_mock(config):
+        notify_urls.check(config)
 
 
 def check_mirror(config: Config, run_id: str) -> None:

@@ -18,7 +18,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.runtime import detached
 from flows.runtime.context import FlowContext
-from hlatctl.run.errors import HlatctlError, RunBusyError
+from hlatctl.run.errors import HlatctlError, LaunchError, RunBusyError
 from hlatctl.run.fold import apply, follow
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver_pid
@@ -90,7 +90,10 @@ class Trial:
             self._played = self._player.submit(self._play, on_update)
         else:
             self._make()
-            self._process = detached.start_driver(self.run, env=env)
+            try:
+                self._process = detached.start_driver(self.run, env=env)
+            except HlatctlError as error:
+                raise LaunchError(error.message, hint=error.hint) from None
 
     def raise_unexpected(self) -> None:
         """Raise the error of a simulated trial if it isn't a HlatctlError, which the journal contains."""

@@ -30,7 +30,7 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
         options: of the file system's class.
 
     Raises:
-        StorageError: the URL is invalid.
+        StorageError: the URL is invalid, or its server can't be reached.
         DependencyError: fsspec, or the package it needs for this kind of URL, is not installed.
     """
     try:
@@ -45,6 +45,8 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
         raise _missing(url, str(error)) from None
     except ValueError as error:
         raise StorageError(f"{url}: {error}", hint="use a folder, or a URL such as s3://bucket/folder") from None
+    except OSError as error:  # packages of some kinds of URLs connect at once
+        raise StorageError(f"{url}: can't be reached ({error})", hint="check the URL and the network") from None
     return system, str(root).rstrip("/")
 
 

@@ -90,14 +90,14 @@ def verify(
 @app.command("warm")
 def warm(
     cache: Cache,
-    to: Annotated[Path, typer.Option("--to", help="Folder on this machine's local disk.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder on this machine's local disk.", parser=place)],
     runs_dir: RunsDir = None,
 ) -> None:
     """Copy a cache's missing modules to a local folder.
 
     Copies only complete modules and verifies them. A module appears in the folder only when it is complete.
     """
-    _copy(_store(cache, runs_dir), to.expanduser().absolute())
+    _copy(_store(cache, runs_dir), to.absolute())
 
 
 @app.command("gc")
@@ -125,7 +125,7 @@ def collect(
     from hlatctl.run.runs import compile_caches_used
 
     runs = runs_folder(runs_dir)
-    root = folder.expanduser().absolute() if folder else compile_cache_dir(runs)
+    root = folder.absolute() if folder else compile_cache_dir(runs)
     if folder and not root.is_dir():
         raise StorageError(f"{root}: no such folder")
     unused = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
@@ -139,7 +139,7 @@ def collect(
 @app.command("export")
 def export(
     cache: Cache,
-    to: Annotated[Path, typer.Option("--to", help="Archive to create, such as graphs.tar.")],
+    to: Annotated[Path, typer.Option("--to", help="Archive to create, such as graphs.tar.", parser=place)],
     runs_dir: RunsDir = None,
 ) -> None:
     """Export a cache's complete modules to an archive."""
@@ -152,7 +152,7 @@ def export(
             f"CACHE={cache}: is not a folder",
             hint=f"`hlatctl cache warm {cache} --to FOLDER` copies it to a folder first",
         )
-    target = to.expanduser().absolute()
+    target = to.absolute()
     say(f"{archive.export(store.root, target)} modules, {size(target.stat().st_size)}")
     write(os.fspath(target))
 
@@ -176,7 +176,7 @@ def import_cache(
     from hlatctl.cache.store import open_store
 
     name = source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".tar")
-    target = to.expanduser().absolute() if to else compile_cache_dir(runs_folder(runs_dir)) / name
+    target = to.absolute() if to else compile_cache_dir(runs_folder(runs_dir)) / name
     _copy(open_store(source), target)
 
 

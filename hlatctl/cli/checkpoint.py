@@ -14,7 +14,19 @@ from typing import Annotated, Any
 import typer
 
 from hlatctl.cli.app import App
-from hlatctl.cli.common import Json, RunName, RunsDir, announce, columns, find_run, print_json, runs_folder, say, write
+from hlatctl.cli.common import (
+    Json,
+    RunName,
+    RunsDir,
+    announce,
+    columns,
+    find_run,
+    place,
+    print_json,
+    runs_folder,
+    say,
+    write,
+)
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
 from hlatctl.units import count, size, utc
@@ -22,7 +34,7 @@ from hlatctl.units import count, size, utc
 app = App("List, verify, restore, export and import checkpoints.")
 
 _HEADER = ["STEP", "TOKENS", "SIZE", "WRITTEN", "WRITTEN BY", "KEPT AS", "STATE"]
-Target = Annotated[Path, typer.Option("--to", help="Folder to create; it must be empty if it exists.")]
+Target = Annotated[Path, typer.Option("--to", help="Folder to create; it must be empty if it exists.", parser=place)]
 
 
 class Dtype(StrEnum):
@@ -104,7 +116,7 @@ def export(
     paths = find_run(run, runs_dir)
     chosen = ("--step", str(step)) if step is not None else ()
     number_format = ("--dtype", dtype.value) if dtype else ()
-    argv = ("--run-dir", os.fspath(paths.root), "--to", os.fspath(to.expanduser().absolute()))
+    argv = ("--run-dir", os.fspath(paths.root), "--to", os.fspath(to.absolute()))
     written = json.loads(ask("trainer.convert.export", *argv, *chosen, *number_format).splitlines()[-1])
     say(
         f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "
@@ -137,7 +149,9 @@ def restore(
 
 @app.command("import")
 def import_model(
-    source: Annotated[Path, typer.Argument(metavar="HF_FOLDER", help="Folder of a Hugging Face model in safetensors.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="HF_FOLDER", help="Folder of a Hugging Face model in safetensors.", parser=place)
+    ],
     to: Target,
 ) -> None:
     """Import a Hugging Face model (LLaMA, Qwen 3 or OLMo 2) to train from.
@@ -146,7 +160,7 @@ def import_model(
     """
     from flows.runtime.ask import ask
 
-    argv = ("--from", os.fspath(source.expanduser().absolute()), "--to", os.fspath(to.expanduser().absolute()))
+    argv = ("--from", os.fspath(source.absolute()), "--to", os.fspath(to.absolute()))
     written = json.loads(ask("trainer.convert.import_model", *argv).splitlines()[-1])
     say(f"{count(written['parameters'])} parameters, {', '.join(written['dtypes'])}, in {written['to']}")
     if written["tokenizer"] is None:

@@ -36,6 +36,21 @@ Overrides = Annotated[
 _EMPHASIS = re.compile("(\x1b\\[[01]m)")
 
 
+def place(text: str) -> Path:
+    """Return the path that a person has named, with ``~`` expanded; the parser of all arguments that are paths.
+
+    Raises:
+        ConfigError: the text is empty, as an unset variable in a script gives, or names no user's folder. ``Path("")``
+            would be the current folder.
+    """
+    if not text:
+        raise ConfigError("a path is empty", hint="name a file or folder; . is the current folder")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{text}: there is no such user", hint="write the whole path") from None
+
+
 def _use_config_dirs(ctx: typer.Context, value: list[Path] | None) -> list[Path] | None:
     """Use the folders of ``--config-dir`` until the command has ended."""
     ctx.with_resource(folders.using(value or []))
@@ -48,6 +63,7 @@ ConfigDirs = Annotated[
     typer.Option(
         "--config-dir",
         metavar="DIR",
+        parser=place,
         help="Folder with options, experiments and sweeps of your own; can be repeated.  [also: $HLATCTL_CONFIG_DIR, "
         "and ./conf if it contains hlatctl.yaml]",
         show_default=False,
@@ -65,17 +81,6 @@ RunOrSweepName = Annotated[
         autocompletion=run_or_sweep_names,
     ),
 ]
-
-
-def place(text: str) -> Path:
-    """Return the path that a person has named; the parser of options that say where to write.
-
-    Raises:
-        ConfigError: the text is empty, as an unset variable in a script gives. ``Path("")`` is the current folder.
-    """
-    if not text:
-        raise ConfigError("the path of an option is empty", hint="name a folder; . is the current one")
-    return Path(text)
 
 
 RunsDir = Annotated[
@@ -103,7 +108,7 @@ def runs_folder(runs_dir: Path | None) -> Path:
     """Return the absolute path of the runs folder, or of the default one."""
     from conf.compose import default_runs_dir
 
-    return runs_dir.expanduser().absolute() if runs_dir else default_runs_dir()
+    return runs_dir.absolute() if runs_dir else default_runs_dir()
 
 
 def with_runs_dir(overrides: list[str] | None, runs_dir: Path | None) -> list[str]:

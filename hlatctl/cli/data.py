@@ -21,6 +21,7 @@ from hlatctl.cli.common import (
     RunsDir,
     columns,
     find_run,
+    place,
     print_json,
     say,
     user_name,
@@ -65,7 +66,7 @@ def inspect(
 
 @app.command("tokenize")
 def tokenize(
-    to: Annotated[Path, typer.Option(help="Folder to write. It appears when it is complete.")],
+    to: Annotated[Path, typer.Option(help="Folder to write. It appears when it is complete.", parser=place)],
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
     processes: Annotated[int | None, typer.Option(help="Processes; by default one per core.", min=1)] = None,

@@ -52,7 +52,7 @@ def _detach(run: RunPaths) -> None:
 def _drive_run(run: RunPaths) -> None:
     from flows import pretrain
 
-    say(f"run {run.run_id} in {run.root}")
+    say(f"run {run.run_id} in {run.root}; Ctrl-C stops it with a checkpoint")
     try:
         with observer_for(sys.stderr) as observer:
             pretrain.drive(run, observer)

@@ -243,7 +243,7 @@ def mirror(
 
     Datasets that are already present are not downloaded again.
     """
-    argv = ("mirror", "--to", os.fspath(to.expanduser().absolute()))
+    argv = ("mirror", "--to", os.fspath(to.absolute()))
     _show(_ask(with_runs_dir(overrides, runs_dir), *argv), as_json=as_json)
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Name, Note, RunsDir, Tags, print_json, say, user_name, with_runs_dir
+from hlatctl.cli.common import Name, Note, RunsDir, Tags, place, print_json, say, user_name, with_runs_dir
 from hlatctl.cli.milestone import At, EvaluatedRun, find_evaluated
-from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.run.errors import EvaluationError
 from hlatctl.units import counted
 
 
@@ -51,7 +51,9 @@ def import_scores(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="Results file of lm-evaluation-harness, lighteval or OLMES, or a folder with one."
+            metavar="FILE",
+            help="Results file of lm-evaluation-harness, lighteval or OLMES, or a folder with one.",
+            parser=place,
         ),
     ],
     name: Name = None,
@@ -74,12 +76,8 @@ def import_scores(
     from hlatctl.run.scratch import private_folder
 
     labels = change(name=name, tags=tag or (), note=note)
-    try:
-        path = file.expanduser()
-    except RuntimeError:
-        raise ConfigError(f"FILE={file}: no such user", hint="write the whole path of the file") from None
     with private_folder("import") as own:
-        found = source.read(path, own.path)
+        found = source.read(file, own.path)
         run = flow.create(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
     write(run, labels, by=user_name())
     items = f", and items of {counted(len(found.samples), 'task')}," if found.samples else ""

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import ConfigDirs, Json, Overrides, RunsDir, columns, print_json, say, with_runs_dir, write
+from hlatctl.cli.common import (
+    ConfigDirs,
+    Json,
+    Overrides,
+    RunsDir,
+    columns,
+    place,
+    print_json,
+    say,
+    with_runs_dir,
+    write,
+)
 from hlatctl.run import files
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.simulated import WARNING
@@ -22,7 +33,7 @@ def forecast(
     config_dir: ConfigDirs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Simulations per variant.")] = 20,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the simulations into this SVG file.", show_default=False)
+        Path | None, typer.Option(help="Draw the simulations into this SVG file.", parser=place, show_default=False)
     ] = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,

@@ -40,10 +40,12 @@ def fork(
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Begin a new run from a checkpoint of another.
+    """Begin a new run from a checkpoint of another, and train it.
 
     It continues with the weights, the optimizer's state and the position in the data, and with the other run's
-    configuration except OVERRIDES. Its steps and tokens continue those of the checkpoint. Prints the new run's id.
+    configuration except OVERRIDES. Its steps and tokens continue those of the checkpoint. Prints the new run's id, and
+    trains until the end like `hlatctl train`: Ctrl-C stops the run with a checkpoint, --detach runs it in the
+    background.
     """
     from flows.fork import differences
     from flows.fork import fork as create

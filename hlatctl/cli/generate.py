@@ -19,7 +19,7 @@ import typer
 
 from conf.devices import DEVICES
 from conf.sampling import SEEDS, Sampling
-from hlatctl.cli.common import Json, RunsDir, announce, print_json, runs_folder, say, write
+from hlatctl.cli.common import Json, RunsDir, announce, place, print_json, runs_folder, say, write
 from hlatctl.cli.completion import run_names
 from hlatctl.report.texts import by_prompt
 from hlatctl.run import continuations
@@ -59,6 +59,7 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
+            parser=place,
             help='File with one prompt per line; if it ends with .jsonl, lines are {"prompt": TEXT}.',
             show_default=False,
         ),

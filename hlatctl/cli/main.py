@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -49,7 +49,7 @@ from hlatctl.cli import (
 )
 from hlatctl.cli.app import App, UsageError, usage_text
 from hlatctl.cli.common import write
-from hlatctl.run.errors import HlatctlError, of_system
+from hlatctl.run.errors import ERROR_FILE_ENV, HlatctlError, leave, of_system
 from hlatctl.units import one_line, printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -120,8 +120,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
     """
+    words = None if argv is None else list(argv)
+    error_file = os.environ.pop(ERROR_FILE_ENV, None)  # of this process, not of those that it starts
+    code = _exit_code(lambda: app(args=words, prog_name="hlatctl", standalone_mode=False), error_file)
+    flushed = _exit_code(sys.stdout.flush, error_file)
+    return code or flushed
+
+
+def _exit_code(work: Callable[[], object], error_file: str | None) -> int:
+    """Do a command's work, print and leave its error, and return its exit code."""
     try:
-        ended = app(args=None if argv is None else list(argv), prog_name="hlatctl", standalone_mode=False)
+        ended = work()
         return ended if isinstance(ended, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -130,13 +139,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _USAGE
     except HlatctlError as error:
         print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
+        leave(error, error_file)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader has ended (`hlatctl logs | head`). The interpreter's own flush must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if refused := of_system(error):
             print(f"error: {printable(str(refused))}", file=sys.stderr)

@@ -72,9 +72,9 @@ def plan(
     if search:
         _search(config, as_json)
         return
-    from conf.validate import missing_to_start
     from flows.describe import describe
     from flows.stages.data import prepared_dataset
+    from flows.stages.validate import refused
     from hlatctl.plan.arithmetic import budget
     from hlatctl.plan.epochs import epochs
     from hlatctl.plan.sections import corpus_section, sections
@@ -86,6 +86,7 @@ def plan(
     known = epochs(config, dataset)
     tables += _evaluation(planned)
     tables += [corpus_section(known)] if known or not dataset else []
+    missing = [str(error) for error in refused(config)]
     warnings = [
         *no_effects(config, overrides),
         *dataset.get("warnings", []),
@@ -96,7 +97,7 @@ def plan(
             {
                 "simulated": flow.simulated,
                 "warnings": warnings,
-                "missing_to_start": [str(error) for error in missing_to_start(config)],
+                "missing_to_start": missing,
                 "config": dataclasses.asdict(config),
                 "stages": [dataclasses.asdict(stage) for stage in flow.stages],
                 "launch_script": flow.launch_script,
@@ -109,7 +110,7 @@ def plan(
             }
         )
         return
-    for title, text in _texts(config, flow, tables, warnings, show_config=show_config):
+    for title, text in _texts(config, flow, tables, warnings, missing, show_config=show_config):
         write(f"# {title}\n{text.rstrip()}\n")
 
 
@@ -164,19 +165,23 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
 
 
 def _texts(
-    config: Config, flow: FlowDescription, tables: list[Section], warnings: list[str], *, show_config: bool
+    config: Config,
+    flow: FlowDescription,
+    tables: list[Section],
+    warnings: list[str],
+    missing: list[str],
+    *,
+    show_config: bool,
 ) -> list[tuple[str, str]]:
     """Return the plan's titles and texts in order."""
     from conf.load import dump
-    from conf.validate import missing_to_start
 
     first, *others = [
         (section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in tables
     ]
-    missing = "\n".join(str(error) for error in missing_to_start(config))
     only = [("simulation only", _SIMULATED.format(launcher=_launcher(config)))] if flow.simulated else []
     return [
-        *([("needed before `hlatctl train`", missing)] if missing else []),
+        *([("needed before `hlatctl train`", "\n".join(missing))] if missing else []),
         *only,
         first,
         *([("warnings", "\n".join(warnings))] if warnings else []),

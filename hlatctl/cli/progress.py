@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from hlatctl.run.journal import number
@@ -87,9 +87,8 @@ class PlainObserver:
             self.message(describe(state, config))
 
     def message(self, text: str) -> None:
-        """Print. The run continues if the reader has ended (``| head``)."""
-        with suppress(BrokenPipeError):
-            print(printable(text), file=self._stream, flush=True)
+        """Print."""
+        print(printable(text), file=self._stream, flush=True)
 
 
 def describe(state: RunState, config: Config) -> str:

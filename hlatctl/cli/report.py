@@ -75,7 +75,7 @@ def _checked(output: Path, run: RunPaths, formats: set[str]) -> Path:
     """
     from hlatctl.report.build import HTML
 
-    folder = output.expanduser().absolute()
+    folder = output.absolute()
     place, own = folder.resolve(), run.report.resolve()
     if place.is_relative_to(run.root.resolve()) and not place.is_relative_to(own):
         raise ConfigError(

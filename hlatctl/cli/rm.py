@@ -12,6 +12,7 @@ from hlatctl.cli.common import RunsDir, find_run, find_sweep, runs_folder, say, 
 from hlatctl.cli.completion import run_or_sweep_names
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.runs import LATEST
 from hlatctl.units import counted, size
 
 RunNames = Annotated[
@@ -23,11 +24,12 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 def rm(run: RunNames, yes: Yes = False, runs_dir: RunsDir = None) -> None:
     """Remove runs and sweeps with everything in their folders.
 
-    Asks first. A sweep is removed with its trials. Copies in MLflow and in object storage stay.
+    Asks first; with --yes, name runs by their ids instead of `latest`. A sweep is removed with its trials. Copies in
+    MLflow and in object storage stay.
     """
     from flows import tidy
 
-    chosen = _find(run, runs_dir)
+    chosen = _find(run, runs_dir, yes=yes)
     everything = [member for paths in chosen for member in tidy.members(paths)]
     for member in everything:
         tidy.check_idle(member)
@@ -60,11 +62,12 @@ def archive(
     """
     from flows import tidy
 
-    every = [member for paths in _find(run, runs_dir) for member in tidy.members(paths)]
+    every = [member for paths in _find(run, runs_dir, yes=yes) for member in tidy.members(paths)]
     members = [member for member in every if member.config.is_file()]
-    kept = {member.run_id: None if all_checkpoints else tidy.newest_trusted(member) for member in members}
     for member in members:
         tidy.check_idle(member)
+    kept = {member.run_id: None if all_checkpoints else tidy.newest_valid(member, say) for member in members}
+    for member in members:
         found, stays = tidy.content(member), kept[member.run_id]
         which = "none stays" if stays is None else f"that of step {stays} stays"
         say(f"{member.run_id}: {size(found.checkpoints_bytes)} in {counted(found.checkpoints, 'checkpoint')}; {which}")
@@ -74,7 +77,13 @@ def archive(
         say(f"{member.run_id}: archived, {size(freed)} removed")
 
 
-def _find(names: list[str], runs_dir: Path | None) -> list[RunPaths]:
+def _find(names: list[str], runs_dir: Path | None, *, yes: bool) -> list[RunPaths]:
+    if yes and LATEST in names:
+        newest = find_run(LATEST, runs_dir).run_id
+        raise ConfigError(
+            f"RUN={LATEST}: can't be confirmed in advance with --yes, because another run may be the newest by then",
+            hint=f"name the run; the newest one is {newest}",
+        )
     found = [find_sweep(name, runs_dir) or find_run(name, runs_dir) for name in dict.fromkeys(names)]
     return list({paths.run_id: paths for paths in found}.values())
 
@@ -83,11 +92,11 @@ def _confirm(question: str, *, yes: bool) -> None:
     """Ask.
 
     Raises:
-        ConfigError: the answer is no, or nobody can answer.
+        ConfigError: the answer is no, or input is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} stdin is not a terminal, so nobody can answer", hint="--yes does it")
+        raise ConfigError(f"{question[:-1]}: input is not a terminal", hint="pass --yes to confirm")
     if not typer.confirm(question, err=True):
         raise ConfigError("not confirmed; nothing was changed")

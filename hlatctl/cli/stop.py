@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import RunOrSweepName, RunsDir, find_run, find_sweep, say, user_name
-from hlatctl.report.run_view import view_run
+from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run.paths import SweepPaths
 
 
@@ -27,8 +27,7 @@ def stop(
         return
     paths = find_run(run, runs_dir)
     before = view_run(paths)
-    job_ended = before.state.attempt is None or before.state.attempt.ended_unix_s is not None
-    if before.ended and job_ended and before.status in ("finished", "stopped"):
+    if before.at_rest:
         say(f"{paths.run_id}: is already {before.status}")
         return
     if before.driver_elsewhere:
@@ -40,12 +39,17 @@ def stop(
         return
     newest = f"step {max(view.state.checkpoints)}" if view.state.checkpoints else "none"
     say(f"{paths.run_id}: {view.status} at step {view.state.step}; newest checkpoint: {newest}")
-    say(f"hlatctl resume {paths.run_id}   continues the run")
+    if view.can_resume:
+        say(f"hlatctl resume {paths.run_id}   continues the run")
 
 
 def _stop_sweep(sweep: SweepPaths, wait_s: float) -> None:
     from flows.sweep.control import request_stop
 
+    before, driver = view_sweep(sweep)
+    if driver is None and before.status in ("finished", "failed", "stopped") and not before.count("running"):
+        say(f"{sweep.run_id}: is already {before.status}")
+        return
     state = request_stop(sweep, by=user_name(), wait_s=wait_s)
     still = state.count("running", "stopping")
     if still:

@@ -49,6 +49,18 @@ class RunView:
         return self.driver_pid is None
 
     @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing to stop: no driver, and no job that a dead driver has left."""
+        attempt = self.state.attempt
+        job_ended = attempt is None or attempt.ended_unix_s is not None
+        return self.ended and (self.status == ARCHIVED or (job_ended and self.status in _ENDED))
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether `hlatctl resume` would continue the run."""
+        return self.ended and self.status not in ("finished", ARCHIVED, "damaged")
+
+    @property
     def total_steps(self) -> int | None:
         """Optimizer steps of the whole run. None if its configuration can't be read."""
         return self.config.total_steps if self.config else None

@@ -198,11 +198,27 @@ def cannot_write(place: object, error: OSError, *, hint: str = "") -> StorageErr
 
 
 def of_system(error: Exception) -> StorageError | None:
-    """Return the error of a file system that is full, read-only, broken or not this user's. None for other errors."""
-    if not isinstance(error, OSError) or error.errno not in OF_STORAGE or error.filename is None:
+    """Return the error of a file system that is full, read-only, broken or not this user's. None for other errors.
+
+    A working directory that was removed, or can't be read, is one of them.
+    """
+    if not isinstance(error, OSError):
+        return None
+    if error.filename is None and (reason := _no_working_directory()):
+        return StorageError(f"working directory: can't be used ({reason})", hint="`cd` to a folder that exists")
+    if error.errno not in OF_STORAGE or error.filename is None:
         return None
     text = f"{error.filename}: can't be used ({error.strerror or error})"
     return StorageError(text, hint=hint_of(error), code=code_of(error))
+
+
+def _no_working_directory() -> str:
+    """Return why this process has no working directory; empty if it has one."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _way_to_write(place: str, error: OSError) -> str:
@@ -245,11 +261,15 @@ def run_main(main: Callable[[], int]) -> int:
     except HlatctlError as error:
         if not os.environ.get(ERROR_TOLD_ENV):
             print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
-        target = os.environ.get(ERROR_FILE_ENV)
-        if target:
-            with suppress(OSError):  # a full disk; the exit code still says it
-                dump_error(error, Path(target))
+        leave(error, os.environ.get(ERROR_FILE_ENV))
         return error.exit_code
+
+
+def leave(error: HlatctlError, path: str | None) -> None:
+    """Write an error to the file that the launching process reads, if it named one."""
+    if path:
+        with suppress(OSError):  # a full disk; the exit code still says it
+            dump_error(error, Path(path))
 
 
 def to_record(error: HlatctlError) -> dict[str, str]:

@@ -30,11 +30,14 @@ def close(run: RunPaths, attempt: int) -> None:
     Raises:
         StorageError: the file can't be written.
     """
-    if attempt <= _newest_over(run.fence):
-        return
+    if attempt > _newest_over(run.fence):
+        _write(run.fence, attempt)
+
+
+def _write(path: Path, attempt: int) -> None:
     try:
-        run.fence.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(run.fence, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             line = f"{attempt:0{_WIDTH}d}\n".encode()
             os.pwrite(descriptor, line, 0)
@@ -43,7 +46,20 @@ def close(run: RunPaths, attempt: int) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise cannot_write(run.fence, error) from None
+        raise cannot_write(path, error) from None
+
+
+def begin(run: RunPaths, attempt: int) -> None:
+    """Declare all attempts before a new one over, and the new one not.
+
+    A driver declares only attempts of its journal over, and a new attempt has the next number. So a larger number in
+    the file is damage, which would end the new attempt and all that follow.
+
+    Raises:
+        StorageError: the file can't be written.
+    """
+    if _newest_over(run.fence) != attempt - 1:
+        _write(run.fence, attempt - 1)
 
 
 class Fence:
@@ -88,6 +104,7 @@ def of_job(base: Path) -> Fence | None:
 def _newest_over(path: Path) -> int:
     """Return 0 for storage that doesn't answer: writing fails there too."""
     try:
-        return int(path.read_bytes())
+        with path.open("rb") as file:
+            return int(file.read(_WIDTH + 2))  # one more than the line: a longer file is damaged
     except (OSError, ValueError):
         return 0

@@ -84,6 +84,24 @@ def hold_driver(run: RunPaths) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def hold_evaluator(run: RunPaths) -> Iterator[None]:
+    """Hold the lock of the process that evaluates a run alongside its driver.
+
+    Raises:
+        RunBusyError: another live process holds it.
+        StorageError: the lock file can't be written.
+    """
+
+    def refuse(holder: Holder) -> None:
+        raise RunBusyError(
+            f"run {run.run_id}: {holder} is evaluating it", hint=f"`hlatctl status {run.run_id}` shows the progress"
+        )
+
+    with hold(run.evaluator_lock, refuse):
+        yield
+
+
 def successor(run: RunPaths) -> Holder | None:
     """Return the process that has taken a run over from this one, its driver; None: none has, or this isn't its driver.
 

@@ -131,6 +131,8 @@ def find_run(runs_dir: Path, name: str) -> RunPaths:
     Raises:
         RunNotFoundError: there is none, or more than one.
     """
+    if not name:  # as an unset variable in a script gives
+        raise RunNotFoundError("RUN is empty", hint=f"name a run's id, the beginning of one, or `{LATEST}`")
     runs = list_runs(runs_dir)
     if not runs:
         _check_visible(runs_dir, name)
@@ -141,7 +143,7 @@ def find_run(runs_dir: Path, name: str) -> RunPaths:
     if name == LATEST:
         return runs[-1]
     exact = [run for run in runs if run.run_id == name]
-    matches = exact or [run for run in runs if name and run.run_id.startswith(name)]
+    matches = exact or [run for run in runs if run.run_id.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     ids = [run.run_id for run in matches or runs]

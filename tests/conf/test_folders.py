@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,26 @@ def test_a_name_of_ours_is_refused(own: Path) -> None:
     with using([own]), pytest.raises(ConfigError, match="experiment=hlat_7b is one of hlatctl's") as error:
         compose([])
     assert "my_hlat_7b" in error.value.hint
+
+
+def test_a_clone_of_our_repository_is_a_folder_of_configuration_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(folders.OURS, clone / "conf", ignore=shutil.ignore_patterns("__pycache__"))
+    written(clone / "conf" / "hlatctl.yaml", "")
+    written(clone / "conf" / "experiment" / "mine.yaml", MINE)
+    monkeypatch.chdir(clone)
+    assert compose(["experiment=mine"]).train.tokens == 1_000_000
+    assert compose(["experiment=quickstart"]).experiment_name == "quickstart"
+    monkeypatch.setattr(folders, "OURS", clone / "conf")  # as where the clone itself is installed
+    assert folders.checked_folders() == [clone / "conf"]
+    written(clone / "conf" / "experiment" / "quickstart.yaml", MINE)
+    monkeypatch.undo()
+    monkeypatch.chdir(clone)
+    with pytest.raises(ConfigError, match="experiment=quickstart is one of hlatctl's") as error:
+        folders.checked_folders()
+    assert "a clone of another version" in error.value.hint
 
 
 def test_a_folder_that_is_no_group_is_refused_if_it_has_options(own: Path) -> None:

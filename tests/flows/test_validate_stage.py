@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conf.compose import compose
+from conf.schema import Config
 from flows.stages import validate
-from hlatctl.run.errors import ConfigError
+from hlatctl.run.errors import ConfigError, DataError, StorageError
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,29 @@ def test_the_evaluator_is_asked_if_the_suite_may_miss_something(
 def test_a_chat_template_needs_a_tokenizer_that_has_one() -> None:
     with pytest.raises(ConfigError, match=r"eval\.chat_template=True: a tokenizer that hlatctl trains has no chat"):
         validate.check(compose(["eval.chat_template=true"]))
+
+
+def test_a_folder_of_tasks_that_others_can_write_to_is_refused_in_a_dry_run_too(tmp_path: Path) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    overrides = [f"eval.include_path=[{shared}]", "cluster=mock"]
+    with pytest.raises(StorageError, match=r"shared: other users may write there .mode 0777.; the task's templates"):
+        validate.check(compose(overrides))
+    validate.check(compose([*overrides, "eval.enabled=false"]))
+    validate.check(compose(["eval.include_path=[only-on-the-cluster]", "cluster=mock"]))
+
+
+def test_all_reasons_to_refuse_a_start_are_found_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(module: str, config: Config, timeout_s: float) -> None:
+        assert config.runs_dir != str(tmp_path / "runs"), "a listing of objects would be kept there"
+        raise DataError(f"{module} refuses")
+
+    monkeypatch.setattr(validate, "ask_about", refuse)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    overrides = ["data.path=s3://bucket/corpus", "train.init_from=nowhere", "notify.urls=[env:NOT_SET]"]
+    config = compose([*overrides, f"runs_dir={tmp_path}/runs"], to_start=False)
+    reasons = "; ".join(error.message for error in validate.refused(config))
+    assert all(each in reasons for each in ("nowhere: no such", "trainer.data.check refuses", "NOT_SET: the variable"))
+    assert not (tmp_path / "runs").exists()

@@ -9,11 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hlatctl.run.errors import DataError
 from hlatctl.run.scores import BITS_PER_BYTE, HELD_OUT, bits_of
 from hlatctl.units import one_line
 
 #: A file has at most so many figures; MMLU, BBH and a dozen other tasks have about 200.
 MOST_FIGURES = 20_000
+#: Metrics whose scores have a range, by the whole name. Others can be any number. Tasks disagree on whether F1 and the
+#: metrics of translations and summaries are fractions or percentages.
+_FRACTION = re.compile(
+    r"(.*_)?acc(uracy)?|acc_(norm|bytes|raw|uncond|per_)\w*|(.*_)?(exact|extractive)_match|q?em|mc[12]|pass(@|_at_)\w+"
+)
+_RANGES = (
+    (_FRACTION, 0.0, 1.0),
+    (re.compile(r"f1|bleu|chrf|rouge\w?"), 0.0, 100.0),
+    (re.compile(r"mcc"), -1.0, 1.0),
+    (re.compile(r"(word_|byte_)?perplexity"), 1.0, math.inf),
+    (re.compile(r"bits_per_byte|loss_nats_per_token"), 0.0, math.inf),
+)
+_ROUNDING = 1e-6
 _MOST_NAME_CHARS, _MOST_METRIC_CHARS, _MOST_TEXT_CHARS = 120, 60, 200
 #: Ends of the names of standard errors and, in our own exports, of scores of guessing.
 STDERR, CHANCE = "_stderr", "_chance"
@@ -69,6 +83,7 @@ class Figures:
 
         Raises:
             ValueError: two tasks have the same name, or there are too many figures.
+            DataError: a score or its standard error can't have its value.
         """
         name = clean_name(task)
         if name.startswith(HELD_OUT):
@@ -83,9 +98,35 @@ class Figures:
             title = _title(name, metric, variant, first)
             first = first or metric
             figure = Figure(metric=text(metric), value=number, stderr=finite(stderr), **known)
+            _check(title, figure)
             self.figures.setdefault(title, figure)
         if len(self.figures) > MOST_FIGURES:
             raise ValueError(f"has more than {MOST_FIGURES:,} figures")
+
+
+def _check(name: str, figure: Figure) -> None:
+    low, high = next((range_ for of, *range_ in _RANGES if of.fullmatch(figure.metric)), (-math.inf, math.inf))
+    if not low - _ROUNDING <= figure.value <= high + _ROUNDING:
+        raise _out_of_range(name, figure.metric, figure.value, low, high)
+    if (figure.stderr or 0.0) < 0.0:
+        raise _out_of_range(name, f"{figure.metric}{STDERR}", figure.stderr, 0.0, math.inf)
+
+
+def check_item(metrics: Mapping[str, float]) -> None:
+    """Check the metrics of one item. Evaluators write some metrics of an item in other units than its task's score.
+
+    Raises:
+        DataError: a fraction is not one.
+    """
+    for metric, value in metrics.items():
+        if _FRACTION.fullmatch(metric) and not 0 <= value <= 1:
+            raise _out_of_range("an item", metric, value, 0.0, 1.0)
+
+
+def _out_of_range(name: str, metric: str, value: float | None, low: float, high: float) -> DataError:
+    rule = f"{low:g} to {high:g}" if math.isfinite(high) else f"at least {low:g}"
+    hint = "correct the file; accuracies are fractions, such as 0.45 for 45 %"
+    return DataError(f"{name}: {metric}={value:g}: must be {rule}", hint=hint)
 
 
 def _title(task: str, metric: str, variant: str, first: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlatctl.report.exchange.imported import finite, text
+from hlatctl.report.exchange.imported import check_item, finite, text
 from hlatctl.run.errors import DataError
 from hlatctl.run.item_columns import schema
 from hlatctl.run.reading import DAMAGED, open_regular, parse_json, why
@@ -62,6 +62,8 @@ def _write(path: Path, task: str, found: Found) -> Path:
         raise DataError(
             f"{found.path}: can't be imported ({one_line(why(error))})", hint="move it away to import the scores alone"
         ) from None
+    except DataError as error:
+        raise DataError(f"{found.path}: {error.message}", hint=error.hint) from None
     return path
 
 
@@ -107,7 +109,12 @@ def row(
         document: the dataset's record; None: not known, so that the item can't be paired.
         prompt, target, choices, loglikelihoods, answer, answer_filter: as the columns; log-likelihoods can be texts.
         metrics: only finite numbers are kept.
+
+    Raises:
+        DataError: a metric can't have its value.
     """
+    figures = {text(n): number for n, value in metrics.items() if (number := _value(value)) is not None}
+    check_item(figures)
     values = [_number(value) for value in loglikelihoods]
     is_ranked = bool(choices) and len(values) == len(choices) and None not in values
     return {
@@ -119,7 +126,7 @@ def row(
         "choices": list(choices) if is_ranked else [],
         "loglikelihoods": values if is_ranked else [],
         "answer": "" if is_ranked else answer,
-        "metrics": [(text(n), number) for n, value in metrics.items() if (number := _value(value)) is not None],
+        "metrics": list(figures.items()),
         "result": "",
     }
 

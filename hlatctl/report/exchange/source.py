@@ -95,6 +95,8 @@ def read(path: Path, items_to: Path | None = None) -> Source:
         figures = _form(value)(value)
     except DAMAGED as error:
         raise DataError(f"{path}: can't be imported ({one_line(why(error))})", hint=_HINT) from None
+    except DataError as error:
+        raise DataError(f"{path}: {error.message}", hint=error.hint) from None
     if not figures.figures:
         raise DataError(f"{path}: has no figure that is a finite number", hint=_HINT)
     if not figures.date and (named := _DATE.match(path.name)):

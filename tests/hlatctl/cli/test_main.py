@@ -260,3 +260,45 @@ def test_a_reader_that_goes_away_is_no_error(make_run: MakeRun) -> None:
         process.stdout.close()
         assert "Traceback" not in (error := process.stderr.read())
         assert "Broken pipe" not in error
+    assert process.returncode == 141, "what a shell says of a program that SIGPIPE ended"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("--version >&-", 14, "error: stdout: can't be written (Bad file descriptor)\nhint: redirect stdout"),
+        ("--version >/dev/full", 14, "error: stdout: can't be written (No space left on device)\nhint: free space"),
+        ("config list | true", 0, ""),
+        ("--version >&- 2>&-", 14, ""),
+        ("trian 2>&-", 2, ""),
+        ("trian 2>/dev/full", 2, ""),
+        ("rm example <&-", 10, "input is not a terminal"),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_gives_an_error_or_drops_messages(
+    words: str, code: int, says: str, make_run: MakeRun
+) -> None:
+    run = make_run()
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "HLATCTL_RUNS_DIR": os.fspath(run.root.parent)}
+    command = f"{sys.executable} -P -m hlatctl {words}"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    assert ended.returncode == code
+    assert ended.stdout == ""
+    assert says in ended.stderr
+    assert bool(says) == bool(ended.stderr)
+    assert "Exception ignored" not in ended.stderr
+
+
+@pytest.mark.parametrize("argv", [["runs"], ["config", "show"], ["plan", "experiment=quickstart"]])
+def test_a_working_directory_that_was_removed_is_named(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HLATCTL_RUNS_DIR", raising=False)
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(argv) == 14
+    assert capsys.readouterr().err == (
+        "error: working directory: can't be used (No such file or directory)\nhint: `cd` to a folder that exists\n"
+    )

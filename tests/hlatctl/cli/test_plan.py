@@ -99,6 +99,7 @@ def test_a_plan_for_kubernetes_shows_the_manifest_and_what_a_start_still_needs(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("HLATCTL_RUNS_DIR", raising=False)
+    monkeypatch.setattr("flows.stages.validate.ask_about", lambda module, config, timeout_s: "")
     cluster = ["cluster=eks_trn1", "experiment=hlat_7b"]
     assert main(["plan", *cluster]) == 0
     plan = capsys.readouterr().out
@@ -132,6 +133,15 @@ def test_a_layout_that_the_backend_can_not_train_is_planned_and_refused_by_train
 
     assert main(["train", *sharded_stages]) == 10
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_plan_says_what_train_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["experiment=quickstart", f"tokenizer.path={tmp_path}/neither", f"runs_dir={tmp_path}/runs"]
+    assert main(["train", *overrides]) == 11
+    refusal = capsys.readouterr().err.removeprefix("error: ")
+    assert main(["plan", *overrides]) == 0
+    assert capsys.readouterr().out.startswith(f"# needed before `hlatctl train`\n{refusal}\n")
 
 
 def test_a_plan_warns_of_a_small_vocabulary_and_of_repeated_text(

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from conf.of_run import of_run
+from flows import tidy
 from hlatctl.cli.main import main
 from hlatctl.report.numbers import numbers
+from hlatctl.run.errors import RunBusyError
 from hlatctl.run.fold import read_state
-from hlatctl.run.lease import hold_driver
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter
+from hlatctl.run.lease import hold_driver, hold_evaluator
+from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 
@@ -111,3 +115,60 @@ def test_a_name_that_no_other_run_has_finds_a_run(
     assert main(["note", "other", "--name", "baseline"]) == 0
     assert main(["status", "baseline"]) == 13
     assert "is the name of 2 runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["rm", "archive"])
+def test_an_evaluation_that_has_no_lease_of_a_milestone_yet_is_seen(
+    run: RunPaths, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold_evaluator(run):
+        assert main([command, "example", "--yes"]) == 18
+    assert f"process {os.getpid()} on " in (error := capsys.readouterr().err)
+    assert "evaluates it" in error
+    assert run.checkpoint(306).is_dir()
+
+
+def test_an_evaluation_that_starts_after_the_check_is_seen_too(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tidy, "check_idle", lambda run: None)
+    with hold_evaluator(run):
+        with pytest.raises(RunBusyError, match="is evaluating it"):
+            tidy.archive(run, keeps=306, by="me")
+        with pytest.raises(RunBusyError, match="is evaluating it"):
+            tidy.remove(run)
+    assert run.checkpoint(100).is_dir()
+
+
+@pytest.mark.parametrize("command", ["rm", "archive"])
+def test_the_latest_run_is_not_removed_without_a_question(
+    run: RunPaths, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "latest", "--yes"]) == 10
+    assert "hint: name the run; the newest one is example\n" in capsys.readouterr().err
+    assert run.checkpoint(100).is_dir()
+
+
+def test_the_checkpoint_of_a_stop_is_verified_and_kept(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("checkpoint_verified", step=100)
+    assert read_state(run).trust[100] == "verified"
+    for step in (302, 303):
+        folder = run.checkpoint(step)
+        folder.mkdir()
+        (folder / "shard.safetensors").write_bytes(bytes(10))
+        write_manifest(folder, step=step, tokens=step, world={"world_size": 1})
+    (run.checkpoint(303) / "shard.safetensors").write_bytes(bytes(9))
+    assert main(["archive", "example", "--yes"]) == 0
+    assert "example: verifying the checkpoint of step 303\n" in (text := capsys.readouterr().err)
+    assert "that of step 302 stays" in text
+    assert [step for step in (100, 302, 303, 306) if run.checkpoint(step).exists()] == [302]
+
+
+def test_an_archived_run_is_neither_stopped_nor_amended(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "example", "--yes"]) == 0
+    before = (run.journal / "operator.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main(["stop", "example"]) == 0
+    assert capsys.readouterr().err == "example: is already archived\n"
+    assert main(["amend", "example", "train.max_steps=400"]) == 22
+    assert "is archived" in capsys.readouterr().err
+    assert (run.journal / "operator.jsonl").read_bytes() == before

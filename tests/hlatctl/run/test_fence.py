@@ -43,6 +43,15 @@ def test_a_damaged_file_is_replaced_as_a_whole(run: RunPaths) -> None:
     assert Fence(run, 2).is_closed(now=True)
 
 
+@pytest.mark.parametrize("number", [b"999999999999\n", b"5\n", b"9" * 40, b"-3\n", b"1\n"])
+def test_a_new_attempt_may_write_whatever_number_the_file_has(run: RunPaths, number: bytes) -> None:
+    run.fence.parent.mkdir(parents=True)
+    run.fence.write_bytes(number)
+    fence.begin(run, 5)
+    Fence(run, 5).check(now=True)
+    assert Fence(run, 4).is_closed(now=True)
+
+
 def test_looks_are_saved_but_not_before_a_commit(run: RunPaths) -> None:
     own = Fence(run, 1)
     own.check()
