@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import IO
 
 import hlatctl
+from hlatctl.run.processes import PARENT_ENV
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment, by default this process's, in which Python finds the packages of this process."""
+    """Return an environment for a process that this one starts, by default a copy of this one's.
+
+    Python finds the packages of this process there, and the new process can end with this one
+    (:func:`hlatctl.run.processes.end_with_parent`).
+    """
     env = os.environ if env is None else env
     package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
     search_path = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
-    return {**env, "PYTHONPATH": search_path}
+    return {**env, "PYTHONPATH": search_path, PARENT_ENV: str(os.getpid())}
 
 
 def pipe_in(process: subprocess.Popen[bytes]) -> IO[bytes]:
