@@ -98,6 +98,8 @@ _TEXTS = (
     "evaluates",
     "job",
     "note",
+    "token",
+    "driver",
 )
 _HOSTS = ("left_out_hosts", "rejected_hosts", "hosts", "blamed_hosts")
 _LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "untag", "ranks", *_HOSTS)

@@ -276,6 +276,8 @@ class RunState:
         spikes: events of starts of gradient spikes; ``length_steps`` is added when a spike ends.
         queued: jobs that wait in a scheduler's queue, by name.
         evaluation_behind: an alarm said that evaluation falls behind training, and milestones wait since.
+        driver: token of the newest driver's lease.
+        asked_driver: token of the driver that the newest request to stop names; empty: there was none.
         trust: of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps followed).
     """
 
@@ -307,6 +309,8 @@ class RunState:
     evaluation_behind: bool = False
     train_stopped: str = ""
     stop_requested: bool = False
+    driver: str = ""
+    asked_driver: str = ""
     message: str = ""
 
     @property
