@@ -42,6 +42,7 @@ _WHOLE = (
     "pid",
     "number",
     "at_step",
+    "newest_step",
     "config_number",
     "first_step",
     "memory_bytes",

@@ -300,7 +300,8 @@ def _config_amended(state: RunState, event: Event) -> None:
     changes = {str(key): [old, new] for key, (old, new) in event["changes"].items()}
     number, at_step = int(event["number"]), event.get("at_step")
     by, why = str(event.get("by", "")), str(event.get("why", ""))
-    state.amendments.append(AmendmentState(number, event["time_unix_s"], changes, by, why, at_step))
+    newest = int(event.get("newest_step", 0))
+    state.amendments.append(AmendmentState(number, event["time_unix_s"], changes, by, why, at_step, newest))
 
 
 def _amendment_applied(state: RunState, event: Event) -> None:
