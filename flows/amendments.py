@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from conf import compose, mirrors
 from conf.amendable import When, begins, row_of
@@ -25,11 +25,16 @@ from hlatctl.run.errors import ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver
+from hlatctl.run.pace import seconds_per_step
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 
 _TIMEOUT_S = 120
+#: Time for an order to reach the trainer: the driver looks every 0.5 s, rank 0 every 2 s, and both do other work too.
+_NOTICE_S = 5.0
+#: Time for a person to repeat the command, which checks for some seconds.
+_HINT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,29 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
         RunBusyError: another amendment was made meanwhile.
         StorageError: the journal can't be written.
     """
-    state, known, before = read_state(run), newest_amendment(run), of_run(run)
-    is_driven = driver(run) is not None
-    _check_run(run, state, before, is_driven)
+    known, before = newest_amendment(run), of_run(run)
+    _check_run(run, read_state(run), before, driver(run) is not None)
     after = compose.amend(before, overrides)
-    changes = changes_between(before, after)
-    at_step = _at_step(state, at, changes, before, after)
     if not overrides and at is None:
         raise ConfigError("no key is given, so nothing changes", hint=f"`hlatctl amend {run.run_id} optimizer.lr=1e-4`")
+
+    def check_state() -> Amended:
+        return _check_state(run, before, after, overrides, at, known + 1)
+
+    found = check_state()
+    if not found.number:
+        return found
+    _check_like_new(run, before, after, found.changes)  # this takes seconds, in which a running run trains on
+    return _write(run, known, check_state, by=by, why=hide(why))
+
+
+def _check_state(
+    run: RunPaths, before: Config, after: Config, overrides: Sequence[str], at: int | str | None, number: int
+) -> Amended:
+    """Check an amendment against what the run has done by now; reads little. Its number is 0 if it isn't needed."""
+    state, is_driven, changes = read_state(run), driver(run) is not None, changes_between(before, after)
+    _check_run(run, state, before, is_driven)
+    at_step = _at_step(state, at, changes, before, after, is_driven=is_driven)
     is_new = bool(changes) or (not overrides and any(a.applied_step is None for a in state.amendments))
     if is_new:
         _check_keys(run, state, changes, overrides)
@@ -88,10 +108,7 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
         if is_driven:
             _check_running(run, before, after, changes, at_step)
         _check_order(state, changes, at_step)
-        _check_like_new(run, before, after, changes)
-        _write(run, known, changes=changes, by=by, why=hide(why), at_step=at_step)
-    number, when = (known + 1 if is_new else 0), begins(changes)
-    return Amended(number, changes, when, at_step, state.step, is_driven, before, after)
+    return Amended(number if is_new else 0, changes, begins(changes), at_step, state.step, is_driven, before, after)
 
 
 def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) -> None:
@@ -107,7 +124,9 @@ def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) 
         )
 
 
-def _at_step(state: RunState, at: int | str | None, changes: Changes, before: Config, after: Config) -> int | None:
+def _at_step(
+    state: RunState, at: int | str | None, changes: Changes, before: Config, after: Config, *, is_driven: bool
+) -> int | None:
     """Return the step that ``--at`` names. ``now`` is the newest checkpoint's: that step has been reached."""
     if at is None:
         return None
@@ -124,10 +143,23 @@ def _at_step(state: RunState, at: int | str | None, changes: Changes, before: Co
             f"--at={at}: is not after the newest step, {state.step}",
             hint="--at now begins as soon as a checkpoint is written",
         )
+    soon = state.step + (_steps_in(state, _NOTICE_S) if is_driven else 0)
+    if int(at) <= soon:
+        raise ConfigError(
+            f"--at={at}: is too soon; the run is at step {state.step} and can reach step {soon} before it knows",
+            hint=f"--at {soon + max(100, _steps_in(state, _HINT_S))}, or --at now",
+        )
     last = min(before.total_steps, after.total_steps)
     if int(at) >= last:
         raise ConfigError(f"--at={at}: training ends with step {last}", hint="name an earlier step")
     return int(at)
+
+
+def _steps_in(state: RunState, seconds: float) -> int:
+    """Return how many steps the running attempt trains in this time; 0 if none is running, or its pace is unknown."""
+    attempt, pace_s = state.attempt, seconds_per_step(state)
+    trains = attempt is not None and attempt.ended_unix_s is None
+    return math.ceil(seconds / pace_s) if trains and pace_s else 0
 
 
 def _check_keys(run: RunPaths, state: RunState, changes: Changes, overrides: Sequence[str]) -> None:
@@ -240,7 +272,7 @@ def _check_contract(run: RunPaths, config: Config) -> None:
         raise
 
 
-def _write(run: RunPaths, known: int, *, changes: Changes, **fields: Any) -> None:
+def _write(run: RunPaths, known: int, check_state: Callable[[], Amended], *, by: str, why: str) -> Amended:
     """Journal the amendment, then write its configuration. A missing file is made again from the event."""
     with files.created_like(run.root):
         with JournalWriter(run, OPERATOR_WRITER) as journal:  # its lock excludes other operators
@@ -249,6 +281,11 @@ def _write(run: RunPaths, known: int, *, changes: Changes, **fields: Any) -> Non
                     f"run {run.run_id}: another amendment was made meanwhile",
                     hint=f"`hlatctl logs {run.run_id}` shows it; then try again",
                 )
-            journal.append(CONFIG_AMENDED, durable=True, number=known + 1, changes=changes, **fields)
+            made = check_state()
+            if not made.number:
+                return made
+            fields = {"at_step": made.at_step, "newest_step": made.step, "by": by, "why": why}
+            journal.append(CONFIG_AMENDED, durable=True, number=made.number, changes=made.changes, **fields)
         with suppress(OSError):  # a full disk: the amendment is made, and each reader makes the file again
-            write_amended(run, known + 1)
+            write_amended(run, made.number)
+    return made

@@ -6,7 +6,7 @@ from conf.of_run import of_run
 from flows.launchers import launcher_for
 from flows.runtime.context import live_training
 from flows.stages.train import STOP_GRACE_S
-from hlatctl.run import files
+from hlatctl.run import files, stopping
 from hlatctl.run.errors import StorageError
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
@@ -34,7 +34,7 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     """
     try:
         with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
-            journal.append("stop_requested", durable=True, by=by)
+            stopping.request(run, journal, by=by)
     except StorageError as error:
         if driven_by := driver(run):
             if driven_by.pid:

@@ -29,7 +29,7 @@ from flows.tracking import follower, prefect_api
 from hlatctl.run import contract_record, files, runs
 from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, StoppedError
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
-from hlatctl.run.lease import driver_pid, hold_driver, hold_evaluator
+from hlatctl.run.lease import driver_pid, driver_token, hold_driver, hold_evaluator
 from hlatctl.run.manifest import MANIFEST
 from hlatctl.run.milestones import find_milestone
 from hlatctl.run.paths import RunPaths
@@ -165,7 +165,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         ctx = open_context(run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=False)
         held.callback(ctx.close)
         if request.model:
-            ctx.event("head_started", pid=os.getpid(), host=platform.node())
+            ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(run))
         prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
         folders: list[Path] = []
         try:

@@ -51,7 +51,7 @@ from hlatctl.run.errors import (
     storage_errors,
 )
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
-from hlatctl.run.lease import hold_driver
+from hlatctl.run.lease import driver_token, hold_driver
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
@@ -287,7 +287,7 @@ def _adopt(ctx: FlowContext) -> bool:
 
 
 def _journal_start(ctx: FlowContext) -> None:
-    ctx.event("head_started", pid=os.getpid(), host=platform.node())
+    ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(ctx.run))
 
 
 def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> None:

@@ -1,11 +1,13 @@
-"""Proves that a run's checkpoint continues as the run did: trains some of its steps again and compares the losses.
+"""Proves that a run's checkpoint continues as the run did: trains some of its steps again and compares them.
 
-The steps are trained in a private folder with the run's own launcher, from the run's own checkpoint. The run's journal
-and checkpoints are only read.
+The steps are trained in a private folder with the run's own launcher, from the run's own checkpoint. Their losses and
+gradient norms are compared with the journal. If the run has a checkpoint among these steps, its weights and moments are
+compared too: a wrong moment of a row that no step uses changes no loss. The run itself is only read.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -18,6 +20,7 @@ from conf.of_run import of_run
 from conf.schema import Config
 from flows.checkpoint_link import adopt_checkpoint
 from flows.launchers import launcher_for
+from flows.runtime.ask import ask
 from flows.runtime.context import FlowContext, is_mock
 from flows.runtime.jobs import run_job
 from flows.stages.train import training_job
@@ -32,10 +35,13 @@ from hlatctl.run.provenance import package_versions
 from hlatctl.run.scratch import private_folder
 from hlatctl.run.state import RunState
 
-#: Processors and devices round differently: the largest relative difference of a loss between two of them.
-TOLERANCE = 1e-3
+#: Processors and devices round differently: the largest relative difference of a loss between two of them. Norms of
+#: gradients and moments sum what is rounded, so they differ more.
+TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE = 1e-3, 1e-2, 0.1
 #: More steps than any run, so that no checkpoint is written.
 _NEVER_STEPS = 1 << 40
+#: More checkpoints than the training writes: that of the steps' end, and that of its stop.
+_KEEP = 10
 
 #: Loss and gradient norm of steps.
 Steps = dict[int, tuple[float, float]]
@@ -51,8 +57,15 @@ class Comparison:
         equal: how many have exactly the same loss and gradient norm.
         first_different: the first step that has not; None: all have.
         largest: relative difference of a loss; 0 if all are equal.
+        largest_norm: relative difference of a gradient norm; 0 if all are equal.
         conditions: what differs from the run's own attempt, such as the device; empty: nothing.
-        must_equal: nothing differs and the device always computes the same, so every bit must be equal.
+        must_equal: nothing differs, and the device is a CPU or has computed the same losses and norms, so every bit
+            must be equal.
+        tensors_at: the step after which weights and moments were compared; None: at no step.
+        tensors: how many were compared.
+        equal_tensors: how many have exactly the same bits.
+        first_tensor: the name of the first one that has not; None: all have.
+        largest_tensor: largest relative difference of a tensor; 0 if all are equal.
     """
 
     from_step: int
@@ -60,13 +73,22 @@ class Comparison:
     equal: int
     first_different: int | None
     largest: float
+    largest_norm: float
     conditions: list[str]
     must_equal: bool
+    tensors_at: int | None = None
+    tensors: int = 0
+    equal_tensors: int = 0
+    first_tensor: str | None = None
+    largest_tensor: float = 0.0
 
     @property
     def holds(self) -> bool:
         """Whether the checkpoint continues as the run did."""
-        return self.first_different is None or (not self.must_equal and self.largest <= TOLERANCE)
+        if self.must_equal:
+            return self.first_different is None and self.first_tensor is None
+        measured = (self.largest, self.largest_norm, self.largest_tensor)
+        return all(m <= most for m, most in zip(measured, (TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE), strict=True))
 
 
 def verify(
@@ -77,7 +99,8 @@ def verify(
     Args:
         run: the run directory; nothing in it changes.
         most_steps: how many steps at most.
-        step: of the checkpoint; None: the newest one with steps after it.
+        step: of the checkpoint; None: the newest one with a later checkpoint among the steps to train, or else the
+            newest one with steps after it.
         say: shows a line of progress.
 
     Raises:
@@ -96,18 +119,20 @@ def verify(
         )
     base, attempt, expected = _segment(run, state, most_steps, step)
     config = of_run(run, number=_config_number(state, attempt))
+    at = max((kept for kept in checkpoint_steps(run) if kept in expected), default=None)
     say(f"training steps {base + 1} to {max(expected)} again, from the checkpoint of step {base}")
     cache = cache_dir(run.root.parent)
     cache.mkdir(exist_ok=True)  # the run may have been moved
     with private_folder("verify", within=os.fspath(cache)) as own:
         again = RunPaths(own.path / run.run_id)
-        _prepare(run, again, config, base)
-        _train(again, config, last=max(expected))
+        _prepare(run, again, config, base, save_at=at)
+        _train(again, config, last=max(expected), save_at=at)
         losses = {s: pair for s, pair in _losses(read_state(again)).items() if s in expected}
         different = _conditions(run, attempt, again)
-    if not losses:
-        raise DataError(f"{run.run_id}: no step was trained again", hint=f"see `hlatctl logs {run.run_id}`")
-    return _compare(base, {s: expected[s] for s in losses}, losses, different, config)
+        if not losses:
+            raise DataError(f"{run.run_id}: no step was trained again", hint=f"see `hlatctl logs {run.run_id}`")
+        found = _compare(base, {s: expected[s] for s in losses}, losses, different, config)
+        return found if at is None else _compare_tensors(found, run, again, at, say)
 
 
 def _segment(run: RunPaths, state: RunState, most: int, wanted: int | None) -> tuple[int, int, Steps]:
@@ -119,14 +144,19 @@ def _segment(run: RunPaths, state: RunState, most: int, wanted: int | None) -> t
             f"--step={wanted}: {run.run_id} has no checkpoint of it",
             hint=f"it has those of steps {', '.join(map(str, kept[-5:])) or 'none'}",
         )
-    at = {step: index for index, step in enumerate(steps)}
+    at, newest = {step: index for index, step in enumerate(steps)}, None
     for base in [wanted] if wanted is not None else reversed(kept):
         first = at.get(base + 1)
         if first is None:
             continue
         attempt = attempts[first]
         within = [i for i in range(first, min(first + most, len(steps))) if attempts[i] == attempt]
-        return base, int(attempt), {int(steps[i]): (losses[i], norms[i]) for i in within}
+        segment = base, int(attempt), {int(steps[i]): (losses[i], norms[i]) for i in within}
+        if not segment[2].keys().isdisjoint(kept):
+            return segment
+        newest = newest or segment
+    if newest:
+        return newest
     raise CheckpointError(
         f"{run.run_id}: no checkpoint that is left has a trained step after it, so there is nothing to compare",
         hint="checkpoint.keep=3 keeps earlier checkpoints of a run too",
@@ -137,11 +167,16 @@ def _config_number(state: RunState, attempt: int) -> int:
     return next((a.config_number for a in state.attempts if a.number == attempt), 0)
 
 
-def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int) -> None:
+def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int, *, save_at: int | None) -> None:
     """Make a run directory that continues from the checkpoint, with the same data and without evaluations."""
     skips = amended_skips(read_events(run, wanted=no_steps))
     checkpoint = replace(
-        config.checkpoint, every_steps=_NEVER_STEPS, keep_every_tokens=None, mirror_url=None, fast_dir=None
+        config.checkpoint,
+        every_steps=save_at or _NEVER_STEPS,
+        keep=_KEEP,
+        keep_every_tokens=None,
+        mirror_url=None,
+        fast_dir=None,
     )
     quiet = replace(
         config,
@@ -158,16 +193,24 @@ def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int) -> None:
         adopt_checkpoint(run, again, base)
 
 
-def _train(again: RunPaths, config: Config, *, last: int) -> None:
+def _train(again: RunPaths, config: Config, *, last: int, save_at: int | None) -> None:
     with hold_driver(again):
         ctx = FlowContext(again, of_run(again), launcher_for(config))
         ctx.event("attempt_started", attempt=1, handle={})
         try:
             job = training_job(ctx.config, again, 1)
-            run_job(ctx, replace(job, excluded_hosts=ctx.place().left_out), until=lambda: ctx.refresh().step >= last)
+            job = replace(job, excluded_hosts=ctx.place().left_out)
+            run_job(ctx, job, until=lambda: ctx.refresh().step >= last and _is_saved(ctx, save_at))
         finally:
             ctx.launcher.release(again.root)
             ctx.close()
+
+
+def _is_saved(ctx: FlowContext, step: int | None) -> bool:
+    """Whether the checkpoint of a step is written, or is skipped because the disk is full."""
+    if step is None or step in ctx.state.checkpoints:
+        return True
+    return any(event["kind"] == "checkpoint_skipped" for event in writer_events(ctx.run, train_writer(0)))
 
 
 def _losses(state: RunState) -> Steps:
@@ -193,14 +236,41 @@ def _train_started(run: RunPaths, attempt: int) -> Event:
 
 def _compare(base: int, expected: Steps, losses: Steps, conditions: list[str], config: Config) -> Comparison:
     different = [step for step in expected if expected[step] != losses[step]]
-    relative = (abs(losses[s][0] - expected[s][0]) / max(abs(expected[s][0]), 1e-12) for s in different)
-    largest = max((value if math.isfinite(value) else math.inf for value in relative), default=0.0)
+    pairs = [(losses[step], expected[step]) for step in different]
+    largest, largest_norm = (max((_relative(now[i], then[i]) for now, then in pairs), default=0.0) for i in (0, 1))
     return Comparison(
         from_step=base,
         steps=len(losses),
         equal=len(expected) - len(different),
         first_different=min(different, default=None),
         largest=largest,
+        largest_norm=largest_norm,
         conditions=conditions,
-        must_equal=not conditions and config.backend.device == "cpu",
+        must_equal=not conditions and (config.backend.device == "cpu" or not different),
+    )
+
+
+def _relative(now: float, then: float) -> float:
+    """Return the relative difference of two numbers; infinite if one isn't finite and they differ."""
+    difference = abs(now - then) / max(abs(then), 1e-12) if now != then else 0.0
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _compare_tensors(
+    found: Comparison, run: RunPaths, again: RunPaths, step: int, say: Callable[[str], None]
+) -> Comparison:
+    """Add the comparison of the checkpoints of a step: the run's, and that of the steps trained again."""
+    if step not in checkpoint_steps(again):
+        say(f"weights and moments are not compared: there was no room for a checkpoint of step {step}")
+        return found
+    say(f"comparing weights and moments with the checkpoint of step {step}")
+    folders = (os.fspath(of.checkpoint(step)) for of in (run, again))
+    answer = json.loads(ask("trainer.checkpoint.compare", *folders, yields=True))
+    return replace(
+        found,
+        tensors_at=step,
+        tensors=answer["tensors"],
+        equal_tensors=answer["equal"],
+        first_tensor=answer["first_different"],
+        largest_tensor=answer["largest"],
     )

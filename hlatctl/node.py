@@ -138,7 +138,7 @@ class Node:
         self._child: processes.Identity | None = None
         self._asked_to_stop = self._asked_to_end = self._over = False
         self._order = ""
-        self._parent = os.getppid()
+        self._pid, self._parent = os.getpid(), os.getppid()
         self._is_torchrun = _TORCHRUN in command
         self._fence = fence.of_job(base)
 
@@ -213,7 +213,7 @@ class Node:
 
     def _before_command(self) -> None:
         """Prepare the new process, in which this runs; this program has no threads, so that is safe."""
-        processes.end_with_parent()
+        processes.end_with_parent(self._pid)
         if self._is_torchrun:
             signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 

@@ -45,6 +45,7 @@ def follow_launcher() -> None:
     if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     launcher = os.getppid()
-    processes.end_with_parent()
-    if launcher == 1 or os.getppid() != launcher:  # it died before
+    processes.end_with_parent(launcher)
+    # A process whose parent died gets another one, which is not of the job: init, or a scheduler's program.
+    if processes.job_of(launcher) != os.environ.get(processes.JOB_ENV, ""):
         sys.exit(f"process {os.getpid()}: the torchrun that started it is gone")

@@ -81,7 +81,8 @@ def note_begun(ctx: FlowContext, attempt: AttemptState) -> None:
 def _begun(ctx: FlowContext, amendment: AmendmentState, step: int) -> None:
     ctx.event("amendment_applied", number=amendment.number, step=step)
     keys = ", ".join(amendment.changes)
-    ctx.message(f"amendment {amendment.number} is in force after step {step}" + f": {keys}" * bool(keys))
+    late = f" ({amendment.late})" if amendment.late else ""
+    ctx.message(f"amendment {amendment.number} is in force after step {step}{late}" + f": {keys}" * bool(keys))
 
 
 def pause_step(ctx: FlowContext) -> int | None:

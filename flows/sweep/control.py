@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows import control
-from hlatctl.run import files
+from hlatctl.run import files, stopping
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import driver_pid, wait_until_undriven
 from hlatctl.run.paths import SweepPaths
@@ -25,7 +25,7 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
         The state after that.
     """
     with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
-        journal.append("stop_requested", durable=True, by=by)
+        stopping.request(sweep, journal, by=by)
         if driver_pid(sweep) is None:
             for number, trial in fold(read_events(sweep)).trials.items():
                 if trial.status == "running":

@@ -27,7 +27,7 @@ from flows.tracking.follower import conclude_sweep
 from flows.tracking.prefect_sweep import PrefectView
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, StoppedError, TrainingError
-from hlatctl.run.lease import hold_driver
+from hlatctl.run.lease import driver_token, hold_driver
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import ENDED, SweepState, TrialState
 
@@ -87,7 +87,7 @@ class _Driver:
         if self._all_done() and self._book.state.status in ("finished", "failed"):
             self._say(f"sweep {self._book.sweep.run_id} is finished")
             return self._book.state
-        self._book.event("head_started", pid=os.getpid(), host=platform.node())
+        self._book.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(self._book.sweep))
         if self._player is None:
             self._prefect.begin()
         self._adopt()

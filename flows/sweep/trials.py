@@ -18,6 +18,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.runtime import detached
 from flows.runtime.context import FlowContext
+from hlatctl.run import stopping
 from hlatctl.run.errors import HlatctlError, LaunchError, RunBusyError
 from hlatctl.run.fold import apply, follow
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
@@ -104,7 +105,7 @@ class Trial:
     def request_stop(self, by: str) -> None:
         """Ask it to write a checkpoint and stop."""
         with self._operator() as journal:
-            journal.append("stop_requested", durable=True, by=by)
+            stopping.request(self.run, journal, by=by)
 
     def drop_checkpoints(self) -> None:
         """Delete its checkpoints and journal that."""

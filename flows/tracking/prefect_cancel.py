@@ -16,6 +16,7 @@ from flows.tracking import prefect_api
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.stopping import request
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -68,6 +69,6 @@ def _is_stopped(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
 def _request_stop(run: RunPaths) -> bool:
     """Return whether the request is in the journal; not while another writes it, or on a full disk."""
     with suppress(RunBusyError, StorageError), JournalWriter(run, OPERATOR_WRITER) as journal:
-        journal.append("stop_requested", durable=True, by=BY)
+        request(run, journal, by=BY)
         return True
     return False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import hlatctl
+from hlatctl.run.processes import PARENT_ENV
 
 #: Variables of OpenMP, and of libraries that follow it.
 THREADS, WAITS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
@@ -19,14 +20,16 @@ GIVES_CORE_AWAY = "passive"
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment, by default this process's, in which Python finds the packages of this process.
+    """Return an environment for a process that this one starts, by default a copy of this one's.
 
+    Python finds the packages of this process there, and the new process can end with this one
+    (:func:`hlatctl.run.processes.end_with_parent`).
     Threads of OpenMP give their core away while they wait, unless the user has set another policy.
     """
     env = os.environ if env is None else env
     package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
     search_path = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
-    return {WAITS: GIVES_CORE_AWAY, **env, "PYTHONPATH": search_path}
+    return {WAITS: GIVES_CORE_AWAY, **env, "PYTHONPATH": search_path, PARENT_ENV: str(os.getpid())}
 
 
 def pipe_in(process: subprocess.Popen[bytes]) -> IO[bytes]:

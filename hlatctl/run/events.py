@@ -42,6 +42,7 @@ _WHOLE = (
     "pid",
     "number",
     "at_step",
+    "newest_step",
     "config_number",
     "first_step",
     "memory_bytes",
@@ -98,6 +99,8 @@ _TEXTS = (
     "evaluates",
     "job",
     "note",
+    "token",
+    "driver",
 )
 _HOSTS = ("left_out_hosts", "rejected_hosts", "hosts", "blamed_hosts")
 _LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "untag", "ranks", *_HOSTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hlatctl.run import fold_evaluation, fold_queue, kept_fold, labels
+from hlatctl.run import fold_evaluation, fold_queue, kept_fold, labels, stopping
 from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
@@ -73,8 +73,9 @@ def _run_created(state: RunState, event: Event) -> None:
 
 
 def _head_started(state: RunState, event: Event) -> None:
-    # The run is driven again: an earlier outcome or request to stop no longer counts.
-    state.status, state.message, state.stop_requested = "running", "", False
+    # The run is driven again: an earlier outcome, or request to stop an earlier driver, no longer counts.
+    state.status, state.message = "running", ""
+    stopping.fold_start(state, event)
     fold_queue.only_training_waits(state)
     for milestone in state.milestones.values():  # the driver that took them has ended
         milestone.taken_unix_s = None
@@ -287,10 +288,6 @@ def _train_stopped(state: RunState, event: Event) -> None:
     state.train_stopped = event.get("reason", "")
 
 
-def _stop_requested(state: RunState, event: Event) -> None:
-    state.stop_requested = True
-
-
 def _labelled(state: RunState, event: Event) -> None:
     labels.apply(state.labels, event)
 
@@ -303,7 +300,8 @@ def _config_amended(state: RunState, event: Event) -> None:
     changes = {str(key): [old, new] for key, (old, new) in event["changes"].items()}
     number, at_step = int(event["number"]), event.get("at_step")
     by, why = str(event.get("by", "")), str(event.get("why", ""))
-    state.amendments.append(AmendmentState(number, event["time_unix_s"], changes, by, why, at_step))
+    newest = int(event.get("newest_step", 0))
+    state.amendments.append(AmendmentState(number, event["time_unix_s"], changes, by, why, at_step, newest))
 
 
 def _amendment_applied(state: RunState, event: Event) -> None:
@@ -397,6 +395,6 @@ _HANDLERS = {
     "profile_failed": _profile_failed,
     "hang": _hang,
     "straggler": _straggler,
-    "stop_requested": _stop_requested,
+    "stop_requested": stopping.fold_request,
     "run_finished": _run_finished,
 }

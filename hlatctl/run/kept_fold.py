@@ -38,7 +38,19 @@ _WITNESS_BYTES = 1024
 #: A state is smaller: it has up to 65,536 rows of 128 bytes, and what the journal says of attempts and checkpoints.
 _MAX_BYTES = 256 << 20
 #: The state is discarded if one of these modules has changed.
-_CODE = ("events", "fold", "fold_evaluation", "fold_queue", "journal", "kept_fold", "labels", "lines", "state", "steps")
+_CODE = (
+    "events",
+    "fold",
+    "fold_evaluation",
+    "fold_queue",
+    "journal",
+    "kept_fold",
+    "labels",
+    "lines",
+    "state",
+    "steps",
+    "stopping",
+)
 
 
 def follow(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:

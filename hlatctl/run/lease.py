@@ -31,6 +31,8 @@ _POLL_S = 0.2
 _BEAT_S, _STALE_S = 5.0, 60.0
 #: Two hosts that take the same lease over at once both see, after this time, which of them wrote last.
 _SETTLE_S = 2.0
+#: Time for a process that has got a lock to write its name; on a full disk it can't.
+_NAMING_S, _NAMING_POLL_S = 1.0, 0.01
 #: More than a lock file contains.
 _MAX_CHARS = 1000
 _PID = re.compile(r"[0-9]{1,10}")
@@ -134,6 +136,16 @@ def driver_pid(run: RunPaths) -> int | None:
     """Return the id of the process that drives a run; 0 if it is unknown, None if no process does."""
     named = driver(run)
     return None if named is None else named.pid
+
+
+def driver_token(run: RunPaths) -> str:
+    """Return what tells a run's driver from its earlier and later ones. Empty if no process drives it."""
+    deadline = time.monotonic() + _NAMING_S
+    while True:
+        named = _OWN.get(run.driver_lock) or driver(run)
+        if named is None or named.token or time.monotonic() > deadline:
+            return named.token if named else ""
+        time.sleep(_NAMING_POLL_S)
 
 
 def is_held(path: Path) -> bool:

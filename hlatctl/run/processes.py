@@ -23,6 +23,8 @@ from hlatctl.run.errors import LaunchError
 
 #: Environment variable of all processes of a job: its token. It finds them even after their parents have died.
 JOB_ENV = "HLATCTL_JOB"
+#: Environment variable of processes that ``hlatctl.run.child`` prepares: the id of the process that starts them.
+PARENT_ENV = "HLATCTL_PARENT"
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
@@ -89,10 +91,22 @@ def send(process: Identity, number: signal.Signals) -> bool:
     return True
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; remains over ``exec``. Does nothing but on Linux."""
-    if _PRCTL:
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent dies; remains over ``exec``. Does nothing but on Linux.
+
+    The kernel reports only later deaths, so a process whose parent has died before kills itself.
+
+    Args:
+        parent: id of the process that started this one; None: ``PARENT_ENV`` names it, if that is set.
+    """
+    if not _PRCTL:
+        return
+    if parent is None:
+        named = os.environ.pop(PARENT_ENV, "")
+        parent = int(named) if named.isdecimal() else os.getppid()
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def serve_parent() -> TextIO:

@@ -208,6 +208,7 @@ class AmendmentState:
         changes: old and new value of each changed key.
         by, why: who asked for it, and the reason given; ``why`` may be empty.
         at_step: the step after which it is to begin; None: as soon as each key may change.
+        newest_step: the run's newest step when it was made.
         applied_step: the last step without it; None until it is in force. After a return to an earlier checkpoint, it
             is in force again from there.
     """
@@ -218,13 +219,22 @@ class AmendmentState:
     by: str = ""
     why: str = ""
     at_step: int | None = None
+    newest_step: int = 0
     applied_step: int | None = None
+
+    @property
+    def late(self) -> str:
+        """What was asked for, in words, if it began after a later step; else empty."""
+        applied, asked = self.applied_step, self.at_step
+        if applied is None or asked is None or not self.newest_step < asked < applied:
+            return ""
+        return f"later than asked for: step {asked:,} was over before the trainer had the order"
 
     @property
     def begins(self) -> str:
         """When it begins or began, in words."""
         if self.applied_step is not None:
-            return f"from step {self.applied_step + 1:,}"
+            return f"from step {self.applied_step + 1:,}" + (f" ({self.late})" if self.late else "")
         return "pending" if self.at_step is None else f"pending, after step {self.at_step:,}"
 
 
@@ -276,6 +286,8 @@ class RunState:
         spikes: events of starts of gradient spikes; ``length_steps`` is added when a spike ends.
         queued: jobs that wait in a scheduler's queue, by name.
         evaluation_behind: an alarm said that evaluation falls behind training, and milestones wait since.
+        driver: token of the newest driver's lease.
+        asked_driver: token of the driver that the newest request to stop names; empty: there was none.
         trust: of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps followed).
     """
 
@@ -307,6 +319,8 @@ class RunState:
     evaluation_behind: bool = False
     train_stopped: str = ""
     stop_requested: bool = False
+    driver: str = ""
+    asked_driver: str = ""
     message: str = ""
 
     @property

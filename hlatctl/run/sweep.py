@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlatctl.run import labels
+from hlatctl.run import labels, stopping
 from hlatctl.run.journal import Event, number
 from hlatctl.run.labels import LabelState
 from hlatctl.run.reading import DAMAGED
@@ -82,6 +82,8 @@ class SweepState:
         accelerators: whether each process has an accelerator.
         trials: by number.
         labels: its name, tags and notes.
+        driver: token of the newest driver's lease.
+        asked_driver: token of the driver that the newest request to stop names; empty: there was none.
     """
 
     sweep_id: str = ""
@@ -101,6 +103,8 @@ class SweepState:
     trials: dict[int, TrialState] = field(default_factory=dict)
     labels: LabelState = field(default_factory=LabelState)
     stop_requested: bool = False
+    driver: str = ""
+    asked_driver: str = ""
     message: str = ""
     warnings: list[str] = field(default_factory=list)
 
@@ -144,7 +148,8 @@ def _space(state: SweepState, event: Event) -> None:
 
 
 def _head_started(state: SweepState, event: Event) -> None:
-    state.status, state.message, state.stop_requested = "running", "", False
+    state.status, state.message = "running", ""
+    stopping.fold_start(state, event)
 
 
 def _trial_asked(state: SweepState, event: Event) -> None:
@@ -193,10 +198,6 @@ def _trial_ended(state: SweepState, event: Event) -> None:
     trial.ended_unix_s = event["time_unix_s"]
 
 
-def _stop_requested(state: SweepState, event: Event) -> None:
-    state.stop_requested = True
-
-
 def _labelled(state: SweepState, event: Event) -> None:
     labels.apply(state.labels, event)
 
@@ -216,7 +217,7 @@ _HANDLERS = {
     "trial_rung": _trial_rung,
     "trial_stopping": _trial_stopping,
     "trial_ended": _trial_ended,
-    "stop_requested": _stop_requested,
+    "stop_requested": stopping.fold_request,
     "labelled": _labelled,
     "sweep_finished": _sweep_finished,
 }

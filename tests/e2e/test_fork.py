@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hlatctl.run import files
-from hlatctl.run.manifest import read_manifest
+from hlatctl.run.manifest import MANIFEST, read_manifest, write_manifest
 from tests.e2e.conftest import Cli
+from trainer.shard_index import read_index
+from trainer.storage import read_tensors
 
 pytestmark = pytest.mark.processes
 
@@ -87,6 +90,7 @@ def test_a_checkpoint_is_proven_to_continue_as_the_run_did(cli: Cli, parent: str
     assert proof.returncode == 0, proof.stderr
     found = json.loads(proof.stdout)
     assert (found["from_step"], found["steps"], found["equal"], found["must_equal"]) == (8, 3, 3, True)
+    assert found["tensors_at"] is None, "the next checkpoint is one step further"
     assert sorted(path for path in cli.paths(parent).root.rglob("*") if ".fold" not in path.parts) == before
 
 
@@ -98,3 +102,32 @@ def test_a_run_that_does_not_continue_as_it_did_is_told(cli: Cli, child: str) ->
     proof = cli.run("verify-resume", child, "--steps", "3")
     assert (proof.returncode, "step 10 differs" in proof.stderr) == (20, True), proof.stderr
     assert "1 of 3 steps are equal" in proof.stdout, "the update of step 9 is the first that differs"
+
+
+def _flip_the_lowest_bit_of_an_unused_moment(checkpoint: Path) -> str:
+    """Return the name of the tensor. The manifest is written anew, so the checkpoint is valid."""
+    (stored,) = read_index(checkpoint).tensors(lambda name: "exp_avg." in name and "embed" in name)
+    ((file, chunk),) = stored.chunks
+    values = read_tensors(checkpoint, lambda name: name == stored.name)[stored.name]
+    row = next(number for number, row in enumerate(values) if not row.any())
+    manifest = read_manifest(checkpoint)
+    (checkpoint / MANIFEST).unlink()
+    with (checkpoint / file).open("r+b") as shard:
+        shard.seek(chunk.begin + row * values[0].nbytes)
+        shard.write(b"\x01")  # the least number that isn't 0
+    write_manifest(checkpoint, step=manifest.step, tokens=manifest.tokens, world=manifest.world)
+    return stored.name
+
+
+def test_a_bit_of_a_moment_that_no_loss_depends_on_is_found(cli: Cli, parent: str) -> None:
+    proof = cli.run("verify-resume", parent, "--steps", "4", "--json")
+    assert proof.returncode == 0, proof.stderr
+    found = json.loads(proof.stdout)
+    assert (found["tensors_at"], found["equal_tensors"], found["first_tensor"]) == (12, found["tensors"], None)
+
+    name = _flip_the_lowest_bit_of_an_unused_moment(cli.paths(parent).checkpoint(8))
+    proof = cli.run("verify-resume", parent, "--steps", "4")
+    assert proof.returncode == 20, proof.stderr
+    assert f"tensor {name} differs; must be equal to the last bit" in proof.stderr
+    assert "4 of 4 steps are equal, to the last bit, after step 8" in proof.stdout
+    assert f"the first that differs is {name}" in proof.stdout

@@ -182,6 +182,40 @@ def test_a_step_must_lie_ahead(run: RunPaths) -> None:
     assert amend(run, "optimizer.lr=1e-4", at="90").at_step == 90
 
 
+def train(run: RunPaths, *steps: int, **fields: Any) -> None:
+    with JournalWriter(run, train_writer(0), 1) as journal:
+        for step in steps:
+            journal.append("step", step=step, tokens=step * 8192, loss=3.0, **fields)
+
+
+def test_a_step_that_passes_while_the_amendment_is_checked_is_refused(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.amendments.check", lambda *_, **__: train(run, 80, 95))
+    with pytest.raises(ConfigError, match="--at=90: is not after the newest step, 95"):
+        amend(run, "optimizer.lr=1e-4", at="90")
+    assert not events(run)
+
+
+def test_a_step_that_training_reaches_before_it_has_the_order_is_refused(run: RunPaths) -> None:
+    train(run, *range(71, 80), step_s=0.5)
+    with hold_driver(run):
+        with pytest.raises(ConfigError, match="--at=89: is too soon; the run is at step 79") as caught:
+            amend(run, "optimizer.lr=1e-4", at="89")
+        assert caught.value.hint == "--at 209, or --at now"
+        assert amend(run, "optimizer.lr=1e-4", at="209").at_step == 209
+
+
+def test_an_amendment_that_begins_later_than_asked_for_says_so(run: RunPaths) -> None:
+    amend(run, "optimizer.lr=1e-4", at="90")
+    amend(run, "optimizer.lr=2e-4", at="now")
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("amendment_applied", number=1, step=97)
+        journal.append("amendment_applied", number=2, step=97)
+    late = "later than asked for: step 90 was over before the trainer had the order"
+    assert [a.begins for a in read_state(run).amendments] == [f"from step 98 ({late})", "from step 98"]
+
+
 def test_a_running_attempt_must_not_pass_an_earlier_end(run: RunPaths) -> None:
     with hold_driver(run):
         with pytest.raises(ConfigError, match="the running attempt could pass that step") as caught:

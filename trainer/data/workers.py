@@ -128,7 +128,9 @@ def _in_order(pool: Any, work: Any, tasks: Sequence[Any], progress: Progress, ah
 
 def _begin(counts: Any) -> None:
     """Prepare a worker process."""
-    end_with_parent()
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    end_with_parent(starter.pid)
     startup.begin()
     _use(counts)
 

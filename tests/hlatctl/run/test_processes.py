@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hlatctl.run import processes
+from hlatctl.run import child, processes
 from hlatctl.run.errors import LaunchError
 
 pytestmark = pytest.mark.processes
@@ -106,3 +106,34 @@ def test_the_processes_of_a_job_are_found_by_its_token_in_any_session() -> None:
         one.kill()
         other.kill()
     assert not processes.of_job("token-of-this-test")
+
+
+#: Starts a process that ends with it, and dies before that process has said so.
+_DIES_FIRST = """
+import os, subprocess, sys
+from hlatctl.run import child
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=child.environment())
+"""
+_COMES_LATE = """
+import os, time
+from hlatctl.run import child, processes
+while os.getppid() == int(os.environ[processes.PARENT_ENV]):
+    time.sleep(0.01)
+print("its parent is dead", flush=True)
+processes.end_with_parent()
+print("it runs", flush=True)
+"""
+
+
+@_LINUX
+def test_a_process_whose_parent_died_before_it_could_end_with_it_ends() -> None:
+    command = [sys.executable, "-c", _DIES_FIRST, _COMES_LATE]
+    said = subprocess.run(command, env=child.environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said.splitlines() == ["its parent is dead"]
+
+
+@_LINUX
+def test_a_process_that_ends_with_its_parent_lives_as_long_as_that() -> None:
+    code = "from hlatctl.run import processes; processes.end_with_parent(); print('it runs')"
+    said = subprocess.check_output([sys.executable, "-c", code], env=child.environment(), text=True)
+    assert said == "it runs\n"

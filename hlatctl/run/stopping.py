@@ -1,0 +1,53 @@
+"""Requests to stop a run or a sweep: who writes them, and which driver they are for.
+
+A driver holds its lock for a while before it journals ``head_started``, and can be asked to stop in between. So each
+request names its driver by the token of the lease. A driver that starts obeys a request that names it. It ignores
+others, which earlier drivers have obeyed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hlatctl.run.journal import Event, JournalWriter
+from hlatctl.run.lease import driver_token
+from hlatctl.run.paths import RunPaths
+
+
+class Driven(Protocol):
+    """The part of a folded state that says who drives, and whether it is to stop."""
+
+    driver: str
+    asked_driver: str
+    stop_requested: bool
+
+
+def request(run: RunPaths, journal: JournalWriter, *, by: str) -> None:
+    """Journal a request to stop.
+
+    If another driver starts meanwhile, it gets a request of its own.
+
+    Args:
+        run: the run or sweep.
+        journal: of the requester.
+        by: name of the requester.
+
+    Raises:
+        StorageError: the request can't be written, so the driver can't read it.
+    """
+    asked: str | None = None
+    while (token := driver_token(run)) != asked and (token or asked is None):
+        journal.append("stop_requested", durable=True, by=by, driver=token)
+        asked = token
+
+
+def fold_start(state: Driven, event: Event) -> None:
+    """Apply ``head_started``."""
+    state.driver = str(event.get("token", ""))
+    state.stop_requested = state.driver != "" and state.asked_driver == state.driver
+
+
+def fold_request(state: Driven, event: Event) -> None:
+    """Apply ``stop_requested``. Without a driver, the request is for the job that is still running."""
+    state.asked_driver = str(event.get("driver", ""))
+    state.stop_requested |= state.asked_driver in ("", state.driver)

@@ -1,0 +1,115 @@
+"""``python -m trainer.checkpoint.compare CHECKPOINT OTHER``: compare the tensors of two checkpoints.
+
+Weights and moments are compared bit by bit, by name, whatever layout wrote them. Files with the same checksum in both
+manifests aren't read. Otherwise one process reads each tensor of both, one at a time. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hlatctl.run import processes
+from hlatctl.run.errors import run_main
+from hlatctl.run.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.shard_index import StoredTensor
+
+#: Elements that are subtracted at once.
+_BLOCK = 1 << 24
+
+
+@dataclass(kw_only=True)
+class Compared:
+    """How two checkpoints differ.
+
+    Args:
+        tensors: how many there are.
+        equal: how many have exactly the same bits.
+        first_different: name of the first one that has not, in order of names; None: all have.
+        largest: largest relative difference of a tensor: the norm of the difference, divided by the tensor's norm.
+        largest_in: the name of that tensor.
+    """
+
+    tensors: int = 0
+    equal: int = 0
+    first_different: str | None = None
+    largest: float = 0.0
+    largest_in: str | None = None
+
+    def add(self, name: str, difference: float | None) -> None:
+        """Add a tensor and its relative difference; None: all bits are equal."""
+        self.tensors += 1
+        if difference is None:
+            self.equal += 1
+            return
+        self.first_different = self.first_different or name
+        if self.largest_in is None or difference > self.largest:
+            self.largest, self.largest_in = difference, name
+
+
+def compare(folder: Path, other: Path) -> Compared:
+    """Compare the checkpoint of a folder with another one.
+
+    Raises:
+        CheckpointError: one can't be read.
+    """
+    from trainer.shard_index import read_index
+
+    ours, theirs = ({one.name: one for one in read_index(path).tensors()} for path in (folder, other))
+    sums, other_sums = ({str(e["path"]): e["sha256"] for e in read_manifest(path).files} for path in (folder, other))
+    same = {name for name, checksum in sums.items() if other_sums.get(name) == checksum}
+    found = Compared()
+    for name in sorted({*ours, *theirs}):
+        one, two = ours.get(name), theirs.get(name)
+        if one is None or two is None or (one.dtype, one.shape) != (two.dtype, two.shape):
+            found.add(name, math.inf)
+        elif one == two and all(file in same for file, _ in one.chunks):
+            found.add(name, None)
+        else:
+            found.add(name, _difference(_read(folder, one), _read(other, two)))
+    return found
+
+
+def _read(folder: Path, stored: StoredTensor) -> Tensor:
+    from trainer.storage import read_tensors
+
+    return read_tensors(folder, lambda name: name == stored.name)[stored.name].reshape(-1)
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float | None:
+    """Return the relative difference of two flat tensors; None if all bits are equal."""
+    import torch
+
+    if torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)):
+        return None
+    squares = [0.0, 0.0]
+    for one, two in zip(ours.split(_BLOCK), theirs.split(_BLOCK), strict=True):
+        squares[0] += float((one.double() - two.double()).square().sum())
+        squares[1] += float(one.double().square().sum())
+    difference = math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
+    return difference if math.isfinite(difference) else math.inf
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare, and print the result as JSON."""
+    parser = argparse.ArgumentParser(prog="trainer.checkpoint.compare", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint")
+    parser.add_argument("other", type=Path, help="folder of the checkpoint to compare it with")
+    options = parser.parse_args(argv)
+    if argv is None:
+        processes.end_with_parent()
+    print(json.dumps(asdict(compare(options.checkpoint, options.other))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
