@@ -103,6 +103,25 @@ def test_an_evaluation_has_limits_and_nodes_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("training", "devices", "own", "limits"),
+    [
+        ({"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "memory": "1Ti"}, 1, {}, {"nvidia.com/gpu": "1"}),
+        ({"aws.amazon.com/neuron": "16"}, 1, {}, {"aws.amazon.com/neuron": "2"}),  # a chip is half a process of 8
+        ({"nvidia.com/gpu": "8"}, 2, {"memory": "64Gi"}, {"nvidia.com/gpu": "2", "memory": "64Gi"}),
+        ({"nvidia.com/gpu": "8"}, 1, {"nvidia.com/mig-1g.5gb": "1"}, {"nvidia.com/mig-1g.5gb": "1"}),
+        ({"nvidia.com/gpu": "8"}, 0, {"memory": "64Gi"}, {"memory": "64Gi"}),  # on the CPU
+    ],
+)
+def test_a_job_without_torchrun_asks_for_its_share_of_the_devices_of_training(
+    training: dict[str, str], devices: int, own: dict[str, str], limits: dict[str, str]
+) -> None:
+    settings = dataclasses.replace(EVERYTHING.kubernetes, resources=training)
+    job = dataclasses.replace(ONE, devices=devices, resources=own)
+    pod = manifest(job, dataclasses.replace(EVERYTHING, kubernetes=settings))[1]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {"limits": limits}
+
+
 @pytest.mark.parametrize("run", ["plain", "A_Run.of-Mine", "ü" * 80, "-", "x" * 300])
 def test_names_and_labels_are_those_that_a_cluster_takes(run: str) -> None:
     folder = f"/runs/{run}/launch/attempt-0002"

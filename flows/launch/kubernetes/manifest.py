@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from conf.devices import DEVICES
 from conf.schema import ClusterConfig, KubernetesConfig
 from flows.launch.base import Job, export_lines, quote
 from flows.launch.place import token_file
@@ -131,7 +132,7 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
         "imagePullSecrets": [{"name": settings.pull_secret}] if settings.pull_secret else None,
     }
     volumes, mounts = _volumes(cluster)
-    limits = dict(settings.resources if job.processes_per_node else job.resources)
+    limits = _limits(job, cluster)
     return {
         "subdomain": name,
         "restartPolicy": "Never",
@@ -162,6 +163,22 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
         ],
         "volumes": volumes,
     }
+
+
+def _limits(job: Job, cluster: ClusterConfig) -> dict[str, str]:
+    """Return the limits of a pod. One process gets its share of training's devices, unless it names its own."""
+    training = cluster.kubernetes.resources
+    if job.processes_per_node:
+        return dict(training)
+    if not job.devices or any(map(_is_device, job.resources)):
+        return dict(job.resources)
+    whole = {name: int(number) for name, number in training.items() if _is_device(name) and number.isdecimal()}
+    share = {name: -(-number * job.devices // cluster.processes_per_node) for name, number in whole.items()}
+    return {**{name: str(number) for name, number in share.items()}, **job.resources}
+
+
+def _is_device(resource: str) -> bool:
+    return any(resource.startswith(device.resources) for device in DEVICES.values())
 
 
 def _script(job: Job, settings: KubernetesConfig) -> str:
