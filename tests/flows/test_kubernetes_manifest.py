@@ -46,6 +46,13 @@ EVERYTHING = ClusterConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as the user of the images."""
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    monkeypatch.setattr(os, "getgid", lambda: 10001)
+
+
 @pytest.mark.parametrize(
     ("name", "job", "cluster"),
     [("train", dataclasses.replace(TRAIN, avoided_hosts=("n9",)), EVERYTHING), ("one_process", ONE, PLAIN)],
@@ -86,6 +93,20 @@ def test_the_service_and_the_rules_for_nodes_select_the_pods_of_this_job() -> No
     assert spec["subdomain"] == service["metadata"]["name"] == name
     env = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
     assert env["HLATCTL_MASTER_ADDR"] == f"{name}-0.{name}"
+
+
+def test_pods_run_as_the_user_of_the_driver_also_if_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    def identity() -> dict[str, object]:
+        found: dict[str, object] = manifest(ONE, PLAIN)[1]["spec"]["template"]["spec"]["securityContext"]
+        return found
+
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    monkeypatch.setattr(os, "getgid", lambda: 100)
+    found = identity()
+    assert (found["runAsUser"], found["runAsGroup"], found["fsGroup"], found["runAsNonRoot"]) == (1234, 100, 100, True)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert identity()["runAsUser"] == 0
+    assert "runAsNonRoot" not in identity(), "the cluster would refuse its own user"
 
 
 def test_the_limits_of_training_are_not_those_of_a_job_without_its_processes() -> None:

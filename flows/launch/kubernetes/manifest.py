@@ -32,6 +32,7 @@ _UNREACHABLE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
 _FIRST_PORT, _PORTS = 20_000, 12_768
 #: In plans of a configuration without an image; no such image can be named.
 _NO_IMAGE = "IMAGE"
+_HOME = "/tmp"
 Object = dict[str, Any]
 
 
@@ -139,6 +140,7 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": settings.grace_s,
+        "securityContext": _identity(),
         **{key: value for key, value in given.items() if value},
         "tolerations": [
             *({"key": key, "operator": "Exists"} for key in settings.tolerations),
@@ -157,11 +159,28 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
                 "args": [_script(job, settings).replace("$", "$$")],
                 "env": _variables(job, name),
                 **({"resources": {"limits": limits}} if limits else {}),
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": mounts,
             }
         ],
         "volumes": volumes,
+    }
+
+
+def _identity() -> Object:
+    """Return whom a pod runs as: the driver's own user and group, because run directories are private to their owner.
+
+    With what the containers have, a pod fits Kubernetes' profile "restricted", unless the driver's user is root.
+    """
+    user, group = os.getuid(), os.getgid()
+    return {
+        **({"runAsNonRoot": True} if user else {}),
+        "runAsUser": user,
+        "runAsGroup": group,
+        "fsGroup": group,
+        "fsGroupChangePolicy": "OnRootMismatch",  # else the owner of every file is set before each start
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
@@ -204,7 +223,7 @@ exec {command}
 
 
 def _variables(job: Job, name: str) -> list[Object]:
-    """The variables that tell a node its place."""
+    """The variables that tell a node its place, and its user a home."""
     port = _FIRST_PORT + int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % _PORTS
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     return [
@@ -213,6 +232,9 @@ def _variables(job: Job, name: str) -> list[Object]:
         {"name": node.NODES_ENV, "value": str(pods_of(job))},
         {"name": node.MASTER_ADDR_ENV, "value": f"{name}-0.{name}"},
         {"name": node.MASTER_PORT_ENV, "value": str(port)},
+        # The driver's user need not be one of the image's, so it has no name and no folder there.
+        {"name": "HOME", "value": _HOME},
+        {"name": "USER", "value": MANAGED["app.kubernetes.io/managed-by"]},
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -89,7 +90,8 @@ def test_missing_tools_folders_and_packages_are_reported(tmp_path: Path, monkeyp
 def test_a_login_node_needs_no_tool_of_the_nodes(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    config = compose([f"cluster={cluster}", f"runs_dir={tmp_path}", "preflight.min_open_files=1000000000"])
+    config = compose([f"runs_dir={tmp_path}", "preflight.min_open_files=1000000000"])
+    config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, launcher=cluster))
     checks = {check.name: check for check in machine_checks.look(config)}
     assert [check.name for check in checks.values() if check.status == "fail"] == []
     for name in ("C++ compiler", "bubblewrap", "open files"):
