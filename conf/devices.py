@@ -1,8 +1,9 @@
 """Facts about the devices that a model trains on, one row per device.
 
-No other module compares a device's name: trainer, evaluator and flows read these facts. Two things need no row. There
-is no autocast, because ``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting
-devices use PyTorch's module for the device (``torch.get_device_module``).
+Trainer, evaluator and flows read these facts, and name no kind of GPU. They compare a device's name for two questions:
+whether it is the CPU, and whether it needs Neuron's tools and software. Two things need no row. There is no autocast,
+because ``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting devices use PyTorch's
+module for the device (``torch.get_device_module``).
 """
 
 from __future__ import annotations
