@@ -1,8 +1,9 @@
 """Facts about the devices that a model trains on, one row per device.
 
-No other module compares a device's name: trainer, evaluator and flows read these facts. Two things need no row. There
-is no autocast, because ``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting
-devices use PyTorch's module for the device (``torch.get_device_module``).
+Trainer, evaluator and flows read these facts, and name no kind of GPU. They compare a device's name for two questions:
+whether it is the CPU, and whether it needs Neuron's tools and software. Two things need no row. There is no autocast,
+because ``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting devices use PyTorch's
+module for the device (``torch.get_device_module``).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Device:
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
+        resources: beginnings of the names by which Kubernetes counts such devices, from their device plug-ins.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
             vendor's data sheets, without sparsity.
     """
@@ -65,6 +67,7 @@ class Device:
     hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
+    resources: tuple[str, ...] = ()
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def peak(self, name: str, number_format: str) -> float | None:
@@ -94,6 +97,7 @@ DEVICES = {
         # default). We have no such device to try it on.
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         fp8_capability=(8, 9),
+        resources=("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"),
         peak_flops_per_s={
             ("NVIDIA A100", "bfloat16"): 312e12,
             ("NVIDIA A100", "float32"): 19.5e12,
@@ -121,5 +125,6 @@ DEVICES = {
         flex_attention=False,
         memory="unknown",
         profiled=False,
+        resources=("aws.amazon.com/neuron",),
     ),
 }

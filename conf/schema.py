@@ -341,9 +341,11 @@ class EvalClusterConfig:
     partition: str | None = None
     """Of Slurm; none: the partition of training, `cluster.slurm.partition`."""
     extra: list[str] = field(default_factory=list)
-    """Further options of sbatch, such as `--gpus=1`, `--cpus-per-task=16` or `--time=4:00:00`."""
+    """Further options of sbatch, such as `--cpus-per-task=16`, `--time=4:00:00` or, for other devices than its share of
+    training's, `--gpus-per-node=1`."""
     resources: dict[str, str] = field(default_factory=dict)
-    """Limits of the pod on Kubernetes, such as `nvidia.com/gpu: "1"`; empty: it gets no device."""
+    """Limits of the pod on Kubernetes, such as `memory: 64Gi` or, for other devices than its share of training's,
+    `nvidia.com/gpu: "1"`."""
     node_selector: dict[str, str] = field(default_factory=dict)
     """Labels that the pod's node must have; empty: those of training, `cluster.kubernetes.node_selector`."""
 
@@ -412,7 +414,8 @@ class EvalConfig:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Number format of the evaluated model; none: `float32` with `hf`, `bfloat16` with `vllm` and `neuron`."""
     device: DeviceName | None = None
-    """Device that `hf` computes on, which must exist; none: `backend.device`, or the CPU where that is missing."""
+    """Device that `hf` and `vllm` compute on, which must exist; none: `backend.device`, or the CPU with `backend=nxd`
+    and `hf`. `vllm` also uses a GPU that is there."""
     replicas: PositiveInt = 1
     """Copies of the evaluated model, with `hf`. Each has `tensor_parallel_size` processes and their devices."""
     share_prefixes: bool = False
@@ -843,6 +846,19 @@ class Config:
     def stages_per_process(self) -> int:
         """Pipeline stages of a process. Stage s is on process s modulo `pipeline_parallel_size`."""
         return self.parallel.pipeline_chunks if self.parallel.pipeline_schedule == "interleaved_1f1b" else 1
+
+    @property
+    def eval_device(self) -> DeviceName:
+        """Device that transformers evaluates on, which must exist. It can't use the one of NxD (torch-xla)."""
+        return self.eval.device or ("cpu" if self.backend.name == "nxd" else self.backend.device)
+
+    @property
+    def eval_devices(self) -> int:
+        """Devices of training's kind that an evaluation uses; 0: it computes on the CPU."""
+        wanted = self.eval
+        if wanted.runner == "hf":
+            return 0 if self.eval_device == "cpu" else wanted.replicas * wanted.tensor_parallel_size
+        return 0 if (wanted.device or self.backend.device) == "cpu" else wanted.tensor_parallel_size
 
     @property
     def micro_batch_size(self) -> int:

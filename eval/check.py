@@ -68,8 +68,16 @@ def _contract(
     if external:
         model.check_folder(external)
     text = held_out(None if external else run, config) if planned.validation else None
-    folder = external or _tokenizer_folder(run)
-    return contract.make(config, planned, text, scratch, folder=folder, from_elsewhere=external is not None)
+    folder, elsewhere = external or _tokenizer_folder(run), external is not None
+    devices = _recorded_devices(run)
+    return contract.make(config, planned, text, scratch, folder=folder, from_elsewhere=elsewhere, devices=devices)
+
+
+def _recorded_devices(run: RunPaths | None) -> dict[str, str]:
+    """Return the devices that evaluated a run, by kind: a login node, where this check runs, may have none of them."""
+    tasks = contract_record.read(run).tasks.values() if run else ()
+    names = [str(fields["device"]) for known in tasks for fields in known if "device" in fields]
+    return {name.partition(":")[0]: name for name in reversed(names)}
 
 
 def _tokenizer_folder(run: RunPaths | None) -> Path:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def make(
     *,
     folder: Path,
     from_elsewhere: bool = False,
+    devices: Mapping[str, str] | None = None,
 ) -> contract.Contracts:
     """Return the contracts of an evaluation; reads every task's data, but no weights.
 
@@ -48,6 +50,7 @@ def make(
         scratch: folder for the harness's caches.
         folder: has the tokenizer: the exported model, or the folder that exports copy it from.
         from_elsewhere: the folder is an external model, so its configuration is part of the contracts.
+        devices: full names of devices by kind, for a kind that isn't on this machine.
 
     Raises:
         DependencyError: a package is missing.
@@ -56,10 +59,10 @@ def make(
     own_files = model_folder.hashes(folder, with_config=from_elsewhere)
     if config.eval.chat_template:
         own_files["chat_template"] = chat.digest(folder, config.eval)
-    shared = _shared(config) | {contract.MODEL: own_files}
+    shared = _shared(config, devices or {}) | {contract.MODEL: own_files}
     tasks: dict[str, contract.Fields] = {}
     if held_out:
-        tasks[suites.VALIDATION] = _validation(config, held_out, own_files["tokenizer"])
+        tasks[suites.VALIDATION] = _validation(config, held_out, own_files["tokenizer"], devices or {})
     for task in planned.tasks:
         fields = {"versions": _versions(config, task)} | shared | _task(config, task, scratch)
         tasks[task.name] = json.loads(json.dumps(fields, default=str))  # one's own definitions can have dates
@@ -82,12 +85,13 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def _shared(config: Config) -> contract.Fields:
+def _shared(config: Config, devices: Mapping[str, str]) -> contract.Fields:
     """Return what all tasks of the harness have in common."""
     runner = config.eval.runner
+    device = runners.device(runner, config)
     return {
         "runner": runner,
-        "device": runners.device(runner, config),
+        "device": devices.get(device, device),
         "dtype": runners.dtype(runner, config.eval),
         "environment": _environment(),
         "context_tokens": config.train.seq_len,
@@ -148,15 +152,17 @@ def _figure(figure: plan.Figure, tasks: dict[str, contract.Fields]) -> contract.
     return {"aggregate": figure.group.aggregate, "metrics": list(figure.metrics), "tasks": parts}
 
 
-def _validation(config: Config, held_out: Path, tokenizer: dict[str, str]) -> contract.Fields:
+def _validation(
+    config: Config, held_out: Path, tokenizer: dict[str, str], devices: Mapping[str, str]
+) -> contract.Fields:
     """Return the contract of the loss on the held-out text; the loss per token depends on the tokenizer."""
-    versions = package_versions()
+    versions, device = package_versions(), runners.device("hf", config)
     return {
         "sha256": files.sha256_file(held_out),
         "tokens": config.eval.validation_tokens,
         "context_tokens": config.train.seq_len,
         "dtype": runners.dtype("hf", config.eval),
-        "device": runners.device("hf", config),
+        "device": devices.get(device, device),
         "environment": _environment(),
         "versions": {name: versions[name] for name in _OF_MODEL},
         "scoring": source.scoring(source.HELD_OUT),

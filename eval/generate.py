@@ -48,9 +48,12 @@ class _Answers:
 
     def load(self, asked: dict[str, Any]) -> None:
         """Load the model that the first line names."""
-        device, name = str(asked["device"]), model.device_name(asked["device"])
-        if asked["needs_device"] and name == "cpu" != device:
-            raise EvaluationError(f"--device={device}: PyTorch finds no such device here", hint="use --device cpu")
+        device = str(asked["device"])
+        if not model.is_there(device):
+            if asked["needs_device"]:
+                raise EvaluationError(f"--device={device}: PyTorch finds no such device here", hint="use --device cpu")
+            device = "cpu"
+        name = model.device_name(device)
         limit = asked["context_tokens"] or _UNLIMITED
         self._loaded = model.load(Path(asked["model"]), seq_len=limit, device=device)
         self._after_document = bool(asked["after_document"])

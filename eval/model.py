@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from conf.devices import DEVICES
+from conf.schema import Config
 from eval import linked
 from hlatctl.run import files, startup
 from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError
+from hlatctl.run.host import node_name
 from hlatctl.run.model_folder import WEIGHTS, lacking
 from hlatctl.run.model_link import read_link
 
@@ -74,7 +76,7 @@ def load(
     Args:
         folder: Hugging Face folder of a causal language model.
         seq_len: tokens per sequence in training; the context is never longer.
-        device: used if present, else the CPU.
+        device: kind of device, which must be here.
         dtype: number format of the computation.
         index: of the device, if there are several; None: PyTorch's current one.
         tensor_parallel_size: processes of this process's group that share the model, by transformers' own plan.
@@ -102,7 +104,8 @@ def load(
                     folder, local_files_only=True, use_safetensors=True, **settings
                 )
     if tensor_parallel_size == 1:
-        model = model.to(_place(device, index))
+        own = index is not None and DEVICES[device].own_for_each_process
+        model = model.to(f"{device}:{index}" if own else device)
     startup.imported()
     return Loaded(model.eval(), tokenizer, _context(model.config, seq_len))
 
@@ -143,12 +146,6 @@ def _tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _place(device: str, index: int | None) -> str:
-    if not is_there(device):
-        return "cpu"
-    return f"{device}:{index}" if index is not None and DEVICES[device].own_for_each_process else device
-
-
 def _context(config: Any, seq_len: int) -> int:
     """Return the tokens of a model's context, which is never longer than in training."""
     return min(seq_len, int(getattr(config, "max_position_embeddings", None) or seq_len))
@@ -163,21 +160,31 @@ def is_there(device: str) -> bool:
         return False
     if package is not None:
         importlib.import_module(package)
-    return bool(torch.get_device_module(device).is_available())
+    try:
+        return bool(torch.get_device_module(device).is_available())
+    except RuntimeError:  # a device that this PyTorch has never heard of
+        return False
 
 
-def check_devices(device: str, count: int) -> None:
-    """Check that PyTorch has so many devices here.
+def check_devices(config: Config, device: str) -> None:
+    """Check that PyTorch has the devices of an evaluation here, which must not compute on the CPU instead.
 
     Raises:
         EvaluationError: it has fewer.
     """
     if not is_there(device):
+        key = "eval.device" if config.eval.device else "backend.device"
+        asked = {
+            "slurm": "if its job has no device, ask for one with eval.cluster.extra=['--gpus-per-node=1']; ",
+            "kubernetes": "if its pod has no device, ask for one with eval.cluster.resources; ",
+        }
         raise EvaluationError(
-            f"eval.device={device}: PyTorch finds no such device here", hint="set eval.device=cpu or null"
+            f"{key}={device}: PyTorch finds no such device on {node_name()}, where the evaluation runs",
+            hint=f"{asked.get(config.cluster.launcher, '')}eval.device=cpu evaluates on the CPU",
         )
     import torch
 
+    count = config.eval.replicas * config.eval.tensor_parallel_size
     if DEVICES[device].own_for_each_process and (found := torch.get_device_module(device).device_count()) < count:
         raise EvaluationError(
             f"eval.replicas x eval.tensor_parallel_size = {count}: there are only {found} devices {device} here",
@@ -201,9 +208,9 @@ def check_heads(folder: Path, tensor_parallel_size: int) -> None:
 
 
 def device_name(device: str) -> str:
-    """Return the name of the device that :func:`load` would use: ``cpu``, or ``cuda: NVIDIA H200``."""
+    """Return a device with the name of its model, such as ``cuda: NVIDIA H200``; only its kind if it isn't here."""
     if device == "cpu" or not is_there(device):
-        return "cpu"
+        return device
     import torch
 
     name = getattr(torch.get_device_module(device), "get_device_name", None)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from conf.schema import Config, EvalConfig
 from eval import vllm_engine
 from eval.harness import quiet, wrap
-from eval.model import DTYPE, Loaded, device_name
+from eval.model import DTYPE, Loaded, device_name, is_there
 from eval.pool import Pool
 from hlatctl.run.errors import DependencyError
 
@@ -42,7 +42,7 @@ _OPTIONAL = {
         "optimum.neuron", "optimum-neuron", "pip install 'optimum[neuronx]' in an environment with the Neuron SDK"
     ),
 }
-#: A CPU is used where it is missing.
+#: What vLLM computes on unless the configuration has it on a CPU.
 _VLLM_DEVICE = "cuda"
 #: Default number format of the computation, regardless of the weights' format. Neuron refuses the harness's default.
 _DTYPES = {"hf": DTYPE, "vllm": "bfloat16", "neuron": "bfloat16"}
@@ -59,6 +59,7 @@ class Request:
         batch_size: requests at once, or ``auto``.
         seed: of sampled answers.
         dtype: number format of an optional runner; the model in memory has its own.
+        device: kind of device that vLLM computes on.
         tensor_parallel_size: devices that share the model of an optional runner.
         pool: processes that compute for `hf`; the model in memory then has no weights.
         share_prefixes: compute tokens once with which several sequences of a batch begin; for `hf`.
@@ -70,6 +71,7 @@ class Request:
     batch_size: int | Literal["auto"]
     seed: int
     dtype: str = "bfloat16"
+    device: str = _VLLM_DEVICE
     tensor_parallel_size: int = 1
     pool: Pool | None = None
     share_prefixes: bool = False
@@ -103,13 +105,13 @@ def versions(name: str) -> dict[str, str]:
 
 
 def device(name: str, config: Config) -> str:
-    """Return the device that a runner computes on, with its model name if it has one."""
-    return device_name({"hf": device_of(config), "vllm": _VLLM_DEVICE, "neuron": "neuron"}[name])
+    """Return the device that a runner computes on, with its model name if it has one and is here."""
+    return device_name({"hf": config.eval_device, "vllm": vllm_device(config), "neuron": "neuron"}[name])
 
 
-def device_of(config: Config) -> str:
-    """Return the kind of device that `hf` is asked to compute on."""
-    return config.eval.device or config.backend.device
+def vllm_device(config: Config) -> str:
+    """Return the kind of device that vLLM is to compute on."""
+    return _VLLM_DEVICE if config.eval_devices or is_there(_VLLM_DEVICE) else "cpu"
 
 
 def dtype(name: str, wanted: EvalConfig) -> str:
@@ -125,7 +127,7 @@ def make(name: str, request: Request) -> Any:
             request.loaded(), batch_size=request.batch_size, pool=request.pool, share_prefixes=request.share_prefixes
         )
     if name == "vllm":
-        return vllm_engine.start(arguments(name, request), device=device_name(_VLLM_DEVICE).partition(":")[0])
+        return vllm_engine.start(arguments(name, request), device=request.device)
     from lm_eval.models.neuron_optimum import NEURON_HF
 
     return NEURON_HF(**arguments(name, request))

@@ -78,12 +78,12 @@ class TaskRunner:
         wanted, folder = self.config.eval, self.subject.model_folder
         if wanted.runner != "hf" or wanted.replicas * wanted.tensor_parallel_size == 1:
             return None
-        model.check_devices(runners.device_of(self.config), wanted.replicas * wanted.tensor_parallel_size)
+        model.check_devices(self.config, self.config.eval_device)
         model.check_heads(folder, wanted.tensor_parallel_size)
         settings = Settings(
             folder=str(folder),
             max_length=self.config.train.seq_len,
-            device=runners.device_of(self.config),
+            device=self.config.eval_device,
             dtype=runners.dtype("hf", wanted),
             batch_size=wanted.batch_size,
             processes=wanted.replicas * wanted.tensor_parallel_size,
@@ -98,17 +98,18 @@ class TaskRunner:
     def loaded(self) -> model.Loaded:
         """The model in memory, loaded at the first access; without weights if a pool computes."""
         config, folder = self.config, self.subject.model_folder
-        if config.eval.device:
-            model.check_devices(config.eval.device, 1)
         if self.pool:
             return model.describe(folder, seq_len=config.train.seq_len)
-        device, dtype = runners.device_of(config), runners.dtype("hf", config.eval)
-        return model.load(folder, seq_len=config.train.seq_len, device=device, dtype=dtype)
+        model.check_devices(config, config.eval_device)
+        dtype = runners.dtype("hf", config.eval)
+        return model.load(folder, seq_len=config.train.seq_len, device=config.eval_device, dtype=dtype)
 
     @cached_property
     def lm(self) -> answers.Remembering:
         """The harness's model, created at the first access."""
-        config = self.config
+        config, device = self.config, runners.vllm_device(self.config)
+        if config.eval.runner == "vllm":
+            model.check_devices(config, device)
         request = runners.Request(
             folder=self.subject.model_folder,
             loaded=lambda: self.loaded,
@@ -116,6 +117,7 @@ class TaskRunner:
             batch_size=config.eval.batch_size,
             seed=config.seed,
             dtype=runners.dtype(config.eval.runner, config.eval),
+            device=device,
             tensor_parallel_size=config.eval.tensor_parallel_size,
             pool=self.pool,
             share_prefixes=config.eval.share_prefixes,

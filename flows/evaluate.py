@@ -132,19 +132,19 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, 
     asked = ask_contracts(config, model=folder)
     name = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in folder.name)[:60]
     mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{name}")
-    run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode)
-    with files.created_like(run.root), JournalWriter(run, FLOW_WRITER) as journal:
-        simulated = config.cluster.launcher == "mock"
-        journal.append(
-            "run_created",
-            durable=True,
-            run_id=run.run_id,
-            simulated=simulated,
-            argv=[hide(word) for word in argv],
-            evaluates=os.fspath(folder),
-        )
-        journal.append("milestone", durable=True, milestone_tokens=0, tokens=0, step=0)
-    return run, asked
+    created = {
+        "run_id": run_id,
+        "simulated": config.cluster.launcher == "mock",
+        "argv": [hide(word) for word in argv],
+        "evaluates": os.fspath(folder),
+    }
+
+    def begin(run: RunPaths) -> None:
+        with JournalWriter(run, FLOW_WRITER) as journal:
+            journal.append("run_created", durable=True, **created)
+            journal.append("milestone", durable=True, milestone_tokens=0, tokens=0, step=0)
+
+    return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode, begin), asked
 
 
 def drive(request: Request, observer: Observer | None = None) -> list[Path]:

@@ -187,7 +187,10 @@ def opened(source: Source, *, needs_device: bool, say: Say) -> Iterator[Model]:
                 needs_device=needs_device,
                 after_document=source.run is not None,
             )
-            yield Model(talk, {**facts, **talk.hear()["ready"]})
+            ready = talk.hear()["ready"]
+            if not str(ready["device"]).startswith(source.device):
+                say(f"this machine has no device {source.device}, so the model runs on {ready['device']}")
+            yield Model(talk, {**facts, **ready})
 
 
 def _model_of(source: Source, scratch: Path, say: Say) -> tuple[Path, dict[str, Any]]:

@@ -33,13 +33,14 @@ def create(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
     """
     config = replace(config, experiment_name="imported")
     mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model)}")
-    run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode)
-    with files.created_like(run.root):
-        record = provenance.collect(argv, Path(hlatctl.__file__).parent)
+    record = provenance.collect(argv, Path(hlatctl.__file__).parent)
+
+    def begin(run: RunPaths) -> None:
         files.write_json(run.provenance, {**record, "imported": source.provenance})
         _write_samples(run, source)
-        _journal(run, source, argv)
-    return run
+        _journal(run, run_id, source, argv)
+
+    return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode, begin)
 
 
 def _write_samples(run: RunPaths, source: Source) -> None:
@@ -54,13 +55,13 @@ def _write_samples(run: RunPaths, source: Source) -> None:
             files.write_sealed_json(folder / "tasks" / f"{task}.json", {"metrics": {}, "scores": scores})
 
 
-def _journal(run: RunPaths, source: Source, argv: list[str]) -> None:
+def _journal(run: RunPaths, run_id: str, source: Source, argv: list[str]) -> None:
     scores = {name: _score(asdict(figure)) for name, figure in source.figures.figures.items()}
     at: dict[str, Any] = {"milestone_tokens": 0, "step": 0}
     with JournalWriter(run, FLOW_WRITER) as journal:
         journal.append(
             "run_created",
-            run_id=run.run_id,
+            run_id=run_id,
             simulated=False,
             argv=[hide(word) for word in argv],
             evaluates=source.figures.model or source.provenance["file"],

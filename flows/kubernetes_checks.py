@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
 
 from conf.schema import Config, KubernetesConfig
+from flows.launch.base import Job
 from flows.launch.kubernetes import limits
 from flows.launch.kubernetes.api import Api, RefusedError
+from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.launch.kubernetes.rights import IN_CLUSTER, IN_NAMESPACE, Right
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import HlatctlError, LaunchError
@@ -35,6 +41,7 @@ def check_kubernetes(config: Config) -> Iterator[Check]:
         return
     yield _rights(api)
     yield _nodes(config)
+    yield _user(config)
     for claim in settings.claims:
         yield _object(api, "volume claim", "persistentvolumeclaim", claim)
     if settings.queue:
@@ -108,6 +115,34 @@ def _nodes(config: Config) -> Check:
         return Check(name=name, status="skip", shows=warning, command=command)
     shows = f"cluster.nodes={cluster.nodes}: at least so many ready nodes have the labels and resources asked for"
     return Check(name=name, status="pass", shows=shows, command=command)
+
+
+def _user(config: Config) -> Check:
+    """Check that pods can read and write run directories, which belong to the driver's user."""
+    name, run = "user of pods", Path(config.runs_dir) / "doctor"
+    job = Job(name="doctor", run_dir=run, argv=(), launch_dir=run / "launch" / "attempt-0000", log_dir=run / "logs")
+    try:
+        work = list(yaml.safe_load_all(KubernetesLauncher(config.cluster).render(job).script))[-1]
+    except HlatctlError as error:
+        return Check(name=name, status="fail", shows=str(error).replace("\nhint:", ";"), command="hlatctl plan")
+    pod = work["spec"]["template"]["spec"]
+    identity = {**(pod.get("securityContext") or {}), **(pod["containers"][0].get("securityContext") or {})}
+    user, groups = identity.get("runAsUser"), {identity.get("runAsGroup"), identity.get("fsGroup")}
+    own, mode = os.getuid(), config.runs_mode
+    if user == own == 0:
+        shows = "root, as this driver; a namespace with the profile `restricted` refuses them: use another user"
+        return Check(name=name, status="skip", shows=shows, command="id -u")
+    if user == own:
+        return Check(name=name, status="pass", shows=f"{user}, as this driver")
+    if int(mode, 8) & 0o070 == 0o070 and os.getgid() in groups:
+        return Check(
+            name=name, status="pass", shows=f"{user}, of this driver's group, which runs_mode={mode} lets write"
+        )
+    shows = (
+        f"{'the one of the image' if user is None else user}, and this driver's is {own}: with runs_mode={mode} they "
+    )
+    shows += "can't write in its run directories; remove runAsUser from cluster.kubernetes.patch"
+    return Check(name=name, status="fail", shows=shows, command="id -u")
 
 
 def _object(api: Api, name: str, kind: str, wanted: str) -> Check:

@@ -174,15 +174,17 @@ def create(
         check_mirror(config, run_id)
         mirrors.check(config)
         check_notify(config)
-    run = runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8))
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
-    argv = [hide(word) for word in argv]
-    with files.created_like(run.root), JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
+    place: dict[str, Any] = {"sweep": of.sweep, "trial": of.trial} if of else {}
+    fields = {"run_id": run_id, "simulated": is_mock(config), "argv": [hide(word) for word in argv], **place}
+
+    def begin(run: RunPaths) -> None:
         if origins is not None:
             files.write_json(run.origins, asdict(origins))
-        place = {"sweep": of.sweep, "trial": of.trial} if of else {}
-        journal.append("run_created", durable=True, run_id=run_id, simulated=is_mock(config), argv=argv, **place)
-    return run
+        with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
+            journal.append("run_created", durable=True, **fields)
+
+    return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8), begin)
 
 
 def drive(

@@ -14,7 +14,7 @@ import conf.load
 from conf.schema import Config
 from hlatctl.cache.mirror import CONFIG, Copy, complete_copies
 from hlatctl.cache.objects import Objects
-from hlatctl.run import files, runs
+from hlatctl.run import runs
 from hlatctl.run.errors import CheckpointError, ConfigError, HlatctlError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
@@ -50,10 +50,13 @@ def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, in
         )
     checkpoint = replace(config.checkpoint, mirror_url=parent)
     config = replace(config, runs_dir=os.fspath(runs_dir), checkpoint=checkpoint)
-    run = runs.create_run(runs_dir, run_id, conf.load.dump(config), int(config.runs_mode, 8))
-    with files.created_like(run.root), JournalWriter(run, FLOW_WRITER) as journal:
-        words = [hide(word) for word in argv]
-        journal.append("run_created", durable=True, run_id=run_id, simulated=False, argv=words)
+    words = [hide(word) for word in argv]
+
+    def begin(run: RunPaths) -> None:
+        with JournalWriter(run, FLOW_WRITER) as journal:
+            journal.append("run_created", durable=True, run_id=run_id, simulated=False, argv=words)
+
+    run = runs.create_run(runs_dir, run_id, conf.load.dump(config), int(config.runs_mode, 8), begin)
     return run, copies[0].step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import resource
@@ -27,6 +28,8 @@ _ROLES = {
     "eval": ("lm_eval",),
 }
 _TIMEOUT_S = 20
+#: Launchers whose jobs run on other machines.
+_SCHEDULERS = ("slurm", "kubernetes")
 
 
 def look(config: Config) -> Iterator[Check]:
@@ -34,13 +37,19 @@ def look(config: Config) -> Iterator[Check]:
     yield _python()
     for role, packages in _ROLES.items():
         yield _packages(role, packages)
-    yield _compiler(config)
-    yield _bubblewrap()
-    yield _open_files(config)
+    for check in (_compiler(config), _bubblewrap(), _open_files(config)):
+        yield _where_jobs_run(config, check)
     yield _folder("runs folder", Path(config.runs_dir))
     yield _worker_cache(config)
     yield from _mirror(config)
     yield _loopback()
+
+
+def _where_jobs_run(config: Config, check: Check) -> Check:
+    """Return a check of what only jobs need: with a scheduler they run on nodes, and this may be a login node."""
+    if check.status != "fail" or config.cluster.launcher not in _SCHEDULERS:
+        return check
+    return dataclasses.replace(check, status="skip", shows=f"{check.shows}; only the nodes that run jobs need it")
 
 
 def _python() -> Check:
@@ -107,7 +116,7 @@ def _folder(name: str, folder: Path) -> Check:
 
 def _worker_cache(config: Config) -> Check:
     folder = Path(config.cluster.worker_cache_dir)
-    if config.cluster.launcher in ("slurm", "kubernetes"):
+    if config.cluster.launcher in _SCHEDULERS:
         return Check(name="worker cache", status="skip", shows=f"{folder} is on the nodes, where preflight checks it")
     return _folder("worker cache", folder)
 

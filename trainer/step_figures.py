@@ -1,4 +1,4 @@
-"""What a step used: speed, share of the device's peak, and memory. Each is computed here and nowhere else."""
+"""What a step used, for its event: speed, share of the device's peak, and memory."""
 
 from __future__ import annotations
 

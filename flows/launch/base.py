@@ -44,6 +44,8 @@ class Job:
         avoided_hosts: hosts that it uses only if there are no others.
         beside_training: it may run on the nodes of training and must not slow it.
         partition: the scheduler's partition for this job; None: that of the cluster's configuration.
+        devices: of training's kind that a job without torchrun uses. It asks for them as training does, in proportion,
+            unless its options or resources name devices. A job with torchrun gets what the configuration asks for.
         options: of the scheduler, for this job alone.
         resources: limits of a pod that runs one process without torchrun.
         node_selector: labels that a pod's node must have; empty: those of the cluster's configuration.
@@ -66,6 +68,7 @@ class Job:
     avoided_hosts: tuple[str, ...] = ()
     beside_training: bool = False
     partition: str | None = None
+    devices: int = 0
     options: tuple[str, ...] = ()
     resources: dict[str, str] = field(default_factory=dict)
     node_selector: dict[str, str] = field(default_factory=dict)

@@ -76,12 +76,12 @@ _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
         ),
     ),
 )
-#: torchrun's prefix of a line: the process that wrote it.
 #: What Slurm says after a task has failed, or after an option it does not know: the line before is the reason.
 _SRUN_SUMMARY = re.compile(
     r"srun: error: .*(Exited with exit code|Terminated|Killed)|srun: (Terminating|launch/slurm)|Try \"srun|"
     r"slurmstepd\S*: error: \*\*\* (STEP|JOB) \S+ ON \S+ CANCELLED"
 )
+#: Prefixes of a line, which name the process that wrote it: ours ("[rank9]: "), and those of torchrun ("[default0]:").
 _RANK_PREFIX = re.compile(r"^(\[[\w.]*\d+\]: ?)+")
 #: torchrun's summary of a failure: a process's exit code (negative: a signal) and host.
 _ROOT_CAUSE = "Root Cause (first observed failure)"

@@ -123,7 +123,7 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     argv = ["-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step]
     argv += ["--model", os.fspath(model), "--weights", weights, "--try", str(number)]
     argv += _asked_words(ctx, name, asked) if asked else ()
-    _run_beside_training(ctx, int(step), name, *argv, reattach=True)
+    _run_beside_training(ctx, int(step), name, *argv, reattach=True, devices=ctx.config.eval_devices)
     if model == made:
         shutil.rmtree(made, ignore_errors=True)
     milestone = ctx.refresh().milestones[milestone_tokens]
@@ -146,13 +146,15 @@ def _is_usable(ctx: FlowContext, folder: Path, step: int, weights: str) -> bool:
     return folder.is_dir()
 
 
-def _run_beside_training(ctx: FlowContext, step: int, name: str, *argv: str, reattach: bool = False) -> None:
+def _run_beside_training(
+    ctx: FlowContext, step: int, name: str, *argv: str, reattach: bool = False, devices: int = 0
+) -> None:
     """Run a job, at low priority while training runs; with ``eval.placement=between``, on the nodes of training.
 
     An unprivileged process can't raise its own priority. So a job that is still running when training ends is restarted
     at normal priority: an evaluation keeps its finished tasks and generated answers.
     """
-    job, stays = _job(ctx, name, *argv), reattach and _stays(ctx)
+    job, stays = replace(_job(ctx, name, *argv), devices=devices), reattach and _stays(ctx)
     if ctx.config.eval.placement == "between" and ctx.heeds_stop:
         run_job(ctx, replace(job, nodes=1, keeps_nodes=ctx.launcher.keeps_nodes), reattach=reattach, stays=stays)
         return

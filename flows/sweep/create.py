@@ -89,23 +89,25 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
         ConfigError, RunExistsError, StorageError: the directory can't be created.
     """
     sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-sweep")
-    sweep = runs.create_sweep(prepared.runs_dir, sweep_id, spaces.dump(prepared.space), int(prepared.runs_mode, 8))
-    with files.created_like(sweep.root), JournalWriter(sweep, FLOW_WRITER) as journal:
-        journal.append(
-            "sweep_created",
-            durable=True,
-            sweep_id=sweep_id,
-            simulated=prepared.simulated,
-            argv=[hide(word) for word in argv],
-            folder=prepared.space.folder,
-            overrides=prepared.space.overrides,
-            objective=prepared.objective.name,
-            direction="min" if prepared.objective.minimize else "max",
-            accelerators=prepared.accelerators,
-            plan=asdict(prepared.plan),
-            **_space_fields(prepared.space),
-        )
-    return sweep
+    created = {
+        "sweep_id": sweep_id,
+        "simulated": prepared.simulated,
+        "argv": [hide(word) for word in argv],
+        "folder": prepared.space.folder,
+        "overrides": prepared.space.overrides,
+        "objective": prepared.objective.name,
+        "direction": "min" if prepared.objective.minimize else "max",
+        "accelerators": prepared.accelerators,
+        "plan": asdict(prepared.plan),
+        **_space_fields(prepared.space),
+    }
+
+    def begin(sweep: SweepPaths) -> None:
+        with JournalWriter(sweep, FLOW_WRITER) as journal:
+            journal.append("sweep_created", durable=True, **created)
+
+    space, mode = spaces.dump(prepared.space), int(prepared.runs_mode, 8)
+    return runs.create_sweep(prepared.runs_dir, sweep_id, space, mode, begin)
 
 
 def extend(sweep: SweepPaths, prepared: Prepared, *, argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Copying the journal to MLflow: one way and idempotent. A run never waits for it.
+"""Copying the journal to MLflow: one way and idempotent. Only a run's end waits for it, for a limited time.
 
 ``sync`` copies new entries once; ``python -m flows.tracking.mlflow_sync RUN_DIR`` follows a run until it ends. MLflow
 is a view: it may be down or slow, and can be filled later from the journal. Nothing that a run needs is read from it.

@@ -1,4 +1,5 @@
 """Caches of compiled graphs: their contents, their checks, and verified copies on every worker's own disk.
 
-It knows files and folders, not compilers or runs. Standard library only, except that ``store.py`` uses fsspec for URLs.
+Archives of Python environments and the mirror of checkpoints in object storage are here too. All know files and folders,
+not compilers or training. Standard library only, except that ``objects.py`` uses fsspec for URLs.
 """

@@ -1,6 +1,7 @@
 """The main facts of a run: the first screen of its report, its Markdown summary, and the terminal's last lines.
 
-These are the only texts of these numbers, so that page and terminal can't differ.
+Page, summary, tables and ``numbers.json`` take these texts from here, and so does the terminal at a run's end, so that
+they can't differ. `hlatctl status` and the live page show a run in other words.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from hlatctl.run.reading import DAMAGED
 from hlatctl.run.suggest import suggest
 
 LATEST = "latest"
+#: Begins the names of folders that are being created; no run's id begins with a dot.
+_NEW = ".new-"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -56,11 +60,18 @@ def check_run_id(run_id: str, option: str = "--run-id") -> None:
         )
 
 
-def create_run(runs_dir: Path, run_id: str, config_yaml: str, mode: int = files.PRIVATE) -> RunPaths:
-    """Create a run directory with its configuration. Nothing is left if this fails.
+def create_run(
+    runs_dir: Path,
+    run_id: str,
+    config_yaml: str,
+    mode: int = files.PRIVATE,
+    begin: Callable[[RunPaths], None] = lambda run: None,
+) -> RunPaths:
+    """Create a run directory with its configuration. There is all of it or, if this fails or is killed, nothing.
 
     Args:
         mode: of new folders; an existing runs folder keeps its own.
+        begin: writes what else the directory begins with, while it has another name.
 
     Raises:
         RunExistsError: the id is taken.
@@ -68,12 +79,19 @@ def create_run(runs_dir: Path, run_id: str, config_yaml: str, mode: int = files.
     """
     check_run_id(run_id)
     run = RunPaths(runs_dir / run_id)
-    _create(run.config, files.seal_lines(config_yaml), "--run-id", mode)
+    text = files.seal_lines(config_yaml)
+    _create(run.config, text, "--run-id", mode, lambda folder: begin(RunPaths(folder)))
     return run
 
 
-def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str, mode: int = files.PRIVATE) -> SweepPaths:
-    """Create a sweep's directory with ``sweep.yaml``. Nothing is left if this fails.
+def create_sweep(
+    runs_dir: Path,
+    sweep_id: str,
+    sweep_yaml: str,
+    mode: int = files.PRIVATE,
+    begin: Callable[[SweepPaths], None] = lambda sweep: None,
+) -> SweepPaths:
+    """Create a sweep's directory with ``sweep.yaml``, as :func:`create_run` does.
 
     Raises:
         ConfigError: the id can't be one.
@@ -83,30 +101,35 @@ def create_sweep(runs_dir: Path, sweep_id: str, sweep_yaml: str, mode: int = fil
     check_run_id(sweep_id, "--sweep-id")
     check_run_id(trial_id(sweep_id, 0), "--sweep-id")
     sweep = SweepPaths(runs_dir / sweep_id)
-    _create(sweep.space, sweep_yaml, "--sweep-id", mode)
+    _create(sweep.space, sweep_yaml, "--sweep-id", mode, lambda folder: begin(SweepPaths(folder)))
     return sweep
 
 
-def _create(file: Path, text: str, option: str, mode: int) -> None:
-    """Create a folder with one file. Nothing is left of it if this fails."""
+def _create(file: Path, text: str, option: str, mode: int, begin: Callable[[Path], None]) -> None:
+    """Create a folder under a hidden name, and rename it when it is complete. An empty folder is taken over."""
     runs_dir, run_id = file.parent.parent, file.parent.name
+    hidden = runs_dir / f"{_NEW}{run_id}-{secrets.token_hex(4)}"
+    taken = RunExistsError(
+        f"{option}={run_id}: exists in {runs_dir}", hint=f"`hlatctl resume {run_id}` continues it; or use another id"
+    )
     try:
         runs_dir.parent.mkdir(parents=True, exist_ok=True)
         with files.created_with(mode), ExitStack() as undo:
             runs_dir.mkdir(exist_ok=True)
-            file.parent.mkdir()
-            undo.callback(shutil.rmtree, file.parent, ignore_errors=True)
+            if os.path.lexists(file.parent) and (not file.parent.is_dir() or os.listdir(file.parent)):
+                raise taken
+            hidden.mkdir()
+            undo.callback(shutil.rmtree, hidden, ignore_errors=True)
             cache_dir(runs_dir).mkdir(exist_ok=True)
-            files.write_text(file, text)
+            files.write_text(hidden / file.name, text)
+            begin(hidden)
+            hidden.rename(file.parent)
             undo.pop_all()
     except FileExistsError:
-        if not runs_dir.is_dir():
-            raise StorageError(f"runs_dir={runs_dir}: is not a folder", hint="choose another with runs_dir=") from None
-        raise RunExistsError(
-            f"{option}={run_id}: exists in {runs_dir}",
-            hint=f"`hlatctl resume {run_id}` continues it; or use another id",
-        ) from None
+        raise StorageError(f"runs_dir={runs_dir}: is not a folder", hint="choose another with runs_dir=") from None
     except OSError as error:
+        if error.errno == errno.ENOTEMPTY:  # another process has just created it
+            raise taken from None
         raise cannot_write(f"runs_dir={runs_dir}", error, hint="choose another with runs_dir=") from None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from conf.schema import CodeConfig, Config, EvalConfig, TrainConfig
+from conf.schema import BackendConfig, CodeConfig, Config, EvalConfig, TrainConfig
 from eval import contract, plan, source
 from hlatctl.run import contract as run_contract
 from hlatctl.run.contract import Contracts
@@ -38,6 +38,19 @@ def test_the_model_s_own_files_the_device_and_the_environment_are_recorded(
     after = _make(_CONFIG, model_folder, tmp_path / "scratch", from_elsewhere=True).tasks["smoke_crows_pairs"]
     assert after["environment"] == {"NVIDIA_TF32_OVERRIDE": "1"}
     assert {key for key in before if before[key] != after[key]} == {"environment"}
+
+
+def test_a_machine_without_the_device_takes_its_name_from_the_record(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = replace(_CONFIG, backend=BackendConfig(device="cuda"))
+    known = {"cuda": "cuda: NVIDIA H200", "cpu": "cpu"}
+    devices = [
+        _make(config, model_folder, tmp_path / "scratch", devices=names).tasks["smoke_crows_pairs"]["device"]
+        for names in (known, {})
+    ]
+    assert devices == ["cuda: NVIDIA H200", "cuda"]
 
 
 def test_a_run_s_own_contract_is_the_same_before_its_model_is_exported(model_folder: Path, tmp_path: Path) -> None:

@@ -148,6 +148,20 @@ def test_a_missing_dataset_is_refused_before_anything_is_written(make_run: MakeR
     assert not run.journal.exists()
 
 
+def test_an_evaluation_that_expects_a_device_and_finds_none_measures_nothing(
+    make_run: MakeRun, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tasks=_QUICK)
+    config = run.config.read_text(encoding="utf-8")
+    run.config.write_text(config.replace("  device: cpu\n", "  device: cuda\n"), encoding="utf-8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EvaluationError, match=r"^backend\.device=cuda: PyTorch finds no such device on "):
+        _evaluate(run, model_folder)
+    assert not (run.eval(1000) / "results.json").exists()
+    run.config.write_text(config, encoding="utf-8")
+    assert _evaluate(run, model_folder)["scores"], "and the contracts of the first try refuse no other ones"
+
+
 def test_a_second_call_changes_nothing(make_run: MakeRun, model_folder: Path, tmp_path: Path) -> None:
     run = make_run(tasks=_QUICK)
     _evaluate(run, model_folder)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from conf.schema import BackendConfig, ClusterConfig, Config, EvalConfig
 from eval import model
 from hlatctl.run.errors import DependencyError, EvaluationError
+from hlatctl.run.host import NODE_NAME_ENV
 
 
 def test_a_missing_folder_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_the_device_is_the_one_that_is_used_with_its_name(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert [model.device_name("cpu"), model.device_name("cuda")] == ["cpu", "cpu"]
+    assert [model.device_name("cpu"), model.device_name("cuda")] == ["cpu", "cuda"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert model.device_name("cuda") == "cuda: NVIDIA H200"
 
@@ -82,16 +84,27 @@ def test_a_model_is_loaded_in_the_wanted_number_format(model_folder: Path, dtype
     assert {str(weight.dtype) for weight in loaded.model.parameters()} == {f"torch.{dtype}"}
 
 
-def test_a_device_that_is_asked_for_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_devices_of_an_evaluation_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
+    on_node = "PyTorch finds no such device on n7, where the evaluation runs"
+    monkeypatch.setenv(NODE_NAME_ENV, "n7")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EvaluationError) as caught:
-        model.check_devices("cuda", 1)
+        model.check_devices(Config(eval=EvalConfig(device="cuda")), "cuda")
+    assert str(caught.value) == f"eval.device=cuda: {on_node}\nhint: eval.device=cpu evaluates on the CPU"
+    training = Config(backend=BackendConfig(device="cuda"), cluster=ClusterConfig(launcher="slurm"))
+    with pytest.raises(EvaluationError) as caught:
+        model.check_devices(training, training.eval_device)
     assert str(caught.value) == (
-        "eval.device=cuda: PyTorch finds no such device here\nhint: set eval.device=cpu or null"
+        f"backend.device=cuda: {on_node}\nhint: if its job has no device, ask for one with "
+        "eval.cluster.extra=['--gpus-per-node=1']; eval.device=cpu evaluates on the CPU"
     )
-    model.check_devices("cpu", 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(EvaluationError, match=r"eval\.tensor_parallel_size = 2: there are only 1 dev"):
+        model.check_devices(Config(eval=EvalConfig(device="cuda", replicas=2)), "cuda")
+    model.check_devices(Config(eval=EvalConfig(replicas=8)), "cpu")
 
 
 def test_a_described_model_has_a_tokenizer_and_no_weights(model_folder: Path) -> None:

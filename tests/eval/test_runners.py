@@ -51,5 +51,14 @@ def test_the_number_format_is_the_runner_s_unless_it_is_set() -> None:
 
 def test_the_device_is_the_backend_s_unless_it_is_set() -> None:
     backend = BackendConfig(device="cuda")
-    assert runners.device_of(Config(backend=backend)) == "cuda"
-    assert runners.device_of(Config(backend=backend, eval=EvalConfig(device="cpu"))) == "cpu"
+    assert Config(backend=backend).eval_device == "cuda"
+    assert Config(backend=backend, eval=EvalConfig(device="cpu")).eval_device == "cpu"
+    assert Config(backend=BackendConfig(name="nxd", device="neuron")).eval_device == "cpu", "torch-xla has none"
+
+
+def test_vllm_computes_on_a_gpu_unless_there_is_none_and_none_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm, training = EvalConfig(runner="vllm"), BackendConfig(device="cuda")
+    for is_there, on_cpu, on_gpu in ((False, "cpu", "cuda"), (True, "cuda", "cuda")):
+        monkeypatch.setattr(runners, "is_there", lambda _, found=is_there: found)
+        assert runners.vllm_device(Config(eval=vllm)) == on_cpu
+        assert runners.vllm_device(Config(eval=vllm, backend=training)) == on_gpu

@@ -126,8 +126,8 @@ def jobs(ctx: FlowContext, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, t
     """Record jobs instead of running them; the evaluation fails after it has stored answers, so the model stays."""
     asked: list[tuple[str, tuple[str, ...]]] = []
 
-    def run(_: FlowContext, step: int, name: str, *argv: str, reattach: bool = False) -> None:
-        asked.append((name, argv))
+    def run(_: FlowContext, step: int, name: str, *argv: str, reattach: bool = False, devices: int = 0) -> None:
+        asked.append((name, (*argv, f"devices={devices}")))
         if name.startswith("eval"):
             answers = ctx.run.eval(100) / "answers"
             answers.mkdir(exist_ok=True)
@@ -169,6 +169,35 @@ def test_a_runner_that_can_read_checkpoints_gets_a_link_and_later_tries_use_it(
     assert "--link" in jobs[0][1]
 
 
+@pytest.mark.parametrize(
+    ("device", "settings", "devices"),
+    [
+        ("cuda", {}, 1),
+        ("cuda", {"replicas": 2, "tensor_parallel_size": 4}, 8),
+        ("cuda", {"device": "cpu"}, 0),
+        ("cpu", {"device": "cuda"}, 1),
+        ("cpu", {}, 0),
+        ("cuda", {"runner": "vllm", "tensor_parallel_size": 2}, 2),
+    ],
+)
+def test_an_evaluation_asks_for_its_devices_and_an_export_for_none(
+    ctx: FlowContext,
+    jobs: list[tuple[str, tuple[str, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    settings: dict[str, Any],
+    devices: int,
+) -> None:
+    monkeypatch.setattr(ctx, "config", replace(ctx.config, backend=replace(ctx.config.backend, device=device)))
+    _set(ctx, monkeypatch, max_retries=0, **settings)
+    ctx.refresh()
+    evaluate_milestone(ctx, 100)
+    assert [(name, argv[-1]) for name, argv in jobs] == [
+        ("export-100", "devices=0"),
+        ("eval-100", f"devices={devices}"),
+    ]
+
+
 def test_a_model_that_the_runner_can_not_read_is_written_anew(
     ctx: FlowContext, jobs: list[tuple[str, tuple[str, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,4 +215,4 @@ def test_a_model_that_the_runner_can_not_read_is_written_anew(
         jobs.clear()
         assert evaluate_milestone(ctx, 100) == "failed"
         exports = [argv for name, argv in jobs if name.startswith("export")]
-        assert [argv[-1] if argv[-1] == "--link" else "" for argv in exports] == expected
+        assert ["--link" if "--link" in argv else "" for argv in exports] == expected

@@ -46,6 +46,13 @@ EVERYTHING = ClusterConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as the user of the images."""
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    monkeypatch.setattr(os, "getgid", lambda: 10001)
+
+
 @pytest.mark.parametrize(
     ("name", "job", "cluster"),
     [("train", dataclasses.replace(TRAIN, avoided_hosts=("n9",)), EVERYTHING), ("one_process", ONE, PLAIN)],
@@ -88,6 +95,20 @@ def test_the_service_and_the_rules_for_nodes_select_the_pods_of_this_job() -> No
     assert env["HLATCTL_MASTER_ADDR"] == f"{name}-0.{name}"
 
 
+def test_pods_run_as_the_user_of_the_driver_also_if_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    def identity() -> dict[str, object]:
+        found: dict[str, object] = manifest(ONE, PLAIN)[1]["spec"]["template"]["spec"]["securityContext"]
+        return found
+
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    monkeypatch.setattr(os, "getgid", lambda: 100)
+    found = identity()
+    assert (found["runAsUser"], found["runAsGroup"], found["fsGroup"], found["runAsNonRoot"]) == (1234, 100, 100, True)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert identity()["runAsUser"] == 0
+    assert "runAsNonRoot" not in identity(), "the cluster would refuse its own user"
+
+
 def test_the_limits_of_training_are_not_those_of_a_job_without_its_processes() -> None:
     (container,) = manifest(ONE, EVERYTHING)[1]["spec"]["template"]["spec"]["containers"]
     assert "resources" not in container
@@ -101,6 +122,25 @@ def test_an_evaluation_has_limits_and_nodes_of_its_own() -> None:
     assert (
         manifest(ONE, EVERYTHING)[1]["spec"]["template"]["spec"]["nodeSelector"] == EVERYTHING.kubernetes.node_selector
     )
+
+
+@pytest.mark.parametrize(
+    ("training", "devices", "own", "limits"),
+    [
+        ({"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "memory": "1Ti"}, 1, {}, {"nvidia.com/gpu": "1"}),
+        ({"aws.amazon.com/neuron": "16"}, 1, {}, {"aws.amazon.com/neuron": "2"}),  # a chip is half a process of 8
+        ({"nvidia.com/gpu": "8"}, 2, {"memory": "64Gi"}, {"nvidia.com/gpu": "2", "memory": "64Gi"}),
+        ({"nvidia.com/gpu": "8"}, 1, {"nvidia.com/mig-1g.5gb": "1"}, {"nvidia.com/mig-1g.5gb": "1"}),
+        ({"nvidia.com/gpu": "8"}, 0, {"memory": "64Gi"}, {"memory": "64Gi"}),  # on the CPU
+    ],
+)
+def test_a_job_without_torchrun_asks_for_its_share_of_the_devices_of_training(
+    training: dict[str, str], devices: int, own: dict[str, str], limits: dict[str, str]
+) -> None:
+    settings = dataclasses.replace(EVERYTHING.kubernetes, resources=training)
+    job = dataclasses.replace(ONE, devices=devices, resources=own)
+    pod = manifest(job, dataclasses.replace(EVERYTHING, kubernetes=settings))[1]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {"limits": limits}
 
 
 @pytest.mark.parametrize("run", ["plain", "A_Run.of-Mine", "ü" * 80, "-", "x" * 300])

@@ -81,6 +81,20 @@ def test_an_end_before_the_partitions_own_limit_is_a_time_limit(ask: Ask, tmp_pa
     assert ask(answers).verdict == "preempted"
 
 
+def test_a_pre_emption_that_slurm_calls_a_time_out_is_a_pre_emption(ask: Ask, tmp_path: Path) -> None:
+    answers = {
+        "squeue": f"17805|TIMEOUT|TimeLimit|{TOKEN}|n[1-2]|2026-11-22T13:37:01|n1|0:00|NAME\n",
+        "scontrol show hostnames": "n1\nn2\n",
+        "scontrol --oneliner show job": "JobId=17805 JobState=TIMEOUT PreemptTime=2026-11-22T13:37:19",
+        "sinfo": "n1|idle\nn2|idle\n",
+    }
+    assert ask(answers).verdict == "preempted"
+    answers["scontrol --oneliner show job"] = "JobId=17805 JobState=TIMEOUT PreemptTime=None"
+    assert ask(answers).verdict == "time_limit"
+    del answers["scontrol --oneliner show job"]
+    assert ask(answers).verdict == "time_limit", "Slurm has forgotten the job meanwhile"
+
+
 def test_the_end_of_a_job_that_the_scheduler_has_forgotten_is_in_its_accounting(ask: Ask, tmp_path: Path) -> None:
     queued = ask({"squeue": "", "sacct": ACCOUNTED})
     assert (queued.state, queued.verdict, queued.hosts) == ("lost", "cancelled", ())

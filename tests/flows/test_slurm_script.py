@@ -86,6 +86,31 @@ def test_the_script_equals_the_golden_file(name: str, job: Job, cluster: Cluster
     compare(name, script(job, cluster))
 
 
+@pytest.mark.parametrize(
+    ("training", "devices", "own", "asked"),
+    [
+        (["--gpus-per-node=8"], 1, [], ["--gpus-per-node=1"]),
+        (["--gpus-per-node=h100:8", "--mem=0"], 2, [], ["--gpus-per-node=h100:2"]),
+        (["--gpus=16"], 8, [], ["--gpus=8"]),  # on all nodes
+        (["--gres=gpu:h100:8,nvme:1"], 1, [], ["--gres=gpu:h100:1,nvme:1"]),
+        (["--gres=gpu:4"], 1, [], ["--gres=gpu:1"]),  # of two processes each
+        (["--tres-per-task=gres/gpu:8"], 4, [], ["--tres-per-task=gres/gpu:4"]),
+        (["--gpus-per-node=8"], 0, [], []),  # on the CPU
+        (["--gpus-per-node=8"], 1, ["--gres=gpu:a100:1"], ["--gres=gpu:a100:1"]),
+        (["--gpus-per-node=8"], 1, ["--time=1:00"], ["--gpus-per-node=1", "--time=1:00"]),
+        (["--mem=0"], 1, [], ["--exclusive"]),  # devices that come with the node
+    ],
+)
+def test_a_job_without_torchrun_asks_for_its_share_of_the_devices_of_training(
+    training: list[str], devices: int, own: list[str], asked: list[str]
+) -> None:
+    cluster = dataclasses.replace(EVERYTHING, slurm=SlurmConfig(extra=training))
+    job = dataclasses.replace(ONE, devices=devices, options=tuple(own))
+    without = script(dataclasses.replace(ONE), cluster).splitlines()
+    lines = [line.removeprefix("#SBATCH ") for line in script(job, cluster).splitlines() if line not in without]
+    assert lines == asked
+
+
 def test_the_script_that_keeps_nodes_equals_the_golden_file() -> None:
     cluster = dataclasses.replace(EVERYTHING, spare_nodes=1)
     compare("nodes", allocation_script(TRAIN, cluster, Path("/runs/golden/launch/allocation-0001")))

@@ -125,6 +125,28 @@ def _resources(job: Object) -> Problems:
             yield "resource hugepages: needs cpu or memory too"
 
 
+def _is_restricted(job: Object) -> Problems:
+    """The profile "restricted" of the Pod Security Standards, but for a driver that is root."""
+    whole = _pod(job).get("securityContext", {})
+    if whole.get("runAsNonRoot") is not True and whole.get("runAsUser") != 0:
+        yield "securityContext: runAsNonRoot must be true"
+    if whole.get("runAsNonRoot") is True and not whole.get("runAsUser"):
+        yield "securityContext: runAsUser must be a number other than 0"
+    if whole.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "securityContext: seccompProfile.type must be RuntimeDefault"
+    for one in _containers(job):
+        own = one.get("securityContext", {})
+        if own.get("allowPrivilegeEscalation") is not False:
+            yield f"container {one['name']}: allowPrivilegeEscalation must be false"
+        if own.get("capabilities") != {"drop": ["ALL"]}:
+            yield f"container {one['name']}: must drop all capabilities"
+
+
+def _host_network(job: Object) -> Problems:
+    if _pod(job).get("hostNetwork") and _pod(job).get("dnsPolicy") != "ClusterFirstWithHostNet":
+        yield "hostNetwork: dnsPolicy must be ClusterFirstWithHostNet, or no pod finds the first one by its name"
+
+
 def _variables(job: Object) -> Problems:
     for one in _containers(job):
         env = one.get("env", [])
@@ -181,4 +203,6 @@ _OF_JOBS: tuple[Callable[[Object], Problems], ...] = (
     _resources,
     _variables,
     _affinity,
+    _is_restricted,
+    _host_network,
 )

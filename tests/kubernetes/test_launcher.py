@@ -14,6 +14,7 @@ from conf.schema import ClusterConfig, KubernetesConfig
 from flows.launch.base import Handle, Job, Status
 from flows.launch.kubernetes.api import RefusedError
 from flows.launch.kubernetes.launcher import KubernetesLauncher
+from flows.launch.kubernetes.manifest import RUN_LABEL
 from hlatctl.run.errors import ConfigError
 from tests.flows.launch.contract import DEAF, SLEEPS, end_of, python_job, submit
 from tests.kubernetes.control_plane import write_kubeconfig
@@ -109,6 +110,7 @@ def test_a_job_that_somebody_else_deletes_is_cancelled(lab: Lab, tmp_path: Path)
     handle, _ = running(launcher, job)
     lab.kubectl("delete", "jobs", "--all", "--wait=false")
     assert end_of(launcher, handle).verdict == "cancelled"
+    wait_for(lambda: not lab.kubectl("get", "services", f"--selector={RUN_LABEL}", "--output=name"))
 
 
 def test_a_failure_is_no_cancellation_after_the_cluster_has_removed_the_job(lab: Lab, tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_queue_that_takes_the_nodes_back_preempts_the_job(lab: Lab, tmp_path: 
     suspend("true")
     status = end_of(launcher, handle)
     assert (status.state, status.verdict) == ("failed", "preempted")
-    wait_for(lambda: not lab.kubectl("get", "jobs", "--output=name"))
+    wait_for(lambda: not lab.kubectl("get", "jobs,services", f"--selector={RUN_LABEL}", "--output=name"))
 
 
 def test_nothing_is_concluded_while_the_server_is_away(lab: Lab, tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ kind: Role
 metadata: {name: driver}
 rules:
 - {apiGroups: [batch], resources: [jobs], verbs: [create, delete, get, list]}
-- {apiGroups: [""], resources: [services], verbs: [create, delete, get]}
+- {apiGroups: [""], resources: [services], verbs: [create, delete, get, patch]}
 - {apiGroups: [""], resources: [pods], verbs: [delete, get, list]}
 - {apiGroups: [""], resources: [events], verbs: [list]}
 ---
@@ -278,6 +280,7 @@ def test_a_patch_is_merged_by_the_names_of_parts(lab: Lab, tmp_path: Path) -> No
     patch = {"spec": {"template": {"spec": {"hostNetwork": True, "containers": [extra]}}}}
     script = a_launcher(patch=patch).render(python_job(tmp_path, SLEEPS, nodes=2)).script
     assert "hostNetwork: true" in script
+    assert "dnsPolicy: ClusterFirstWithHostNet" in script, "pods on the nodes' network find the first one by its name"
     assert "name: EXTRA" in script
     assert "name: NODE_RANK" in script, "lists are merged by name, not replaced"
 

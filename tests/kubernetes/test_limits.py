@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from conf.compose import compose
 from conf.schema import Config
-from flows.kubernetes_checks import check_kubernetes
+from flows.kubernetes_checks import _user, check_kubernetes
 from flows.launch.kubernetes import limits
 from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
+from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.stages.validate import check_shape
 from hlatctl.cli.main import main
 from hlatctl.run.errors import ConfigError
@@ -133,11 +137,18 @@ def shown(*overrides: str) -> dict[str, tuple[str, str]]:
     return {check.name: (check.status, check.shows) for check in check_kubernetes(configured(*overrides))}
 
 
-def test_doctor_shows_one_line_for_each_thing_that_a_run_needs(server: Server) -> None:
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as the user of the images."""
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    monkeypatch.setattr(os, "getgid", lambda: 10001)
+
+
+def test_doctor_shows_one_line_for_each_thing_that_a_run_needs(server: Server, user: None) -> None:
     checks = shown()
     assert {status for status, _ in checks.values()} == {"pass"}
     assert checks["API server"][1] == "Kubernetes v1.36.0, kubectl v1.32.4"
-    assert list(checks) == ["image", "kubectl", "API server", "rights", "nodes", "volume claim"]
+    assert list(checks) == ["image", "kubectl", "API server", "rights", "nodes", "user of pods", "volume claim"]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +169,35 @@ def test_doctor_refuses_a_server_without_what_jobs_need(
     assert found[0] == status
     assert says in found[1]
     assert ("rights" in shown()) == (status != "fail")
+
+
+@pytest.mark.parametrize(
+    ("driver", "pods", "mode", "status", "says"),
+    [
+        ((10001, 10001), {"runAsUser": 10001}, "0700", "pass", "10001, as this driver"),
+        ((0, 0), {"runAsUser": 0}, "0700", "skip", "a namespace with the profile `restricted` refuses them"),
+        (
+            (1234, 100),
+            {"runAsUser": 10001},
+            "0700",
+            "fail",
+            "10001, and this driver's is 1234: with runs_mode=0700 they",
+        ),
+        ((1234, 100), {"runAsUser": 10001, "fsGroup": 100}, "0770", "pass", "which runs_mode=0770 lets write"),
+        ((1234, 100), {"runAsUser": 10001, "fsGroup": 100}, "0750", "fail", "with runs_mode=0750 they can't write"),
+        ((1234, 100), {"fsGroup": 100}, "0700", "fail", "the one of the image, and this driver's is 1234"),
+    ],
+)
+def test_doctor_compares_the_user_of_pods_with_its_own(
+    monkeypatch: pytest.MonkeyPatch, driver: tuple[int, int], pods: dict[str, int], mode: str, status: str, says: str
+) -> None:
+    work = {"spec": {"template": {"spec": {"securityContext": pods, "containers": [{}]}}}}
+    plan = SimpleNamespace(script=yaml.safe_dump_all([{}, work]))
+    monkeypatch.setattr(KubernetesLauncher, "render", lambda self, job: plan)
+    monkeypatch.setattr(os, "getuid", lambda: driver[0])
+    monkeypatch.setattr(os, "getgid", lambda: driver[1])
+    check = _user(configured(f"runs_mode='{mode}'"))
+    assert (check.status, says in check.shows) == (status, True), check
 
 
 def test_doctor_names_what_is_missing(server: Server) -> None:

@@ -162,6 +162,12 @@ LONG = "a" * 62
         ("train", f"{POD}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms.0"
          ".matchFields.0.values", ["n3", "n7"], "with one value"),
         ("train", "Job.metadata.labels.hlatctl/run", "a b", "label hlatctl/run=a b"),
+        ("train", f"{POD}.hostNetwork", True, "dnsPolicy must be ClusterFirstWithHostNet"),
+        ("train", f"{POD}.securityContext.runAsNonRoot", None, "runAsNonRoot must be true"),
+        ("deploy", f"{POD}.securityContext.runAsUser", None, "runAsUser must be a number"),
+        ("deploy", f"{POD}.securityContext.seccompProfile", None, "must be RuntimeDefault"),
+        ("train", f"{NODE}.securityContext.capabilities", None, "must drop all capabilities"),
+        ("train", f"{NODE}.securityContext.allowPrivilegeEscalation", None, "allowPrivilegeEscalation must be false"),
         ("deploy", "RoleBinding.roleRef.name", "other", "RoleBinding hlatctl-driver: there is no Role other"),
         ("deploy", "ClusterRoleBinding.subjects.0.name", "other", "there is no ServiceAccount other"),
     ],

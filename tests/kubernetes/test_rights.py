@@ -64,6 +64,8 @@ class Recorder:
             objects = list(yaml.safe_load_all(text or ""))
             kinds = [f"{one['kind'].lower()}s" for one in objects]
             self._pods = [self._pod(0, "n1"), self._pod(1, "n2"), self._pod(2, "")]
+        elif verb == "patch":
+            kinds = [f"{words[1]}s"]
         elif verb == "delete":
             kinds = [f"{words[1]}s"]
             self._pods = [one for one in self._pods if words[1:3] != ("pod", one["metadata"]["name"])]

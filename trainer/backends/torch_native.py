@@ -286,7 +286,8 @@ def own_device(kind: str, local_rank: int) -> torch.device:
         raise DependencyError(
             f"backend.device={kind}: process {local_rank} of this node has no such device "
             f"({module.device_count()} found)",
-            hint="set backend.device=cpu, or cluster.processes_per_node to the number of devices",
+            hint="set cluster.processes_per_node to the number of devices, or backend.device=cpu; a scheduler gives a "
+            "job the devices of cluster.slurm.extra=['--gpus-per-node=NUMBER'] or cluster.kubernetes.resources",
         )
     module.set_device(local_rank)
     return torch.device(kind, local_rank)

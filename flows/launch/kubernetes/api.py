@@ -62,13 +62,23 @@ class Api:
         words = [*([f"--selector={label}"] if label else []), *([f"--field-selector={field}"] if field else [])]
         return list(json.loads(self.run("get", kinds, *words, "--output=json"))["items"])
 
-    def create(self, text: str) -> None:
-        """Create the objects of a manifest.
+    def create(self, text: str) -> str:
+        """Create the objects of a manifest; return the uid of the last one.
 
         Raises:
             RefusedError: one of them exists, or is refused.
         """
-        self.run("create", "--filename=-", text=text)
+        uids = self.run("create", "--filename=-", "--output=jsonpath={.metadata.uid} ", text=text)
+        return (uids.split() or [""])[-1]
+
+    def own(self, kind: str, name: str, owner: Object) -> None:
+        """Give an object an owner: the cluster deletes it when nothing of the owner is left.
+
+        Raises:
+            LaunchError: the server refuses, or does not answer.
+        """
+        change = {"metadata": {"ownerReferences": [owner]}}
+        self.run("patch", kind, name, "--type=merge", f"--patch={json.dumps(change)}")
 
     def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
         """Ask for an object to be deleted, with everything that it owns; it may live on until that has ended."""

@@ -7,6 +7,7 @@ cluster itself refuses a second one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -24,7 +25,7 @@ from flows.launch.kubernetes.seen import Seen, all_good, code_of, is_ours, nodes
 from flows.launch.place import base_of, give_up, order, read_token, token_file
 from hlatctl import node
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, cannot_write
+from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
 
 _POLL_S = 0.5
 #: Between two questions about the same job; records on the disk answer sooner.
@@ -96,6 +97,9 @@ class KubernetesLauncher:
         try:
             patched: Object = json.loads(self._api.run(*words, text=json.dumps(work)))
             submitted(text_of([work, patched]), "")  # kubectl merges what no Job can be
+            pod = patched["spec"]["template"]["spec"]
+            if pod.get("hostNetwork"):  # else its pods ask the node's name server, which knows no Service
+                pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
             kept = all(patched[part][key] == work[part][key] for part, key in _KEPT)
             problem = "" if kept else "it must not change the Job's name or the number of its pods"
         except RefusedError as error:
@@ -127,7 +131,9 @@ class KubernetesLauncher:
         except OSError as error:
             place = f"job {plan.job.name}: {error.filename or plan.job.launch_dir}"
             raise cannot_write(place, error, hint="free space, or repair the storage, then `hlatctl resume`") from None
-        self._api.create(submitted(plan.script, token))
+        name, uid = object_name(handle.launch_dir, handle.name), self._api.create(submitted(plan.script, token))
+        with contextlib.suppress(LaunchError):  # the Job runs; without an owner its Service is removed by _remove only
+            self._api.own("service", name, {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid})
         self._seen.clear()
         return handle
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from conf.devices import DEVICES
 from conf.schema import ClusterConfig, KubernetesConfig
 from flows.launch.base import Job, export_lines, quote
 from flows.launch.place import token_file
@@ -31,6 +32,7 @@ _UNREACHABLE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
 _FIRST_PORT, _PORTS = 20_000, 12_768
 #: In plans of a configuration without an image; no such image can be named.
 _NO_IMAGE = "IMAGE"
+_HOME = "/tmp"
 Object = dict[str, Any]
 
 
@@ -131,13 +133,14 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
         "imagePullSecrets": [{"name": settings.pull_secret}] if settings.pull_secret else None,
     }
     volumes, mounts = _volumes(cluster)
-    limits = dict(settings.resources if job.processes_per_node else job.resources)
+    limits = _limits(job, cluster)
     return {
         "subdomain": name,
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": settings.grace_s,
+        "securityContext": _identity(),
         **{key: value for key, value in given.items() if value},
         "tolerations": [
             *({"key": key, "operator": "Exists"} for key in settings.tolerations),
@@ -156,12 +159,45 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
                 "args": [_script(job, settings).replace("$", "$$")],
                 "env": _variables(job, name),
                 **({"resources": {"limits": limits}} if limits else {}),
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": mounts,
             }
         ],
         "volumes": volumes,
     }
+
+
+def _identity() -> Object:
+    """Return whom a pod runs as: the driver's own user and group, because run directories are private to their owner.
+
+    With what the containers have, a pod fits Kubernetes' profile "restricted", unless the driver's user is root.
+    """
+    user, group = os.getuid(), os.getgid()
+    return {
+        **({"runAsNonRoot": True} if user else {}),
+        "runAsUser": user,
+        "runAsGroup": group,
+        "fsGroup": group,
+        "fsGroupChangePolicy": "OnRootMismatch",  # else the owner of every file is set before each start
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _limits(job: Job, cluster: ClusterConfig) -> dict[str, str]:
+    """Return the limits of a pod. One process gets its share of training's devices, unless it names its own."""
+    training = cluster.kubernetes.resources
+    if job.processes_per_node:
+        return dict(training)
+    if not job.devices or any(map(_is_device, job.resources)):
+        return dict(job.resources)
+    whole = {name: int(number) for name, number in training.items() if _is_device(name) and number.isdecimal()}
+    share = {name: -(-number * job.devices // cluster.processes_per_node) for name, number in whole.items()}
+    return {**{name: str(number) for name, number in share.items()}, **job.resources}
+
+
+def _is_device(resource: str) -> bool:
+    return any(resource.startswith(device.resources) for device in DEVICES.values())
 
 
 def _script(job: Job, settings: KubernetesConfig) -> str:
@@ -187,7 +223,7 @@ exec {command}
 
 
 def _variables(job: Job, name: str) -> list[Object]:
-    """The variables that tell a node its place."""
+    """The variables that tell a node its place, and its user a home."""
     port = _FIRST_PORT + int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % _PORTS
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     return [
@@ -196,6 +232,9 @@ def _variables(job: Job, name: str) -> list[Object]:
         {"name": node.NODES_ENV, "value": str(pods_of(job))},
         {"name": node.MASTER_ADDR_ENV, "value": f"{name}-0.{name}"},
         {"name": node.MASTER_PORT_ENV, "value": str(port)},
+        # The driver's user need not be one of the image's, so it has no name and no folder there.
+        {"name": "HOME", "value": _HOME},
+        {"name": "USER", "value": MANAGED["app.kubernetes.io/managed-by"]},
     ]
 
 

@@ -28,6 +28,7 @@ IN_NAMESPACE = (
     Right("pods", "list"),
     Right("services", "create"),
     Right("services", "delete"),
+    Right("services", "patch"),
 )
 #: Of the whole cluster: whether a node answers, and which nodes jobs can use.
 IN_CLUSTER = (Right("nodes", "list"),)

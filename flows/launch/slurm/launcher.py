@@ -251,8 +251,12 @@ class SlurmLauncher:
         return None
 
     def _state(self, base: Path, row: Row, records: list[NodeRecord]) -> str:
-        """Return the state of an ended job; of one that ended by itself within its grace, why it was asked to stop."""
-        if row.state not in (*_ENDED_BY_ITSELF, *RUNS) or not asked_from_outside(base):
+        """Return the state of an ended job; of one that was asked to stop, why it was.
+
+        A pre-emption moves the end of a job's time to the end of its grace, so Slurm can call that end a time-out.
+        """
+        within_grace = row.state in (*_ENDED_BY_ITSELF, *RUNS) and asked_from_outside(base)
+        if not within_grace and row.state != "TIMEOUT":
             return row.state
         try:
             shown = slurm("scontrol", "--oneliner", "show", "job", row.id)
@@ -262,6 +266,8 @@ class SlurmLauncher:
             shown = ""  # forgotten meanwhile
         if _PREEMPTED.search(shown):
             return "PREEMPTED"
+        if not within_grace:
+            return row.state
         settings, limit = self._cluster.slurm, _TIME_LIMIT.search(shown)
         limit_s, left_s = seconds(limit[1]) if limit else settings.time_limit_s, seconds(row.left)
         early_s, ran_s = settings.stop_before_limit_s + SIGNAL_EARLY_S, max(record.wall_s for record in records)

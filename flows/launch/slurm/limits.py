@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
 from conf.slurm_rules import SIGNAL_EARLY_S
 from flows.launch.slurm.commands import SchedulerAwayError, slurm
+from flows.launch.slurm.script import device_options
 from hlatctl.cache.environment import Layout
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.units import duration
@@ -145,9 +146,10 @@ def check_evaluations(config: Config) -> None:
         SchedulerAwayError: the scheduler does not answer.
     """
     own, training = config.eval.cluster, config.cluster.slurm
-    if own == EvalClusterConfig():
+    devices = device_options(config.eval_devices, own.extra, config.cluster)
+    if own == EvalClusterConfig() and not devices:
         return  # as a job of training, which has been checked
-    slurm_settings = replace(training, partition=own.partition or training.partition, extra=own.extra)
+    slurm_settings = replace(training, partition=own.partition or training.partition, extra=[*devices, *own.extra])
     cluster = replace(config.cluster, nodes=1, slurm=slurm_settings)
     may = chosen(cluster, partitions(), where=_EVALUATION)
     if all(partition.min_nodes > 1 for partition in may):

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.schema import ClusterConfig
@@ -23,6 +24,8 @@ from hlatctl.run.state import TRAIN_JOB
 ALLOCATION = "nodes"
 #: From 20000 to 32767: Linux gives connections ports from 32768 on (ip-sysctl.rst).
 _FIRST_PORT, _PORTS = 20_000, 12_768
+#: Options of sbatch that ask for devices, and the numbers in their values: ``8``, ``gpu:8``, ``gpu:h100:8,nvme:1``.
+_DEVICES, _NUMBER = re.compile(r"--(gpus(-per-[a-z]+)?|gres|tres-per-[a-z]+)="), re.compile(r"(?<=[:=])\d+(?=,|$)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BACKSLASH = "\\"
 
@@ -146,10 +149,34 @@ def _options(job: Job, cluster: ClusterConfig) -> list[str]:
     if job.name == TRAIN_JOB:  # the others have nothing to save
         options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's own limit
     options += _training(job, cluster)
-    options += job.options
+    options += [*device_options(job.devices, job.options, cluster), *job.options]
     if job.excluded_hosts:
         options.append(f"--exclude={','.join(job.excluded_hosts)}")
     return options
+
+
+def device_options(devices: int, own: Sequence[str], cluster: ClusterConfig) -> list[str]:
+    """Return the options by which a job of one node asks for devices: those of training, with lower numbers.
+
+    Where training names no devices and gets them with its nodes, the job takes its node alone too.
+
+    Args:
+        devices: that it uses.
+        own: its own options; if they name devices, nothing is added.
+        cluster: of training.
+    """
+    if not devices or any(_DEVICES.match(option) for option in own):
+        return []
+    wanted = [option for option in cluster.slurm.extra if _DEVICES.match(option)]
+    if not wanted:
+        return ["--exclusive"] if cluster.slurm.exclusive and "--exclusive" not in own else []
+    return [_share(option, devices, cluster) for option in wanted]
+
+
+def _share(option: str, devices: int, cluster: ClusterConfig) -> str:
+    """Return an option with the share of its devices. ``--gpus`` counts those of all nodes (sbatch(1))."""
+    processes = cluster.processes_per_node * (cluster.nodes if option.startswith("--gpus=") else 1)
+    return _NUMBER.sub(lambda number: str(-(-int(number[0]) * devices // processes)), option)
 
 
 def _common(job: Job, cluster: ClusterConfig, log: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -83,6 +84,19 @@ def test_missing_tools_folders_and_packages_are_reported(tmp_path: Path, monkeyp
     assert checks["mirror"][0] == "fail"
     assert checks["mirror"][1].startswith("checkpoint.mirror_url=bogus://x: ")
     assert checks["worker cache"] == ("fail", f"{tmp_path / 'file' / 'cache'}: can't be written (Not a directory)")
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "kubernetes"])
+def test_a_login_node_needs_no_tool_of_the_nodes(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    config = compose([f"runs_dir={tmp_path}", "preflight.min_open_files=1000000000"])
+    config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, launcher=cluster))
+    checks = {check.name: check for check in machine_checks.look(config)}
+    assert [check.name for check in checks.values() if check.status == "fail"] == []
+    for name in ("C++ compiler", "bubblewrap", "open files"):
+        assert checks[name].status == "skip"
+        assert checks[name].shows.endswith("; only the nodes that run jobs need it")
 
 
 @pytest.mark.skipif(Path("/opt/aws/neuron/bin").exists(), reason="this machine has the Neuron tools")

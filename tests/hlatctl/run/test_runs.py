@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +70,22 @@ def test_an_id_is_given_once(tmp_path: Path) -> None:
         create_run(tmp_path, "one", "b: 2\n")
     written = find_run(tmp_path, "one").config.read_text(encoding="utf-8")
     assert files.unseal_lines(written) == ("a: 1\n", True)
+
+
+@pytest.mark.processes
+def test_a_run_whose_creation_is_killed_is_not_there_and_can_be_created(tmp_path: Path) -> None:
+    code = "import os; from pathlib import Path; from hlatctl.run.runs import create_run\n"
+    code += "create_run(Path(sys.argv[1]), 'one', '', begin=lambda run: os._exit(9))"
+    assert subprocess.run([sys.executable, "-c", f"import sys; {code}", tmp_path], check=False).returncode == 9
+    assert list_runs(tmp_path) == []
+    (tmp_path / "one").mkdir()  # by an older version, or by hand
+    assert create_run(tmp_path, "one", "a: 1\n", begin=lambda run: run.origins.touch()).origins.exists()
+
+
+def test_of_two_that_create_a_run_at_once_one_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(RunExistsError, match="hlatctl resume one"):
+        create_run(tmp_path, "one", "", begin=lambda _: make(tmp_path, "one"))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".new-")] == []
 
 
 def test_new_ids_differ_and_are_accepted(tmp_path: Path) -> None:
