@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from hlatctl.run.errors import LaunchError
 #: Environment variable of all processes of a job: its token. It finds them even after their parents have died.
 JOB_ENV = "HLATCTL_JOB"
 
+#: The most that a job's process raises its limit to; the kernel's default hard limit of a machine (fs.nr_open).
+_MOST_OPEN_FILES = 1 << 20
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 #: Counters of this container, or else of the machine.
@@ -93,6 +96,19 @@ def end_with_parent() -> None:
     """Have the kernel kill this process when its parent dies; remains over ``exec``. Does nothing but on Linux."""
     if _PRCTL:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def most_open_files() -> int:
+    """Return how many files a job's process can open: the hard limit, up to a million."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files and sockets to :func:`most_open_files`; never lower it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < most_open_files():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files(), hard))
 
 
 def serve_parent() -> TextIO:
