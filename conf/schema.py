@@ -699,7 +699,7 @@ class PreflightConfig:
     max_clock_skew_s: NonNegativeFloat = 2.0
     """Difference between a worker's clock and rank 0's."""
     min_open_files: NonNegativeInt = 1024
-    """Soft limit of open files."""
+    """Open files of a process. Processes of jobs raise their soft limit to the hard one."""
     reserved_ports: list[Port] = field(default_factory=list)
     """Ports that the kernel must not give to other connections (net.ipv4.ip_local_reserved_ports)."""
     min_somaxconn: NonNegativeInt = 0

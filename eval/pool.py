@@ -216,6 +216,7 @@ def _start(index: int, rank: int, size: int, settings: Settings, store: Path) ->
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(index),
+        "LOCAL_WORLD_SIZE": str(size),
         "GLOO_SOCKET_IFNAME": "lo",
     }
     if not DEVICES[settings.device].own_for_each_process:

@@ -25,7 +25,7 @@ from conf.devices import DEVICES
 from conf.sampling import Sampling
 from eval import generation, harness, memory, model, validation
 from eval.scoring import Answer, Row
-from hlatctl.run import processes
+from hlatctl.run import peers, processes
 from hlatctl.run.errors import HlatctlError, run_main, to_record
 
 
@@ -74,14 +74,21 @@ _KINDS = ("score", "generate", "losses", "continue_prompt")
 
 
 def _join(device: str, store: Path, size: int) -> None:
-    """Connect the processes of a copy."""
+    """Connect the processes of a copy.
+
+    Raises:
+        LaunchError: another user's process is connected.
+    """
     import torch
     import torch.distributed as dist
 
     if model.is_there(device) and DEVICES[device].own_for_each_process:
         torch.get_device_module(device).set_device(int(os.environ["LOCAL_RANK"]))
     shared = dist.FileStore(str(store), size)  # type: ignore[attr-defined] # public, but not in its module's list
-    dist.init_process_group(DEVICES[device].process_group, store=shared, rank=int(os.environ["RANK"]), world_size=size)
+    backend, rank = DEVICES[device].process_group, int(os.environ["RANK"])
+    peers.meet(shared, rank, size)
+    with peers.connecting(backend):
+        dist.init_process_group(backend, store=shared, rank=rank, world_size=size)
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from conf.schema import Config
 from hlatctl.cache.mirror import check_writable
+from hlatctl.run import processes
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import DependencyError, StorageError
 from hlatctl.units import size
@@ -95,9 +95,9 @@ def _bubblewrap() -> Check:
 
 
 def _open_files(config: Config) -> Check:
-    limit, least = resource.getrlimit(resource.RLIMIT_NOFILE)[0], config.preflight.min_open_files
+    limit, least = processes.most_open_files(), config.preflight.min_open_files  # a job's processes raise theirs to it
     problem = f"{limit}: below preflight.min_open_files={least}" if limit < least else ""
-    return Check.of("open files", problem, str(limit), command="ulimit -n", values={"open_files": limit})
+    return Check.of("open files", problem, str(limit), command="ulimit -Hn", values={"open_files": limit})
 
 
 def _folder(name: str, folder: Path) -> Check:

@@ -214,6 +214,7 @@ class Node:
     def _before_command(self) -> None:
         """Prepare the new process, in which this runs; this program has no threads, so that is safe."""
         processes.end_with_parent(self._pid)
+        processes.raise_open_files()
         if self._is_torchrun:
             signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from hlatctl.run.errors import ConfigError
@@ -93,7 +93,7 @@ def allow(scope: MutableMapping[str, Any]) -> None:
     scope[_ALLOWED] = True
 
 
-def is_allowed(scope: MutableMapping[str, Any]) -> bool:
+def is_allowed(scope: Mapping[str, object]) -> bool:
     """Return whether a request had the password or token."""
     return _ALLOWED in scope
 

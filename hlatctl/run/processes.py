@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ JOB_ENV = "HLATCTL_JOB"
 #: Environment variable of processes that ``hlatctl.run.child`` prepares: the id of the process that starts them.
 PARENT_ENV = "HLATCTL_PARENT"
 
+#: The most that a job's process raises its limit to; the kernel's default hard limit of a machine (fs.nr_open).
+_MOST_OPEN_FILES = 1 << 20
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 #: Counters of this container, or else of the machine.
@@ -107,6 +110,19 @@ def end_with_parent(parent: int | None = None) -> None:
     _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def most_open_files() -> int:
+    """Return how many files a job's process can open: the hard limit, up to a million."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files and sockets to :func:`most_open_files`; never lower it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < most_open_files():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files(), hard))
 
 
 def serve_parent() -> TextIO:

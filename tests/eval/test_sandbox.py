@@ -28,6 +28,7 @@ _WHY_NOT = sandbox.why_unavailable()
 needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
 _LIMITS = Limits(cpu_s=0, memory_bytes=0)
 _CLONE = seccomp.CLONE[platform.machine() == "aarch64"]
+_SYNC = (162, 81)[platform.machine() == "aarch64"]
 _PATIENT = CodeConfig(timeout_s=30.0, memory_bytes=512 << 20)
 
 
@@ -238,6 +239,19 @@ def test_there_is_no_network(worker: sandbox.Worker) -> None:
     assert "Address family not supported" in _result(worker, "import socket\nsocket.socket(socket.AF_VSOCK)")
     assert _result(worker, "import socket\nsocket.socketpair()\nreturn 1") == "passed"
     assert _answer(worker, "import socket; return socket.if_nameindex()").startswith("[Errno 97]")
+
+
+@needs_sandbox
+def test_it_cannot_write_the_disks_or_hold_files_of_the_machine(worker: sandbox.Worker) -> None:
+    body = (
+        "import ctypes, posix\nown = ctypes.CDLL(None, use_errno=True)\nfile = posix.open('/usr/bin/env', 0)\n"
+        "def refused(name, *arguments):\n"
+        "    ctypes.set_errno(0)\n"
+        "    return getattr(own, name)(*arguments) == -1 and ctypes.get_errno() == 1\n"
+        "calls = [('syncfs', file), ('fsync', file), ('fdatasync', file), ('flock', file, 2), ('inotify_init',)]\n"
+        f"return [name for name, *arguments in [*calls, ('syscall', {_SYNC})] if not refused(name, *arguments)]"
+    )
+    assert _answer(worker, body) == "[]"
 
 
 @needs_sandbox

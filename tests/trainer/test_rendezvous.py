@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -69,6 +70,10 @@ def _listening(handle: Handle) -> list[str]:
     return listening(process.pid for process in record.members())
 
 
+def _ports(handle: Handle) -> list[int]:
+    return sorted({int(address.split(":")[1], 16) for address in _listening(handle)})
+
+
 def test_every_socket_of_a_job_that_listens_is_on_loopback(peers: tuple[Job, Handle], tmp_path: Path) -> None:
     job, handle = peers
     (tmp_path / "let-them-come").touch()
@@ -82,11 +87,32 @@ def test_every_socket_of_a_job_that_listens_is_on_loopback(peers: tuple[Job, Han
     assert [path.read_text() for path in sorted(tmp_path.glob("met-*"))] == ["2", "2"]
 
 
+def test_a_connected_job_takes_no_more_connections(peers: tuple[Job, Handle], tmp_path: Path) -> None:
+    job, handle = peers
+    (tmp_path / "let-them-come").touch()
+    _wait_until(lambda: len(list(tmp_path.glob("met-*"))) == 2, job)
+    for port in _ports(handle):
+        with socket.socket() as stranger:
+            stranger.settimeout(0.1)
+            with pytest.raises(TimeoutError):  # the kernel drops it
+                stranger.connect(("127.0.0.1", port))
+    (tmp_path / "let-them-go").touch()
+    _wait_until(lambda: LocalLauncher().status(handle).ended, job)
+    assert LocalLauncher().status(handle).state == "succeeded", job.log.read_text()
+
+
+def test_no_process_listens_while_it_waits_for_another_to_start(peers: tuple[Job, Handle], tmp_path: Path) -> None:
+    job, handle = peers
+    _wait_until((tmp_path / "joining-0").exists, job)
+    assert not _listening(handle)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_connection_is_refused(peers: tuple[Job, Handle], tmp_path: Path) -> None:
     job, handle = peers
+    (tmp_path / "let-them-start").touch()
     _wait_until(lambda: _listening(handle), job)
-    ports = sorted({str(int(address.split(":")[1], 16)) for address in _listening(handle)})
+    ports = map(str, _ports(handle))
     with subprocess.Popen([sys.executable, "-c", _STRANGER, *ports], stdout=subprocess.PIPE, text=True) as stranger:
         try:
             assert stranger.stdout
@@ -99,27 +125,6 @@ def test_another_users_connection_is_refused(peers: tuple[Job, Handle], tmp_path
     assert isinstance(error, LaunchError), job.log.read_text()
     assert re.search(r"a process of user \w+ is connected instead of another rank", error.message)
     assert not list(tmp_path.glob("met-*"))
-
-
-def test_own_connections_are_waited_for_and_a_closed_one_is_an_error() -> None:
-    code = """
-import socket, time
-from trainer.rendezvous import refuse_strangers
-listener = socket.create_server(("127.0.0.1", 0))
-ours = socket.create_connection(listener.getsockname())
-accepted = []
-time.sleep = lambda _: accepted.append(listener.accept())
-refuse_strangers()
-assert len(accepted) == 1, "the connection has no owner at its other end until it is accepted"
-refuse_strangers()
-ours.close()
-try:
-    refuse_strangers(timeout_s=0)
-except ConnectionError as error:
-    print(error)
-"""
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output == "the other end of a connection is closed, or on another machine\n"
 
 
 def test_an_interface_that_a_node_does_not_have_is_named_with_those_that_it_has() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import re
-import resource
 from pathlib import Path
 
+from hlatctl.run import processes
 from hlatctl.run.checks import Check
 
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
@@ -56,10 +56,10 @@ def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
 
 
 def open_files(least: int) -> Check:
-    """Check the soft limit of open files and sockets per process."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """Check the limit of open files and sockets per process, to which a job's processes raise theirs."""
+    limit = processes.most_open_files()
     problem = f"open files={limit}: below preflight.min_open_files={least}" if limit < least else ""
-    return Check.of("open files", problem, str(limit), command="ulimit -n", values={"open_files": limit})
+    return Check.of("open files", problem, str(limit), command="ulimit -Hn", values={"open_files": limit})
 
 
 def efa(least: int, folder: Path = _RDMA) -> Check:
