@@ -205,6 +205,8 @@ def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> It
     if pa.types.is_dictionary(values.type):
         yield from _dictionary_rows(path, values, first, report)
         return
+    if pa.types.is_string_view(values.type):
+        values = values.cast(pa.large_binary()).view(pa.large_string())
     lengths = pc.binary_length(values)
     if (pc.max(lengths).as_py() or 0) > MAX_TEXT_BYTES:
         yield from _dictionary_rows(path, values.dictionary_encode(), first, report)
