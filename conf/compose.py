@@ -247,7 +247,7 @@ def _only_our_resolvers() -> Iterator[None]:
     try:
         OmegaConf.register_new_resolver("local_processes", local_processes)
         OmegaConf.register_new_resolver("oc.env", _environment)
-        BaseContainer._resolve_node_interpolation = bounded  # type: ignore[method-assign]
+        BaseContainer._resolve_node_interpolation = bounded  # type: ignore[assignment, method-assign]
         yield
     finally:
         BaseContainer._resolve_node_interpolation = resolve  # type: ignore[method-assign]

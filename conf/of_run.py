@@ -45,6 +45,16 @@ def of_run(run: RunPaths, *, number: int | None = None, read: Callable[[Path], s
     return _replayed(run, wanted)
 
 
+def check_step(config: Config, step: int, name: str) -> None:
+    """Refuse a step that a run doesn't train.
+
+    Raises:
+        ConfigError: names the first and the last step.
+    """
+    if not config.fork.step < step <= config.total_steps:
+        raise ConfigError(f"{name}={step}: the run has steps {config.fork.step + 1} to {config.total_steps}")
+
+
 def newest_amendment(run: RunPaths) -> int:
     """Return the number of a run's newest amendment; 0: it has none."""
     return max([*_changes(run), *run.amended_configs()], default=0)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hlatctl.run.reading import DAMAGED, parse_json
+from hlatctl.run.reading import DAMAGED, MAX_FILE_BYTES, lines, parse_json
 
 _SYNC_EVERY_S = 5.0
 #: Hexadecimal digits of a key: 128 bits.
@@ -68,13 +68,14 @@ class KeptAnswers:
 
 
 def _read(path: Path) -> Iterator[tuple[str, list[Any]]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            key, answers, crc = parse_json(line)
-            if crc == _crc(key, answers) and isinstance(answers, list):
-                yield str(key), answers
-        except DAMAGED:
-            continue
+    with path.open("rb") as file:
+        for line, length in lines(file, MAX_FILE_BYTES):
+            try:
+                key, answers, crc = parse_json(line if length <= MAX_FILE_BYTES else b"")
+                if crc == _crc(key, answers) and isinstance(answers, list):
+                    yield str(key), answers
+            except DAMAGED:
+                continue
 
 
 def _crc(key: str, answers: list[Any]) -> int:

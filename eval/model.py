@@ -21,8 +21,9 @@ from eval import linked
 from hlatctl.run import files, startup
 from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError
 from hlatctl.run.host import node_name
-from hlatctl.run.model_folder import WEIGHTS, lacking
+from hlatctl.run.model_folder import WEIGHTS, check_sizes, lacking
 from hlatctl.run.model_link import read_link
+from hlatctl.run.reading import why
 
 #: Default number format in which a model is evaluated, regardless of its weights' format.
 DTYPE = "float32"
@@ -54,12 +55,16 @@ def check_folder(folder: Path) -> None:
     """Check that a folder is a Hugging Face model with safetensors weights and a tokenizer.
 
     Raises:
-        EvaluationError: names the missing file.
+        EvaluationError: names the file that is missing or too large.
     """
     if not folder.is_dir():
         raise EvaluationError(f"--model={folder}: no such folder", hint=_EXPORT_HINT)
     if (what := lacking(folder)) and not (what == WEIGHTS and read_link(folder)):
         raise EvaluationError(f"--model={folder}: is not a Hugging Face model: it has no {what}", hint=_EXPORT_HINT)
+    try:
+        check_sizes(folder)
+    except OSError as error:
+        raise EvaluationError(f"{error.filename}: can't be loaded ({why(error)})", hint=_EXPORT_HINT) from None
 
 
 def load(

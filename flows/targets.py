@@ -10,8 +10,9 @@ from hlatctl.report.run_index import called
 from hlatctl.run import runs
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunNotFoundError
 from hlatctl.run.manifest import MANIFEST, read_manifest, steps_in, why_invalid
-from hlatctl.run.model_folder import lacking
+from hlatctl.run.model_folder import check_sizes, lacking
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reading import why
 
 _KINDS = "TARGET is a run, a checkpoint's folder (.../checkpoints/step-00001000), or a Hugging Face folder"
 
@@ -71,11 +72,16 @@ def _of_folder(name: str, path: Path) -> Target:
         )
     missing = lacking(path)
     if not missing:
+        try:
+            check_sizes(path)
+        except OSError as error:
+            what = f"{error.filename} can't be used ({why(error)})"
+            raise EvaluationError(f"TARGET={name}: {what}", hint=_KINDS) from None
         return FolderTarget(path)
     if any(any(path.glob(pattern)) for pattern in ("config.json", "*.safetensors", "*.bin")):
         pickled = any(path.glob("*.bin"))
-        why = "; *.bin files are pickles, which are never opened" if pickled and "safetensors" in missing else ""
-        raise EvaluationError(f"TARGET={name}: is no Hugging Face model, it has no {missing}{why}", hint=_KINDS)
+        note = "; *.bin files are pickles, which are never opened" if pickled and "safetensors" in missing else ""
+        raise EvaluationError(f"TARGET={name}: is no Hugging Face model, it has no {missing}{note}", hint=_KINDS)
     raise EvaluationError(
         f"TARGET={name}: is neither a run (it has no config.yaml), nor a checkpoint (no {MANIFEST}), "
         "nor a Hugging Face model (no config.json)",

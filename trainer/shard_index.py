@@ -20,6 +20,8 @@ from trainer.shard_file import SUFFIX, StoredChunk, read_header
 
 INDEX = "tensors.jsonl"
 _VERSION = 1
+#: 2,048 processes and 500 tensors make a line of some 150 bytes each: 150 MB.
+_MAX_INDEX_BYTES = 1 << 30
 
 
 class StoredTensor(NamedTuple):
@@ -138,7 +140,7 @@ def read_index(folder: Path) -> ShardIndex:
     path = folder / INDEX
     try:
         if path.is_file():
-            return ShardIndex(read_bytes(path).decode())
+            return ShardIndex(read_bytes(path, _MAX_INDEX_BYTES).decode())
         shards = {}
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             shards[path.name] = read_header(path)

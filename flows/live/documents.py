@@ -7,6 +7,7 @@ import os
 import threading
 from typing import Any
 
+from conf.of_run import check_step, of_run
 from flows.runtime.ask import ask
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run.errors import DataError, RunBusyError
@@ -28,6 +29,7 @@ def documents(run: RunPaths, step: int) -> dict[str, Any]:
     """
     if is_simulated(run):
         raise DataError(f"run {run.run_id}: is simulated, so it has no corpus", hint="choose another run")
+    check_step(of_run(run), step, "step")  # before a process is started that imports PyTorch
     if not _one.acquire(blocking=False):
         raise RunBusyError("the documents of another step are being read", hint="wait a few seconds, then retry")
     try:

@@ -15,7 +15,7 @@ from hlatctl.cache.layout import MANIFEST, is_transient, modules
 from hlatctl.cache.store import Folder, Store
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
-from hlatctl.run.reading import DAMAGED, parse_json, why
+from hlatctl.run.reading import DAMAGED, MAX_FILE_BYTES, parse_json, why
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -81,12 +81,14 @@ def _by_path(value: dict[str, Any]) -> dict[str, Entry]:
 def _read(store: Store) -> dict[str, Any] | None:
     try:
         with store.open(MANIFEST) as file:
-            content = file.read() or b""
+            content = file.read(MAX_FILE_BYTES + 1) or b""
     except (FileNotFoundError, KeyError):
         return None
     except OSError as error:
         raise StorageError(f"{store.name}/{MANIFEST}: can't be read ({error.strerror})") from None
     try:
+        if len(content) > MAX_FILE_BYTES:
+            raise ValueError(f"has more than {MAX_FILE_BYTES:,} bytes")
         value = dict(parse_json(content))
         value["files"] = [
             {**entry, "path": str(entry["path"]), "bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}

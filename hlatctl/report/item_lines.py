@@ -12,7 +12,7 @@ from typing import Any
 from hlatctl.run import contract_record
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, why
+from hlatctl.run.reading import DAMAGED, read_text, why
 from hlatctl.run.state import MilestoneState
 
 _COLUMNS = ["item", "filter", "document", "prompt", "target", "choices", "answer", "metrics"]
@@ -95,7 +95,7 @@ def _asked(row: dict[str, Any]) -> str:
 
 
 def _of_json(path: Path) -> Iterator[Line]:
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in read_text(path).splitlines():
         line = json.loads(text)
         yield _of_program(line) if "task_id" in line else _of_question(line)
 

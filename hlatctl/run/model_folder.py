@@ -1,4 +1,4 @@
-"""Which files a Hugging Face model folder needs for an evaluation, and the hashes of its files except weights."""
+"""Which files a Hugging Face model folder needs for an evaluation, their sizes, and hashes of all but the weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from hlatctl.run.contract import digest
 from hlatctl.run.files import sha256_file
+from hlatctl.run.reading import check_size
 
 WEIGHTS = "safetensors weights"
 _NEEDED = {"config.json": "config.json", "tokenizer_config.json": "tokenizer_config.json", "*.safetensors": WEIGHTS}
@@ -28,6 +29,17 @@ _GENERATION = "generation_config.json"
 def lacking(folder: Path) -> str:
     """Return the first missing file of a folder. Empty if it is complete. Pickled weights don't count."""
     return next((what for pattern, what in _NEEDED.items() if not any(folder.glob(pattern))), "")
+
+
+def check_sizes(folder: Path) -> None:
+    """Refuse files that transformers would read as a whole into memory, all except weights.
+
+    Raises:
+        OSError: names a file that is too large or is no regular file.
+    """
+    for path in sorted({path for pattern in ("*.json", *_TOKENIZER) for path in folder.glob(pattern)}):
+        if not path.is_dir():
+            check_size(path)
 
 
 def fingerprint(folder: Path) -> str:

@@ -165,7 +165,7 @@ def test_what_can_not_be_read_safely_is_refused(own: Path, tmp_path: Path) -> No
     refused("can't be read")
     with file.open("wb") as large:
         large.truncate(2**30)
-    refused("File too large")
+    refused("has 1,073,741,824 bytes, the limit is 1,048,576")
     file.write_bytes(b"\xff\xfe: 1")
     refused("not readable as YAML")
     file = own / "experiment" / os.fsdecode(b"\xff.yaml")

@@ -114,3 +114,13 @@ def test_a_described_model_has_a_tokenizer_and_no_weights(model_folder: Path) ->
     assert described.tokenizer.encode("fox") == model.load(model_folder, seq_len=8, device="cpu").tokenizer.encode(
         "fox"
     )
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "vocab.txt"])
+def test_a_description_that_would_fill_the_memory_is_refused(tmp_path: Path, model_folder: Path, name: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model_folder, folder)
+    with (folder / name).open("wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(EvaluationError, match=f"{name}: can't be loaded .has 8,589,934,592 bytes, the limit is"):
+        model.load(folder, seq_len=8, device="cpu")

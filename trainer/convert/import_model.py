@@ -23,6 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.atomic import new_folder
 from hlatctl.run.errors import CheckpointError, run_main
 from hlatctl.run.manifest import write_manifest
+from hlatctl.run.reading import check_size, why
 from hlatctl.units import size
 from trainer.convert.hugging_face import from_hugging_face, model_config, to_hugging_face
 from trainer.storage import save_tensors
@@ -178,6 +179,10 @@ def _copy_tokenizer(source: Path, folder: Path) -> str | None:
         return None
     folder.mkdir()
     for name in names:
+        try:
+            check_size(source / name)
+        except OSError as error:
+            raise CheckpointError(f"{source / name}: can't be used ({why(error)})", hint=_COPY) from None
         shutil.copyfile(source / name, folder / name)
     return folder.name if "tokenizer.json" in names else f"{folder.name}/tokenizer.model"
 
@@ -188,7 +193,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file", hint="name a folder that `save_pretrained` wrote") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})", hint=_COPY) from None
+        raise CheckpointError(f"{path}: not readable as JSON ({why(error)})", hint=_COPY) from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: is {type(value).__name__}, must be an object", hint=_COPY)
     return value

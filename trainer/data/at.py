@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from conf.amend import AMENDED, batch_after, skipped_batches
-from conf.of_run import of_run
+from conf.of_run import check_step, of_run
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.batches import events_about
-from hlatctl.run.errors import ConfigError, DataError, HlatctlError, run_main
+from hlatctl.run.errors import DataError, HlatctlError, run_main
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import Event
 from hlatctl.run.manifest import checkpoint_steps
@@ -51,10 +51,9 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
     """
     from trainer.data.loader import Loader
 
-    config, events = of_run(run), events_about(run, step)
-    first = config.fork.step + 1
-    if not first <= step <= config.total_steps:
-        raise ConfigError(f"--step={step}: the run has steps {first} to {config.total_steps}")
+    config = of_run(run)
+    check_step(config, step, "--step")
+    events = events_about(run, step)
     trained = step in read_state(run).steps
     from_step, state = _checkpoint_before(config, run, step)
     counted = events_that_count(events, step) if trained else events

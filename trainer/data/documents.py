@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Schema of a prepared file: the text; its input, by position in ``inputs``; its 1-based row there.
 SCHEMA = pa.schema([(PREPARED_COLUMN, pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
+#: A corpus can have millions of files, whose paths take 100 bytes each.
+_MAX_INPUTS_BYTES = 1 << 30
 _HINT = "remove its folder under .cache/data and run again"
 
 
@@ -190,7 +192,7 @@ class Source:
         """Return the path of an input, and the rows before it: a large file is several inputs."""
         if self._inputs is None:
             with reading(Path(self._entry["inputs"]), hint=_HINT):
-                self._inputs = list(files.read_json(Path(self._entry["inputs"])))
+                self._inputs = list(files.read_json(Path(self._entry["inputs"]), _MAX_INPUTS_BYTES))
         given = self._inputs[number]
         path, before = (given, 0) if isinstance(given, str) else (given["path"], given["rows_before"])
         return os.path.join(os.path.dirname(self._entry["inputs"]), path), before

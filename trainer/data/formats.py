@@ -7,6 +7,7 @@ Lines, the row of a table, the piece of a plain text. No torch, no transformers.
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 from collections import Counter
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hlatctl.run.errors import DataError
@@ -25,6 +27,13 @@ from trainer.data.json_lines import json_rows, open_lines
 #: A plain text file is cut at the first line end after this many bytes.
 TEXT_DOCUMENT_BYTES = 64 * 1024
 _BATCH_ROWS = 1024
+#: Rows of Parquet that are decoded at once: each can be the same long entry of a dictionary.
+_PARQUET_ROWS = 64
+#: Rows of a larger dictionary are decoded one by one, which is slow. Writers stop at 1 MiB, after whole batches.
+_DICTIONARY_BYTES = 16 << 20
+_DICTIONARY_PAGE = 2
+#: The header's first two numbers, the page's kind and its size unpacked, take at most 12.
+_PAGE_HEADER_BYTES = 16
 _CARDS = {"README.md", "README.rst"}
 _ARROW_FILE_MAGIC = b"ARROW1"
 #: Where the stream in an Arrow file begins: the magic and two bytes of padding are before it.
@@ -131,14 +140,43 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[R
 
 def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
     """Read row group by row group: damage skips the rest of its group."""
-    with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
+    with pq.ParquetFile(path, memory_map=True) as file:
         check_schema(path, file.schema_arrow, column)
+        as_dictionary = [column] if _largest_dictionary(path, file, column) > _DICTIONARY_BYTES else None
+    with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True, read_dictionary=as_dictionary) as file:
         first = 1
         for group in range(file.num_row_groups):
             last = first + file.metadata.row_group(group).num_rows - 1
-            batches = file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[column])
+            batches = file.iter_batches(_PARQUET_ROWS, row_groups=[group], columns=[column])
             yield from _group_rows(path, batches, first, last, report)
             first = last + 1
+
+
+def _largest_dictionary(path: Path, file: Any, column: str) -> int:
+    """Return the size in bytes of a column's largest dictionary, from the headers of the pages, which readers obey."""
+    index = next(i for i in range(len(file.schema)) if file.schema.column(i).path == column)
+    largest = 0
+    with path.open("rb") as raw:
+        for group in range(file.num_row_groups):
+            chunk = file.metadata.row_group(group).column(index)
+            raw.seek(min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset))
+            header = io.BytesIO(raw.read(_PAGE_HEADER_BYTES))
+            if _number(header) == _DICTIONARY_PAGE:
+                largest = max(largest, _number(header))
+    return largest
+
+
+def _number(header: io.BytesIO) -> int:
+    """Return the next field of a page's header, in Thrift's compact form; -1 if it isn't a number."""
+    if header.read(1) != b"\x15":  # the next field, of 32 bits
+        return -1
+    value = shift = 0
+    while byte := header.read(1):
+        value |= (byte[0] & 0x7F) << shift
+        shift += 7
+        if byte[0] < 0x80:
+            break
+    return value >> 1
 
 
 def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, report: Report) -> Iterator[Row]:
@@ -164,12 +202,36 @@ def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
 
 
 def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
+    if pa.types.is_dictionary(values.type):
+        yield from _dictionary_rows(path, values, first, report)
+        return
+    if pa.types.is_string_view(values.type):
+        values = values.cast(pa.large_binary()).view(pa.large_string())
+    lengths = pc.binary_length(values)
+    if (pc.max(lengths).as_py() or 0) > MAX_TEXT_BYTES:
+        yield from _dictionary_rows(path, values.dictionary_encode(), first, report)
+        return
     try:
         texts = values.to_pylist()
     except UnicodeDecodeError:
         yield from _decodable_rows(path, values, first, report)
     else:
         yield from enumerate(texts, start=first)
+
+
+def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
+    """Yield rows one by one, and no text that is too long."""
+    lengths = pc.binary_length(values.dictionary).to_pylist()
+    for number, entry in enumerate(values.indices.to_pylist(), start=first):
+        length = 0 if entry is None else lengths[entry] or 0
+        try:
+            if length > MAX_TEXT_BYTES:
+                raise too_long(f"{path}:{number}", length)
+            yield number, None if entry is None else values.dictionary[entry].as_py()
+        except DataError as error:
+            report(error)
+        except UnicodeDecodeError as error:
+            report(not_utf8(f"{path}:{number}", error))
 
 
 def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlatctl.run.errors import DataError
+from hlatctl.run.reading import read_bytes, why
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,7 +50,9 @@ def _read(path: Path) -> Any:
 
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     try:
-        proto.ParseFromString(path.read_bytes())
+        proto.ParseFromString(read_bytes(path))
+    except OSError as error:
+        raise DataError(f"tokenizer.path={path}: can't be read ({why(error)})") from None
     except DecodeError:
         proto.Clear()
     if not proto.pieces:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
-from hlatctl.run.reading import reading
+from hlatctl.run.reading import check_size, reading, why
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -75,6 +75,8 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
     else:
         for file in (path / name for name in _FOLDER_FILES):
             if file.is_file():
+                with reading(file):
+                    check_size(file)
                 shutil.copyfile(file, folder / file.name)
         if not (folder / CONFIG_JSON).is_file():
             tokenizer = load(folder / TOKENIZER_JSON)
@@ -102,7 +104,10 @@ def load(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
+        check_size(path)
         tokenizer = Tokenizer.from_file(str(path))
+    except OSError as error:
+        raise DataError(f"{path}: not a readable tokenizer ({why(error)})") from None
     except Exception as error:  # the Rust side raises plain Exception
         raise DataError(f"{path}: not a readable tokenizer ({error})") from None
     tokenizer.encode_special_tokens = True

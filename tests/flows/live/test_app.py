@@ -121,6 +121,7 @@ def test_columns_of_the_runs_asked_for_last_are_kept(page: Page, monkeypatch: py
         ("/api/nothing", 404, ""),
         ("/api/runs/a/stop", 405, ""),
         ("/api/runs/a/documents", 400, "step: is missing"),
+        ("/api/runs/a/documents?step=999999999999999999", 400, "step=999999999999999999: the run has steps 1 to"),
         ("/api/runs/a/logs?lines=1000000", 400, "lines=1000000: must be 1 to"),
         ("/api/compare?runs=a,zzz", 404, "zzz: no such run"),
         ("/api/compare?runs=a&baselines=x", 400, "--baselines=x"),

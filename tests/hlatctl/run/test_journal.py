@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hlatctl.run import lines
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, JournalTail, JournalWriter, heartbeat, number, read_events
@@ -301,3 +303,31 @@ def test_threads_of_one_writer_do_not_mix_their_lines(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert [event["seq"] for event in read_events(run)] == list(range(1, 1201))
+
+
+def test_a_line_without_an_end_costs_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_BYTES", 10_000)
+    run = RunPaths(tmp_path / "r")
+    write(run, "flow", ("first", {}))
+    path = run.journal / "flow.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"x","a":[' + b"1," * 5_000_000)
+    tracemalloc.start()
+    assert kinds(read_events(run)) == ["first"], "it is torn as long as it has no end"
+    with path.open("ab") as file:
+        file.write(b"1]}\n")
+    write(run, "flow", ("last", {}))
+    events = read_events(run)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [event["seq"] for event in events if event["kind"] != "warning"] == [1, 2]
+    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is ignored, after event 1"]
+    assert peak_bytes < path.stat().st_size / 2
+
+
+def test_an_event_that_readers_would_ignore_is_not_written(tmp_path: Path) -> None:
+    with (
+        JournalWriter(RunPaths(tmp_path / "r"), "flow") as journal,
+        pytest.raises(ValueError, match="the note event has"),
+    ):
+        journal.append("note", text="x" * lines.MAX_BYTES)

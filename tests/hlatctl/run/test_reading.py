@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from hlatctl.run import files
 from hlatctl.run.errors import DamagedFileError
-from hlatctl.run.reading import parse_json, reading
+from hlatctl.run.reading import check_size, lines, parse_json, read_bytes, read_text, reading
 
 BAD_JSON = [b"", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 100_000, b"[" * 200 + b"]" * 200]
 OUT_OF_RANGE = ["1e999", "-1e999", "9" * 5000, "9" * 400, str(2**64 + 1), "NaN", "Infinity", "-Infinity"]
@@ -71,3 +72,20 @@ def test_a_file_that_holds_something_else_is_named(tmp_path: Path, content: str)
     with pytest.raises(DamagedFileError, match=r"a\.json: can't be used") as caught, reading(path, hint="remove it"):
         int(files.read_json(path)["a"][0])
     assert caught.value.hint == "remove it"
+
+
+def test_a_file_that_is_too_large_is_named_with_its_size_and_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(8 << 30)
+    for read in (files.read_json, read_bytes, read_text, check_size):
+        with pytest.raises(DamagedFileError, match=r"has 8,589,934,592 bytes, the limit is 67,108,864"), reading(path):
+            read(path)
+    with pytest.raises(OSError, match="the limit is 5"):
+        read_bytes(Path("/proc/self/status"), 5)  # the kernel says that it has 0 bytes
+
+
+def test_lines_are_yielded_with_their_length_and_only_the_beginning_of_long_ones() -> None:
+    content = b"short\n" + b"x" * 20 + b"\n\n1234567890\n" + b"y" * 30
+    found = list(lines(io.BytesIO(content), 10))
+    assert found == [(b"short\n", 6), (b"x" * 11 + b"\n", 21), (b"\n", 1), (b"1234567890\n", 11), (b"y" * 11, 30)]

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from hlatctl.run.errors import DataError
-from trainer.data import formats
+from trainer.data import damage, formats, json_lines
 from trainer.data.damage import Row
 
 _TEXTS = ["first\r\nlines", "zwölf 東京 🤖", "third"]
@@ -244,3 +244,53 @@ def test_plain_text_is_read_whatever_it_is_written_in(tmp_path: Path, name: str)
     assert formats.find_files(tmp_path) == [path]
     assert formats.unread_files(tmp_path, {path}) == {".rst": 1, ".html": 1, "LICENSE": 1}
     assert list(formats.read_documents(path, "text")) == [(1, "Title\n=====\n")]
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.txt", "a.parquet", "big.parquet", "a.arrow", "view.arrow"]
+)
+def test_a_document_without_an_end_is_named_and_skipped(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (formats, json_lines, damage):
+        monkeypatch.setattr(module, "MAX_TEXT_BYTES", 1000)
+    path, texts = tmp_path / name, ["one", "x" * 5000, "three"]
+    table = pa.table({"text": texts})
+    if name.endswith(".parquet"):
+        monkeypatch.setattr(formats, "_DICTIONARY_BYTES", 0 if name.startswith("big") else 1 << 20)
+        pq.write_table(table, path, compression="zstd")
+    elif name.endswith(".arrow"):
+        if name.startswith("view"):
+            table = pa.table({"text": pa.array(texts, pa.string_view())})
+        with pa.ipc.new_file(path, table.schema) as out:
+            out.write_table(table)
+    else:
+        whole = "".join(f"{text}\n" if name == "a.txt" else f"{json.dumps({'text': text})}\n" for text in texts)
+        pack = gzip.compress if name.endswith(".gz") else zstandard.compress if name.endswith(".zst") else bytes
+        path.write_bytes(pack(whole.encode()))
+    rows, reported = _read(path)
+    assert rows == ([(1, "one\nthree\n")] if name == "a.txt" else [(1, "one"), (3, "three")])
+    assert len(reported) == 1
+    assert reported[0].startswith(f"{path}:2: the document has 5,")
+    assert reported[0].endswith(" bytes, the limit is 1,000")
+
+
+def test_parquet_that_unpacks_to_much_more_is_read_in_little_memory(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.parquet", 20_000
+    text = "x" * (formats._DICTIONARY_BYTES + 1)
+    pq.write_table(pa.table({"text": pa.array([text]).dictionary_encode().take([0] * rows)}), path, store_schema=False)
+    before_bytes = pa.total_allocated_bytes()
+    read = formats.read_documents(path, "text")
+    assert [next(read) == (number, text) for number in range(1, 4)] == [True] * 3
+    assert pa.total_allocated_bytes() - before_bytes < 5 * len(text)
+
+
+def test_a_range_of_lines_counts_the_bytes_of_a_line_without_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "MAX_TEXT_BYTES", 10)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"1\n" + b"x" * 100 + b"\n3\n4\n")
+    ranges = [json_lines.LineRange(path, start, start + 35) for start in (0, 35, 70)]
+    assert [[line for line, _ in lines] for lines in ranges] == [[b"1\n", b"x" * 11 + b"\n"], [], [b"3\n"]]
+    assert [lines.read_bytes for lines in ranges] == [103, 0, 2]
