@@ -74,6 +74,7 @@ def plan(
     from conf.validate import missing_to_start
     from flows.describe import describe
     from flows.stages.data import prepared_dataset
+    from hlatctl import machine_checks
     from hlatctl.plan.arithmetic import budget
     from hlatctl.plan.epochs import epochs
     from hlatctl.plan.sections import corpus_section, sections
@@ -85,8 +86,10 @@ def plan(
     known = epochs(config, dataset)
     tables += _evaluation(planned)
     tables += [corpus_section(known)] if known or not dataset else []
+    skipped = machine_checks.skipped_code_tasks(config)
     warnings = [
         *no_effects(config, overrides),
+        *([skipped] if skipped else []),
         *dataset.get("warnings", []),
         *(row.warning for row in known if row.warning),
     ]
