@@ -2,8 +2,8 @@
 
 Trainer, evaluator and flows read these facts, and name no kind of GPU. They compare a device's name for two questions:
 whether it is the CPU, and whether it needs Neuron's tools and software. Two things need no row. There is no autocast,
-because ``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting devices use PyTorch's
-module for the device (``torch.get_device_module``).
+because ``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting devices use the
+module of PyTorch for the device (``torch.get_device_module``).
 """
 
 from __future__ import annotations

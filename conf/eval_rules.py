@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from conf.constraints import Range
 from conf.listing import is_url
-from conf.schema import Config
+from conf.schema import Config, EvalConfig
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.suggest import nearest, unset
@@ -27,7 +27,20 @@ _GENERATION: dict[str, tuple[type, Range | None]] = {
 }
 #: Without ``do_sample`` they have no effect.
 _OF_SAMPLING = ("temperature", "top_p", "min_p", "top_k")
+#: The harness's tasks whose answers are programs, with what tests them, and such tasks of a built-in suite.
+CODE_TASKS: dict[str, Literal["human_eval", "mbpp"]] = {"humaneval": "human_eval", "mbpp": "mbpp"}
+BUILT_IN_CODE_TASKS = {"smoke": ("smoke_humaneval",)}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", list: "a list of texts"}
+
+
+def code_tasks(wanted: EvalConfig) -> list[str]:
+    """Return the tasks of an evaluation whose answers are programs, which run only in a sandbox."""
+    of_suite = [] if wanted.groups else list(BUILT_IN_CODE_TASKS.get(wanted.suite, ()))
+    chosen = set(wanted.tasks)
+    groups = [group for name, group in wanted.groups.items() if not chosen or name in chosen]
+    named = [name for name in of_suite if not chosen or name in chosen]
+    named += [name for group in groups if group.judge != "harness" for name in group.tasks]
+    return list(dict.fromkeys([*named, *(name for name in wanted.tasks if name in CODE_TASKS)]))
 
 
 def _limit(config: Config) -> Iterator[ConfigError]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from conf.eval_rules import CODE_TASKS
 from conf.schema import EvalGroupConfig
 from eval import data_files
 from eval.catalog import Definition
 from eval.data_files import Needs, Split
 from hlatctl.run.errors import ConfigError
-
-#: The harness's tasks whose programs run in cells, with what tests them.
-CODE_TASKS: dict[str, Literal["human_eval", "mbpp"]] = {"humaneval": "human_eval", "mbpp": "mbpp"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from conf.eval_rules import CODE_TASKS
 from conf.schema import EvalConfig, EvalGroupConfig
 from eval import asking, data_files, definitions, mbpp, own_code, own_tasks, suites
 from eval.asking import Asked
@@ -151,7 +152,7 @@ def _selected(wanted: EvalConfig, extra: list[str]) -> Iterator[tuple[str, EvalG
         if not wanted.tasks or name in wanted.tasks:
             yield name, group
     for name in extra:
-        yield name, EvalGroupConfig(tasks=[name], judge=asking.CODE_TASKS.get(name, "harness"))
+        yield name, EvalGroupConfig(tasks=[name], judge=CODE_TASKS.get(name, "harness"))
 
 
 def _mean(label: str, group: EvalGroupConfig, catalog: Catalog) -> Figure:

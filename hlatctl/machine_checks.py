@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from conf.eval_rules import code_tasks
 from conf.schema import Config
 from hlatctl.cache.mirror import check_writable
 from hlatctl.run import processes
@@ -30,6 +31,7 @@ _ROLES = {
 _TIMEOUT_S = 20
 #: Launchers whose jobs run on other machines.
 _SCHEDULERS = ("slurm", "kubernetes")
+_SANDBOX = ("bwrap", "--ro-bind", "/", "/", "--unshare-all", "true")
 
 
 def look(config: Config) -> Iterator[Check]:
@@ -81,17 +83,37 @@ def _compiler(config: Config) -> Check:
 
 def _bubblewrap() -> Check:
     """Check that bubblewrap is installed and may create namespaces, which containers often forbid."""
-    name, words = "bubblewrap", ("bwrap", "--ro-bind", "/", "/", "--unshare-all", "true")
-    command = " ".join(words)
+    problem = _sandbox_problem()
+    shows = f"{problem}; code tasks would be skipped" if problem else ""
+    return Check.of("bubblewrap", shows, "creates sandboxes", command=" ".join(_SANDBOX))
+
+
+def _sandbox_problem() -> str:
+    """Return why bubblewrap creates no sandbox here; empty if it does."""
     try:
-        result = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        result = subprocess.run(_SANDBOX, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except FileNotFoundError:
-        return Check(name=name, status="fail", shows="bwrap: not found; code tasks would be skipped", command=command)
+        return "bwrap: not found"
     except subprocess.TimeoutExpired:
-        return Check(name=name, status="fail", shows=f"bwrap: no end after {_TIMEOUT_S} s", command=command)
+        return f"bwrap: no end after {_TIMEOUT_S} s"
     last_line = (result.stderr.strip().splitlines() or [""])[-1]
-    problem = f"bwrap can't create a sandbox here ({last_line})" if result.returncode else ""
-    return Check.of(name, problem, "creates sandboxes", command=command)
+    return f"bwrap can't create a sandbox here ({last_line})" if result.returncode else ""
+
+
+def skipped_code_tasks(config: Config) -> str:
+    """Return a warning if milestone evaluations on this machine will skip tasks, because it has no sandbox.
+
+    Empty if they won't, or if they run on a cluster, whose nodes have sandboxes of their own or not.
+    """
+    tasks = code_tasks(config.eval) if config.milestones and config.cluster.launcher == "local" else []
+    problem = _sandbox_problem() if tasks and not config.eval.code.allow_unsandboxed else ""
+    if not problem:
+        return ""
+    return (
+        f"{', '.join(tasks)}: will be skipped, because programs that a model writes run only in a sandbox, and "
+        f"{problem}; install bubblewrap (apt-get install bubblewrap), or set eval.code.allow_unsandboxed=true, which "
+        "lets them read and change this machine"
+    )
 
 
 def _open_files(config: Config) -> Check:

@@ -22,7 +22,7 @@ from hlatctl.run.lease import driver_pid
 from hlatctl.run.manifest import read_manifest
 from hlatctl.run.model_folder import fingerprint
 from hlatctl.run.model_link import Link, read_link, write_link
-from hlatctl.run.scores import in_words
+from hlatctl.run.scores import in_words, skipped_in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,12 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
         shutil.rmtree(made, ignore_errors=True)
     milestone = ctx.refresh().milestones[milestone_tokens]
     wanted = asked.contracts if asked else {}
-    scores = [found.scores for number, found in milestone.judgements.items() if number in wanted] or [milestone.scores]
+    found = [one for number, one in milestone.judgements.items() if number in wanted]
+    scores = [one.scores for one in found] or [milestone.scores]
     ctx.message(f"{title(milestone_tokens)}: {'; '.join(map(in_words, scores))}")
+    skipped = [one.skipped for one in found] or [milestone.skipped]
+    for line in [line for tasks in skipped for line in skipped_in_words(tasks)]:
+        ctx.message(f"{title(milestone_tokens)}: {line}")
 
 
 def _own(asked: Asked | None) -> str:

@@ -21,6 +21,7 @@ from flows.launch.slurm.commands import SchedulerAwayError
 from flows.runtime.ask import ask, ask_about
 from flows.runtime.context import FlowContext, is_mock
 from flows.stages import run_stage
+from hlatctl import machine_checks
 from hlatctl.cache.mirror import unusable
 from hlatctl.plan.memory import check_memory
 from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError
@@ -46,6 +47,10 @@ def validate(ctx: FlowContext) -> None:
             ctx.message(str(collision))
         check(ctx.config, begun=bool(checkpoint_steps(ctx.run)))
         _check_shape(ctx)
+        warning = machine_checks.skipped_code_tasks(ctx.config)
+        if warning and warning not in ctx.state.warnings:
+            ctx.event("warning", message=warning)
+            ctx.message(warning)
         return {}
 
     run_stage(ctx, "validate", fingerprint.config_fingerprint(ctx.config), work)

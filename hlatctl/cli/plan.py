@@ -75,6 +75,7 @@ def plan(
     from flows.describe import describe
     from flows.stages.data import prepared_dataset
     from flows.stages.validate import refused
+    from hlatctl import machine_checks
     from hlatctl.plan.arithmetic import budget
     from hlatctl.plan.epochs import epochs
     from hlatctl.plan.sections import corpus_section, sections
@@ -87,8 +88,10 @@ def plan(
     tables += _evaluation(planned)
     tables += [corpus_section(known)] if known or not dataset else []
     missing = [str(error) for error in refused(config)]
+    skipped = machine_checks.skipped_code_tasks(config)
     warnings = [
         *no_effects(config, overrides),
+        *([skipped] if skipped else []),
         *dataset.get("warnings", []),
         *(row.warning for row in known if row.warning),
     ]

@@ -14,7 +14,7 @@ from hlatctl.run.journal import number
 from hlatctl.run.labels import LabelState
 from hlatctl.run.labels import in_words as in_words_of_tags
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
-from hlatctl.run.scores import in_words
+from hlatctl.run.scores import in_words, skipped_in_words
 from hlatctl.run.simulated import noted
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, one_line, queued, size, utc, value_text
@@ -55,8 +55,11 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     for milestone in sorted(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens):
         at = f"at {count(milestone.milestone_tokens)}" if milestone.milestone_tokens else "scores"
         yield at, milestone.message or in_words(milestone.scores, with_noise=True) or milestone.status
+        yield from ((f"{at}, note", line) for line in skipped_in_words(milestone.skipped))
         for other in milestone.others:
-            yield f"{at}, contract {other.contract[:8]}", in_words(other.scores, with_noise=True)
+            beside = f"{at}, contract {other.contract[:8]}"
+            yield beside, in_words(other.scores, with_noise=True)
+            yield from ((f"{beside}, note", line) for line in skipped_in_words(other.skipped))
         if milestone.progress:
             yield f"{at}, now", evaluation_line(milestone)
     yield from queue_rows(view)
@@ -172,7 +175,7 @@ def _end_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield from headline(read_record(view.run, view.config))
     newest = max(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens, default=None)
     if newest:
-        yield from ((name, f"skipped: {why}") for name, why in newest.skipped.items())
+        yield from (("skipped", line) for line in skipped_in_words(newest.skipped))
     if newest and newest.scores:
         yield "all scores", f"hlatctl compare {run_id} --baselines hlat"
     if state.restarts:

@@ -20,7 +20,7 @@ from hlatctl.report.exchange.origin import origin_text
 from hlatctl.report.numbers import finite_or_nan
 from hlatctl.run import contract as contracts
 from hlatctl.run.contract_record import Record
-from hlatctl.run.scores import HELD_OUT, LOWER_IS_BETTER
+from hlatctl.run.scores import HELD_OUT, LOWER_IS_BETTER, skipped_in_words
 from hlatctl.run.state import MilestoneState
 
 RUN, BASELINE = "run", "baseline"
@@ -43,6 +43,7 @@ class RunScores:
     """The scores of one milestone of a run, by name.
 
     Args:
+        skipped: the tasks that could not run, with the reason.
         imported: where the scores of others are from; empty for a run of our own.
     """
 
@@ -51,6 +52,7 @@ class RunScores:
     step: int
     simulated: bool
     scores: dict[str, Measured]
+    skipped: Mapping[str, str] = field(default_factory=dict)
     imported: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -147,6 +149,7 @@ def run_scores(
         step=milestone.step,
         simulated=simulated,
         scores=scores,
+        skipped=milestone.skipped,
         imported=imported or {},
     )
 
@@ -175,7 +178,14 @@ def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Co
     layout = baselines.layout()
     rows = _shown([_row(spec, runs, models) for spec in (*layout.rows, *_others(layout, runs))])
     origins = [f"{column.name}: imported from {column.imported}" for column in columns if column.imported]
-    notes = [*origins, *_own_definitions(runs), *_differences(rows, runs), *(published.notes if published else ())]
+    skipped = [f"{run.run_id}: {line}" for run in runs for line in skipped_in_words(run.skipped)]
+    notes = [
+        *origins,
+        *skipped,
+        *_own_definitions(runs),
+        *_differences(rows, runs),
+        *(published.notes if published else ()),
+    ]
     return Comparison(columns=columns, rows=rows, notes=notes)
 
 

@@ -22,7 +22,7 @@ from hlatctl.report.incidents import incidents
 from hlatctl.report.numbers import Attempt, Milestone, Stage
 from hlatctl.report.record import Record
 from hlatctl.report.spikes import Spikes
-from hlatctl.report.summary import AMENDMENTS, amendment_rows, contract_note, facts, score_table
+from hlatctl.report.summary import AMENDMENTS, amendment_rows, contract_note, facts, score_table, skipped_notes
 from hlatctl.report.texts import by_prompt, evenly
 from hlatctl.run.scores import headlines
 from hlatctl.units import count, duration, utc
@@ -108,7 +108,7 @@ def _scores(milestones: Sequence[Milestone]) -> dict[str, Any]:
     """Return the score table, split into headlines and other scores, and its notes."""
     header, rows = score_table(milestones)
     first = set(headlines([row[0] for row in rows]))
-    notes = sorted({f"{task}: skipped, {why}" for milestone in milestones for task, why in milestone.skipped.items()})
+    notes = skipped_notes(milestones)
     notes += [f"{count(m.tokens)} tokens: {m.status}, {m.message}" for m in milestones if m.message]
     return {
         "header": header,

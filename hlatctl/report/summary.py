@@ -12,6 +12,7 @@ from hlatctl.report.numbers import Amendment, Milestone, Numbers, Score, compara
 from hlatctl.report.record import Record, read_record
 from hlatctl.run.labels import in_words
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.scores import skipped_in_words
 from hlatctl.run.simulated import MARK, REPORT
 from hlatctl.units import count, size, utc, value_text
 
@@ -40,6 +41,7 @@ def render(record: Record) -> str:
     if run.milestones:
         parts.append("## Scores\n")
         parts.append(table(*score_table(run.milestones)))
+        parts += [f"{_escaped(note)}\n" for note in skipped_notes(run.milestones)]
         parts += [f"{note}\n" for note in [contract_note(run.milestones)] if note]
     if record.signals:
         parts.append("## Signal\n")
@@ -102,6 +104,11 @@ def score_table(milestones: Sequence[Milestone]) -> tuple[list[str], list[list[s
         for task, score in sorted(tasks.items())
     ]
     return header, rows or [["none yet", "", *(milestone.status for milestone in milestones)]]
+
+
+def skipped_notes(milestones: Sequence[Milestone]) -> list[str]:
+    """Return which tasks of some milestone could not run, and why."""
+    return sorted({line for milestone in milestones for line in skipped_in_words(milestone.skipped)})
 
 
 def contract_note(milestones: Sequence[Milestone]) -> str:

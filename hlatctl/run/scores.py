@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hlatctl.run.journal import number
@@ -57,6 +57,14 @@ def in_words(scores: dict[str, dict[str, Any]], *, with_noise: bool = False) -> 
     left_out = f" (and {len(scores) - len(shown)} more)" if len(shown) < len(scores) else ""
     noise = {name: _noise(scores[name]) if with_noise else "" for name in shown}
     return ", ".join(f"{name} {number(scores[name], 'value'):.3f}{noise[name]}" for name in shown) + left_out
+
+
+def skipped_in_words(skipped: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason why tasks of an evaluation could not run."""
+    by_reason: dict[str, list[str]] = {}
+    for task, why in skipped.items():
+        by_reason.setdefault(why, []).append(task)
+    return [f"{', '.join(tasks)}: skipped, {why}" for why, tasks in by_reason.items()]
 
 
 def _noise(score: dict[str, Any]) -> str:

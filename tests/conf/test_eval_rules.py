@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.compose import compose, override_eval
+from conf.eval_rules import code_tasks
 from conf.schema import EvalConfig
 from hlatctl.run.errors import ConfigError
 
@@ -96,3 +97,18 @@ def test_the_defaults_ask_as_before() -> None:
     wanted = EvalConfig()
     assert not any((wanted.include_path, wanted.chat_template, wanted.system_prompt, wanted.items))
     assert (wanted.limit, wanted.fewshot_seed) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tasks"),
+    [
+        (["eval=smoke"], ["smoke_humaneval"]),
+        (["eval=smoke", "eval.tasks=[validation]"], []),
+        (["eval=hlat"], ["humaneval"]),
+        (["eval=hlat", "eval.tasks=[commonsense]"], []),
+        (["eval=hlat", "eval.tasks=[commonsense,mbpp]"], ["mbpp"]),
+        (["eval=olmes_tasks"], []),
+    ],
+)
+def test_the_tasks_that_need_a_sandbox_are_known(overrides: list[str], tasks: list[str]) -> None:
+    assert code_tasks(compose(overrides).eval) == tasks

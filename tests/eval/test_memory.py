@@ -78,7 +78,10 @@ def test_scores_of_automatic_batches_are_those_of_fixed_ones(loaded: Loaded, mon
     fixed, auto = HuggingFace(loaded, batch_size=1), HuggingFace(loaded, batch_size="auto")
     one_row = memory.Cost.of(loaded.model).token * 102 + 24 * 400
     monkeypatch.setattr(auto, "_budget", memory.Budget(memory.Cost.of(loaded.model), one_row))
-    assert auto._loglikelihood_tokens(requests) == fixed._loglikelihood_tokens(requests)
+    actual, expected = auto._loglikelihood_tokens(requests), fixed._loglikelihood_tokens(requests)
+    assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
+    # Some processors sum the products of larger batches in another order.
+    assert [nats for nats, _ in actual] == pytest.approx([nats for nats, _ in expected], rel=0, abs=1e-5)
     assert auto.generate_until(prompts) == fixed.generate_until(prompts)
 
 

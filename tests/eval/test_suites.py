@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from conf.eval_rules import BUILT_IN_CODE_TASKS
 from eval import suites
 
 
@@ -41,3 +42,11 @@ def test_no_answer_is_always_in_the_same_place() -> None:
         answers = [json.loads(line)[key] for line in suites.task("smoke", name).items.read_text().splitlines()]
         most = max(answers.count(answer) for answer in set(answers))
         assert most <= len(answers) * 0.45, name
+
+
+def test_the_configuration_knows_the_code_tasks_of_each_suite() -> None:
+    found = {
+        suite: tuple(name for name in names if name != suites.VALIDATION and suites.task(suite, name).is_code)
+        for suite, names in suites.known().items()
+    }
+    assert {suite: names for suite, names in found.items() if names} == BUILT_IN_CODE_TASKS

@@ -216,3 +216,19 @@ def test_a_model_that_the_runner_can_not_read_is_written_anew(
         assert evaluate_milestone(ctx, 100) == "failed"
         exports = [argv for name, argv in jobs if name.startswith("export")]
         assert ["--link" if "--link" in argv else "" for argv in exports] == expected
+
+
+def test_tasks_that_were_skipped_are_named_on_the_terminal(
+    ctx: FlowContext, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: FlowContext, step: int, name: str, *argv: str, reattach: bool = False, devices: int = 0) -> None:
+        if name.startswith("eval"):
+            skipped = dict.fromkeys(("humaneval", "mbpp"), "bubblewrap is not installed")
+            ctx.event("eval_finished", milestone_tokens=100, step=7, scores={}, skipped=skipped, contract="1")
+
+    monkeypatch.setattr(evaluate_stage, "_run_beside_training", run)
+    ctx.event("milestone", milestone_tokens=100, tokens=100, step=7)
+    _write_checkpoint(ctx, tokens=100)
+    assert evaluate_milestone(ctx, 100) == "evaluated"
+    said = "evaluation at 100 tokens: humaneval, mbpp: skipped, bubblewrap is not installed"
+    assert recorder.messages.count(said) == 1

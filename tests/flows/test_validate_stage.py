@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from conf.compose import compose
 from conf.schema import Config
+from flows import pretrain
+from flows.launchers import open_context
 from flows.stages import validate
 from hlatctl.run.errors import ConfigError, DataError, StorageError
+from tests.flows.conftest import Recorder
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,16 @@ def test_all_reasons_to_refuse_a_start_are_found_and_nothing_is_written(
     reasons = "; ".join(error.message for error in validate.refused(config))
     assert all(each in reasons for each in ("nowhere: no such", "trainer.data.check refuses", "NOT_SET: the variable"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_says_once_which_tasks_this_machine_will_skip(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hlatctl.machine_checks._sandbox_problem", lambda: "bwrap: not found")
+    monkeypatch.setattr(validate, "check", lambda config, begun: None)
+    run = pretrain.create(compose(["cluster=local", "tracking=none", f"runs_dir={tmp_path / 'runs'}"]), argv=[])
+    with closing(open_context(run, recorder)) as ctx:
+        validate.validate(ctx)
+        (warning,) = ctx.refresh().warnings
+        assert warning.startswith("smoke_humaneval: will be skipped, because ")
+        assert recorder.messages.count(warning) == 1

@@ -112,3 +112,20 @@ def test_the_checklist_of_a_node_stops_where_the_node_is_not_fit(
         "skip  compile ahead, every graph found, 20 steps: skipped until this check passes: Neuron devices",
         "skip  killed and resumed: skipped until this check passes: Neuron devices",
     ]
+
+
+def test_a_machine_without_a_sandbox_says_which_tasks_it_will_skip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    usual = ["cluster=local", "eval=hlat", "eval.enabled=true"]
+    warning = machine_checks.skipped_code_tasks(compose(usual))
+    assert warning.startswith("humaneval: will be skipped, because ")
+    assert "and bwrap: not found; install bubblewrap" in warning
+    for others in (
+        ["eval.enabled=false"],
+        ["eval.code.allow_unsandboxed=true"],
+        ["eval.tasks=[reading]"],
+        ["cluster=mock"],
+    ):
+        assert machine_checks.skipped_code_tasks(compose([*usual, *others])) == ""

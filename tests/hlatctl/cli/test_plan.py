@@ -164,3 +164,12 @@ def test_a_plan_warns_of_a_key_without_effect(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["warnings"] == [
         "optimizer.momentum: has no effect without optimizer=muon"
     ]
+
+
+def test_a_plan_says_which_tasks_this_machine_will_skip(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipped = "smoke_humaneval: will be skipped, because there is no sandbox"
+    monkeypatch.setattr("hlatctl.machine_checks.skipped_code_tasks", lambda config: skipped)
+    assert main(["plan", "cluster=mock", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [skipped]

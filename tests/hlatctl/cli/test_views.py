@@ -208,7 +208,7 @@ def test_status_and_logs_show_what_the_newest_step_used(make_run: MakeRun, cli: 
     with JournalWriter(run, train_writer(0), 1) as journal:
         journal.append("step", step=140, tokens=140, loss=3.0, lr=1e-3, tokens_per_s=100.0, step_s=1.0, **used)
     (row,) = (line for line in cli("status", "one").splitlines() if line.startswith("uses"))
-    assert row == "uses         MFU 41.2%, memory 3 GiB, at most 7 GiB"
+    assert " ".join(row.split()) == "uses MFU 41.2%, memory 3 GiB, at most 7 GiB"
     assert json.loads(cli("status", "one", "--json"))["used"] == used
     assert ", MFU 41.2%, memory 7 GiB" in cli("logs", "one")
 
@@ -225,3 +225,9 @@ def test_an_attempt_that_has_not_begun_to_train_names_no_step(make_run: MakeRun,
         journal.append("attempt_ended", cause="crashed", evidence="", decision="restart", why="restarting")
     row = next(line for line in cli("status", run.run_id).splitlines() if line.startswith("attempt 3"))
     assert row.split(maxsplit=2)[2] == "has not begun to train: crashed (restarting)"
+
+
+def test_status_names_the_tasks_that_were_skipped(make_run: MakeRun, cli: Cli) -> None:
+    make_run("one")
+    lines = [" ".join(line.split()) for line in cli("status", "one").splitlines()]
+    assert any(line.endswith("smoke_gsm8k: skipped, the model is too small") for line in lines)

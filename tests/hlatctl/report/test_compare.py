@@ -310,3 +310,9 @@ def test_all_published_scores_of_the_paper_are_present() -> None:
 def test_unknown_published_scores_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--baselines=../hlat: no set .* has this name\nhint: did you mean"):
         baselines.load("../hlat")
+
+
+def test_a_task_that_was_skipped_is_noted() -> None:
+    milestone = MilestoneState(200_000_000_000, 47_684, "evaluated", mmlu(0.4), skipped={"humaneval": "no sandbox"})
+    table = compare([run_scores("mine", milestone, simulated=False, contract=CONTRACT)])
+    assert table.notes == ["mine: humaneval: skipped, no sandbox"]
