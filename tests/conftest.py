@@ -114,7 +114,7 @@ def _compose_once() -> None:
             composed[key] = _hydra_compose(name, overrides=overrides)
         return copy.deepcopy(composed[key])
 
-    hydra.compose = compose
+    hydra.compose = compose  # type: ignore[assignment]  # as conf.compose calls it
 
 
 _compose_once()
