@@ -44,7 +44,7 @@ pytest: $(STAMP)
 
 # The inner loop: no servers, no trainers, no sandboxes.
 test-fast: $(STAMP)
-	$(BIN)/pytest -n 2 -m "not processes"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not processes"
 
 # Fails if a link or an anchor of a page doesn't exist.
 docs: $(STAMP)

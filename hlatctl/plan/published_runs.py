@@ -101,7 +101,9 @@ def published_runs(cluster_of: ClusterOf, devices: set[str] | None = None) -> li
         devices: only these; None: all.
     """
     runs = [facts for facts in _file()["runs"] if devices is None or facts["device"] in devices]
-    return [_run(facts, cluster_of(clusters()[facts["device"]])) for facts in runs]
+    names = clusters()
+    composed = {name: cluster_of(name) for name in sorted({names[facts["device"]] for facts in runs})}
+    return [_run(facts, composed[names[facts["device"]]]) for facts in runs]
 
 
 @cache
