@@ -19,8 +19,8 @@ from hlatctl.cli import contamination, exchange
 from hlatctl.cli.app import App, Group
 from hlatctl.cli.common import (
     ConfigDirs,
+    EvalOverrides,
     Json,
-    Overrides,
     RunName,
     RunsDir,
     announce,
@@ -105,9 +105,9 @@ def signal(
 def show(
     run: EvaluatedRun,
     task: Annotated[str, typer.Option(help="Name of the task, such as gsm8k.")],
-    wrong: Annotated[bool, typer.Option("--wrong", help="Only items that were answered wrongly.")] = False,
-    right: Annotated[bool, typer.Option("--right", help="Only items that were answered rightly.")] = False,
-    limit: Annotated[int, typer.Option(help="Most items to show.", min=1)] = 5,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Only items that were answered incorrectly.")] = False,
+    right: Annotated[bool, typer.Option("--right", help="Only items that were answered correctly.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of items to show.", min=1)] = 5,
     metric: Annotated[
         str, typer.Option(help="Metric that says what is right.  [default: the task's first]", show_default=False)
     ] = "",
@@ -120,7 +120,7 @@ def show(
     from hlatctl.report.contamination import lacks
 
     if wrong and right:
-        raise ConfigError("--wrong --right: an item is one of both", hint="leave out one of them")
+        raise ConfigError("--wrong --right: an item is one of both", hint="omit one of them")
     found = find_evaluated(run, at, runs_dir)
     chosen = right if right or wrong else None
     items = item_file.read(found.run, found.milestone, task, right=chosen, limit=limit, metric=metric)
@@ -143,7 +143,7 @@ def evaluate(
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="Run, checkpoint folder, or Hugging Face model folder.")
     ],
-    overrides: Overrides = None,
+    overrides: EvalOverrides = None,
     config_dir: ConfigDirs = None,
     at: Annotated[
         str | None,
@@ -215,7 +215,7 @@ def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) ->
 
 @data.command("status")
 def status(
-    overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Json = False, runs_dir: RunsDir = None
+    overrides: EvalOverrides = None, config_dir: ConfigDirs = None, as_json: Json = False, runs_dir: RunsDir = None
 ) -> None:
     """List the datasets a suite needs, and which are present.
 
@@ -232,7 +232,7 @@ def mirror(
             "--to", help="Folder for the datasets; evaluate with eval.data_dir=DIR.", metavar="DIR", parser=place
         ),
     ],
-    overrides: Overrides = None,
+    overrides: EvalOverrides = None,
     config_dir: ConfigDirs = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
