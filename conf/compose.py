@@ -301,11 +301,16 @@ def check_size(override: str) -> None:
 
 
 def _check_options(overrides: Sequence[str]) -> None:
-    """Refuse overrides of Hydra itself, overrides that are too long, and options that are paths."""
+    """Refuse words that are no overrides, overrides of Hydra itself, overrides that are too long, and paths."""
     known = groups()
     for text in overrides:
         check_size(text)
-        key, _, value = text.lstrip("+~").partition("=")
+        key, equals, value = text.lstrip("+~").partition("=")
+        if not key or not (equals or text.startswith("~")):
+            raise ConfigError(
+                f"OVERRIDES={text}: must be KEY=VALUE",
+                hint="such as train.tokens=100M; `hlatctl config keys` lists the keys",
+            )
         if key.partition(".")[0].partition("/")[0] == "hydra":
             raise ConfigError(f"{text}: Hydra's own settings are fixed", hint="--config-dir names folders of options")
         group = key.partition("@")[0]
@@ -382,6 +387,13 @@ def explain(error: Exception, overrides: Sequence[str], of_run: Config | None = 
     absent = re.search(r"Could not delete from config\. '([^']+)' does not exist", text)
     if absent:
         return _not_there(absent.group(1), overrides, of_run)
+    several = re.search(r"Ambiguous value for argument '([^']+)'", text)
+    if several:
+        quoted = f"{several[1].partition('=')[0]}='a,b'"
+        return ConfigError(
+            f"{several[1]}: has several values, which only a sweep tries",
+            hint=f'`hlatctl sweep` takes them; or quote a text that has a comma, such as "{quoted}"',
+        )
     group = re.search(r"Could not override '([^'@]+)'\. No match in the defaults list", text)
     if group:
         return _unknown_key(group.group(1), overrides)

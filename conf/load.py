@@ -33,6 +33,10 @@ _MAX_DEPTH = 100
 #: Python reads a longer number in quadratic time: ``1:1:1:…`` is a number of base 60.
 _MAX_DIGITS = 100
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+#: Types of values, in words.
+KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+#: How a person writes values that Python writes otherwise.
+_YAML = {"None": "null", "True": "true", "False": "false"}
 #: The largest seed that torch accepts.
 _MAX_INT = 2**64 - 1
 _shown = reprlib.Repr()
@@ -225,7 +229,7 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
-        raise _type_error(key, value, expected.__name__)
+        raise _type_error(key, value, KINDS.get(expected, expected.__name__))
     return value
 
 
@@ -246,6 +250,6 @@ def token_count(text: str, key: str) -> int:
 
 def _type_error(key: str, value: object, expected: str) -> ConfigError:
     hint = f"`hlatctl config keys {key}` says what it accepts"
-    if expected == "str" and not isinstance(value, list | dict):
+    if expected == KINDS[str] and not isinstance(value, list | dict):
         hint = "put the value in quotes, as YAML text"
-    return ConfigError(f"{key}={_shown.repr(value)}: is {type(value).__name__}, must be {expected}", hint=hint)
+    return ConfigError(f"{key}={_YAML.get(str(value)) or _shown.repr(value)}: must be {expected}", hint=hint)

@@ -32,7 +32,7 @@ def reading(own: Path | None) -> Iterator[None]:
             raise
         raise ConfigError(
             f"eval.include_path={own}: a definition has a key with a value of a wrong type ({_text(error)})",
-            hint=f"`lm-eval validate --include_path {own} --tasks NAME` checks a definition",
+            hint=f"`{sys.executable} -m lm_eval validate --include_path {own} --tasks NAME` checks a definition",
         ) from error
 
 

@@ -85,7 +85,9 @@ def refused(config: Config) -> list[HlatctlError]:
     errors: list[HlatctlError] = [*conf.validate.missing_to_start(config)]
     with private_folder("plan") as own:
         config = replace(config, runs_dir=os.fspath(own.path))  # a corpus in object storage is listed there
-        for each in [*_checks(config), partial(mirrors.check, config), partial(check_notify, config)]:
+        checks = _checks(config)
+        checks += partial(mirrors.check, config), partial(check_notify, config)
+        for each in checks:
             try:
                 each()
             except HlatctlError as error:

@@ -33,8 +33,8 @@ from hlatctl.run.sweep import ENDED, SweepState, TrialState
 
 #: A trial fails if its driver dies this often without a reason in its journal.
 _MAX_LOST_DRIVERS = 3
-#: Simulated trials at once: they wait for the disk more than they compute.
-_SIMULATED_AT_ONCE = 2
+#: Threads for simulated trials: more than one core can't be used.
+_MOST_SIMULATED = 2
 _POLL_S = 0.5
 _SIMULATED_POLL_S = 0.02
 
@@ -54,7 +54,7 @@ def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
     """
     with files.created_like(sweep.root), hold_driver(sweep):
         book = Book(sweep)
-        player = ThreadPoolExecutor(_SIMULATED_AT_ONCE) if book.state.simulated else None
+        player = ThreadPoolExecutor(_MOST_SIMULATED) if book.state.simulated else None
         try:
             return _Driver(book, say, player).run()
         finally:
@@ -170,8 +170,7 @@ class _Driver:
 
     def _fill(self) -> None:
         """Start trials in order while there are slots."""
-        slots = max(_SIMULATED_AT_ONCE, self._settings.parallel) if self._player else self._settings.parallel
-        while len(self._running) < slots:
+        while len(self._running) < self._settings.parallel:
             if not self._waiting:
                 asked = self._book.ask()
                 if asked is None:
@@ -213,6 +212,7 @@ class _Driver:
         except LaunchError as error:
             if not trial.alive:  # otherwise another process drives it
                 del self._running[asked.number]
+                trial.end_job()
                 self._end(asked, "failed", error.message)
             return
         if asked.status == "stopping":  # its driver ignores requests from before its start
@@ -292,6 +292,7 @@ class _Driver:
         """Restart a trial whose driver died without a reason in its journal; fail it after several times."""
         self._book.event("trial_head_lost", trial=asked.number)
         if asked.lost_drivers >= _MAX_LOST_DRIVERS:
+            trial.end_job()
             self._end(asked, "failed", f"its driver died {asked.lost_drivers} times, see its logs/head.log", trial)
         else:
             self._waiting.insert(0, asked.number)

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from conf.schema import Config
-from flows import pretrain
+from flows import control, pretrain
 from flows.runtime import detached
 from flows.runtime.context import FlowContext
 from hlatctl.run import stopping
@@ -106,6 +106,11 @@ class Trial:
         """Ask it to write a checkpoint and stop."""
         with self._operator() as journal:
             stopping.request(self.run, journal, by=by)
+
+    def end_job(self) -> None:
+        """End the training that a lost driver has left: the next trial takes its place on the machine."""
+        if self._player is None and self.run.config.is_file():
+            control.request_stop(self.run, by=self.of.sweep, wait_s=0.0)
 
     def drop_checkpoints(self) -> None:
         """Delete its checkpoints and journal that."""

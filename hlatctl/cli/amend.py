@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlatctl.cli.common import (
+    Changes,
     ConfigDirs,
-    Overrides,
     RunName,
     RunsDir,
     columns,
@@ -44,7 +44,7 @@ def _show_table(wanted: bool) -> None:
 
 def amend(
     run: RunName,
-    overrides: Overrides = None,
+    overrides: Changes = None,
     config_dir: ConfigDirs = None,
     why: Why = "",
     at: Annotated[

@@ -43,7 +43,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands. Without a word it shows its help."""
+    """A group of commands. Prints help when no subcommand is given."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words up to the command's name."""

@@ -22,14 +22,20 @@ from hlatctl.units import one_line, printable
 if TYPE_CHECKING:
     from conf.schema import Config
 
+
+def _overrides(about: str) -> Any:
+    return typer.Argument(metavar="OVERRIDES", help=about, show_default=False, autocompletion=override_words)
+
+
+#: Of a new run, of a run that exists, and of its evaluation.
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="OVERRIDES",
-        help="Configuration keys to set, such as experiment=quickstart train.tokens=10M.",
-        show_default=False,
-        autocompletion=override_words,
-    ),
+    list[str] | None, _overrides("Configuration keys to set, such as experiment=quickstart train.tokens=10M.")
+]
+Changes = Annotated[
+    list[str] | None, _overrides("Keys of the run's configuration to change, such as optimizer.lr=1e-4.")
+]
+EvalOverrides = Annotated[
+    list[str] | None, _overrides("Keys of the evaluation to set, such as eval=hlat_core eval.limit=100.")
 ]
 
 #: Bold and its end: they can neither hide text nor move the cursor.
@@ -93,14 +99,13 @@ RunsDir = Annotated[
         show_default=False,
     ),
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Run in the background and return at once.")]
-Name = Annotated[
-    str | None, typer.Option("--name", metavar="TEXT", help="What to call it in lists.", show_default=False)
-]
+Detach = Annotated[bool, typer.Option("--detach", help="Run in the background and return immediately.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Display name.", show_default=False)]
 Tags = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="K=V", help="A tag, to find it by; repeatable.", show_default=False)
+    list[str] | None,
+    typer.Option("--tag", metavar="K=V", help="Tag to find it by; can be repeated.", show_default=False),
 ]
-Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="A note on it.", show_default=False)]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Note to attach to it.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

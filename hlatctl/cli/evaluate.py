@@ -19,8 +19,8 @@ from hlatctl.cli import contamination, exchange
 from hlatctl.cli.app import App, Group
 from hlatctl.cli.common import (
     ConfigDirs,
+    EvalOverrides,
     Json,
-    Overrides,
     RunName,
     RunsDir,
     announce,
@@ -106,9 +106,9 @@ def signal(
 def show(
     run: EvaluatedRun,
     task: Annotated[str, typer.Option(help="Name of the task, such as gsm8k.")],
-    wrong: Annotated[bool, typer.Option("--wrong", help="Only items that were answered wrongly.")] = False,
-    right: Annotated[bool, typer.Option("--right", help="Only items that were answered rightly.")] = False,
-    limit: Annotated[int, typer.Option(help="Most items to show.", min=1)] = 5,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Only items that were answered incorrectly.")] = False,
+    right: Annotated[bool, typer.Option("--right", help="Only items that were answered correctly.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of items to show.", min=1)] = 5,
     metric: Annotated[
         str, typer.Option(help="Metric that says what is right.  [default: the task's first]", show_default=False)
     ] = "",
@@ -121,7 +121,7 @@ def show(
     from hlatctl.report.contamination import in_corpus, lacks
 
     if wrong and right:
-        raise ConfigError("--wrong --right: an item is one of both", hint="leave out one of them")
+        raise ConfigError("--wrong --right: an item is one of both", hint="omit one of them")
     found = find_evaluated(run, at, runs_dir)
     chosen = right if right or wrong else None
     corpus = in_corpus(found.run, found.milestone.milestone_tokens, task)
@@ -145,7 +145,7 @@ def evaluate(
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="Run, checkpoint folder, or Hugging Face model folder.")
     ],
-    overrides: Overrides = None,
+    overrides: EvalOverrides = None,
     config_dir: ConfigDirs = None,
     at: Annotated[
         str | None,
@@ -217,7 +217,7 @@ def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) ->
 
 @data.command("status")
 def status(
-    overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Json = False, runs_dir: RunsDir = None
+    overrides: EvalOverrides = None, config_dir: ConfigDirs = None, as_json: Json = False, runs_dir: RunsDir = None
 ) -> None:
     """List the datasets a suite needs, and which are present.
 
@@ -234,7 +234,7 @@ def mirror(
             "--to", help="Folder for the datasets; evaluate with eval.data_dir=DIR.", metavar="DIR", parser=place
         ),
     ],
-    overrides: Overrides = None,
+    overrides: EvalOverrides = None,
     config_dir: ConfigDirs = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,

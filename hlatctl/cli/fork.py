@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import (
+    Changes,
     ConfigDirs,
     Detach,
     Name,
     Note,
-    Overrides,
     RunName,
     RunsDir,
     Tags,
@@ -27,7 +27,7 @@ from hlatctl.run.labels import change, write
 
 def fork(
     run: RunName,
-    overrides: Overrides = None,
+    overrides: Changes = None,
     config_dir: ConfigDirs = None,
     at: Annotated[
         str, typer.Option(metavar="STEP|TOKENS|latest", help="The checkpoint, such as 5000 or 200B.")

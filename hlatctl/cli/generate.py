@@ -53,7 +53,7 @@ def generate(
         ),
     ],
     prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; may be repeated.", show_default=False)
+        list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; can be repeated.", show_default=False)
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -68,7 +68,7 @@ def generate(
         int | None,
         typer.Option(help="Step of the run's checkpoint.  [default: the newest valid one]", show_default=False),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens after the prompt.")] = Sampling.max_new_tokens,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = Sampling.max_new_tokens,
     temperature: Annotated[
         float, typer.Option(help="Divides the logits; 0 always takes the likeliest token.")
     ] = Sampling.temperature,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hlatctl.cli.amend import Why, make
-from hlatctl.cli.common import ConfigDirs, Detach, Overrides, RunOrSweepName, RunsDir, announce, find_run, find_sweep
+from hlatctl.cli.common import Changes, ConfigDirs, Detach, RunOrSweepName, RunsDir, announce, find_run, find_sweep
 from hlatctl.cli.driving import drive
 from hlatctl.run.errors import ConfigError, RunBusyError
 from hlatctl.run.lease import driver
@@ -12,7 +12,7 @@ from hlatctl.run.paths import RunPaths
 
 def resume(
     run: RunOrSweepName,
-    overrides: Overrides = None,
+    overrides: Changes = None,
     config_dir: ConfigDirs = None,
     why: Why = "",
     detach: Detach = False,

@@ -16,7 +16,7 @@ from hlatctl.run.runs import LATEST
 from hlatctl.units import counted, size
 
 RunNames = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Run or sweep ids.", autocompletion=run_or_sweep_names)
+    list[str], typer.Argument(metavar="RUN", help="Run or sweep ids.", autocompletion=run_or_sweep_names)
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
 

@@ -87,7 +87,7 @@ def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
     """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown.
 
     Raises:
-        ConfigError: stdin is not a terminal, or the answer is no.
+        ConfigError: input is not a terminal, or the answer is no.
     """
     unknown = plan.priced and plan.usd is None
     if yes or not (unknown or (plan.usd or 0.0) > above_usd):
@@ -95,8 +95,6 @@ def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
     cost = "of unknown cost" if unknown else f"that costs {plan.usd:,.2f} USD"
     what = f"sweep.confirm_above_usd={above_usd:g}: a sweep {cost}"
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f"{what} must be confirmed, and stdin is not a terminal", hint="--yes starts it without asking"
-        )
+        raise ConfigError(f"{what} must be confirmed, and input is not a terminal", hint="pass --yes to confirm")
     if not typer.confirm(f"{what}. Start it?", err=True):
         raise ConfigError(f"{what} was not confirmed; nothing was created")

@@ -47,7 +47,7 @@ def test_changes_survive_the_journal_and_lead_from_one_configuration_to_the_othe
 
 
 def test_a_damaged_change_is_refused_with_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"train\.max_steps='x': is str, must be int"):
+    with pytest.raises(ConfigError, match=r"train\.max_steps='x': must be a whole number"):
         with_changes(Config(), {"train.max_steps": "x"})
 
 

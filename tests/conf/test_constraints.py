@@ -116,5 +116,5 @@ def test_a_union_is_read_by_the_kind_of_its_value() -> None:
     values["eval"]["batch_size"] = 3
     assert decode(values).eval.batch_size == 3
     values["eval"]["batch_size"] = 1.5
-    with pytest.raises(ConfigError, match=r"eval.batch_size=1.5: is float, must be int"):
+    with pytest.raises(ConfigError, match=r"eval.batch_size=1.5: must be a whole number"):
         decode(values)

@@ -86,7 +86,7 @@ def test_what_is_kept_is_read_as_it_was_and_not_if_it_was_edited(tmp_path: Path)
         (["seed=1,2", "sweep.pruner=best"], "sweep.pruner=best: not known", "median, asha"),
         (["seed=1,2", "sweep.parallel=1,2"], "sweep.parallel=1,2: is a setting of the sweep, and can't be an axis", ""),
         (["seed=1,2", "sweep.parallel=0"], "sweep.parallel=0: must be greater than 0", ""),
-        (["seed=1,2", "sweep.trials=many"], "sweep.trials='many': is str, must be int", ""),
+        (["seed=1,2", "sweep.trials=many"], "sweep.trials='many': must be a whole number", ""),
         (["runs_dir=a,b"], "runs_dir=a,b: is the same for all trials of a sweep", ""),
         (["sweep=nothing"], "sweep=nothing: no such sweep", "known: "),
     ],

@@ -105,7 +105,8 @@ class Figures:
 
 
 def _check(name: str, figure: Figure) -> None:
-    low, high = next((range_ for of, *range_ in _RANGES if of.fullmatch(figure.metric)), (-math.inf, math.inf))
+    ranges = ((low, high) for of, low, high in _RANGES if of.fullmatch(figure.metric))
+    low, high = next(ranges, (-math.inf, math.inf))
     if not low - _ROUNDING <= figure.value <= high + _ROUNDING:
         raise _out_of_range(name, figure.metric, figure.value, low, high)
     if (figure.stderr or 0.0) < 0.0:

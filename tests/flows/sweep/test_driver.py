@@ -44,12 +44,6 @@ SMALL = (
 RATES = "optimizer.lr=1e-3,3e-3,1e-2"
 
 
-@pytest.fixture
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which trials are compared doesn't depend on threads."""
-    monkeypatch.setattr("flows.sweep.driver._SIMULATED_AT_ONCE", 1)
-
-
 def silent(text: str) -> None:
     pass
 
@@ -124,7 +118,6 @@ def test_every_trial_runs_once_though_drivers_are_killed_at_any_event(tmp_path: 
     assert len(read_events(sweep)) == len(events)
 
 
-@pytest.mark.usefixtures("one_at_a_time")
 def test_a_trial_that_falls_behind_is_pruned_and_the_saved_hours_are_journalled(tmp_path: Path) -> None:
     sweep = make(
         tmp_path,
@@ -145,7 +138,6 @@ def test_a_trial_that_falls_behind_is_pruned_and_the_saved_hours_are_journalled(
     assert kinds(run)["checkpoint_deleted"] >= 1
 
 
-@pytest.mark.usefixtures("one_at_a_time")
 def test_a_trial_whose_evaluations_fall_behind_after_its_training_is_pruned_and_not_failed(tmp_path: Path) -> None:
     sweep = make(tmp_path, "optimizer.lr=3e-3,1e-5", "sweep.pruner=asha", "eval.enabled=true", "eval.every_tokens=4096")
     state = drive(sweep, silent)
@@ -153,7 +145,6 @@ def test_a_trial_whose_evaluations_fall_behind_after_its_training_is_pruned_and_
     assert state.trials[1].why.startswith("asha at 4,096 tokens")
 
 
-@pytest.mark.usefixtures("one_at_a_time")
 def test_checkpoints_of_pruned_trials_are_kept_on_request(tmp_path: Path) -> None:
     sweep = make(tmp_path, "optimizer.lr=3e-3,4e-3,1e-5", "sweep.pruner=asha", "sweep.keep_pruned_checkpoints=true")
     state = drive(sweep, silent)
@@ -258,15 +249,25 @@ def test_a_trial_that_a_person_stops_counts_as_pruned(tmp_path: Path, monkeypatc
     assert state.trials[1].why == "stopped by hand"
 
 
+def test_no_more_trials_than_the_sweep_says_run_at_once(tmp_path: Path) -> None:
+    sweep = make(tmp_path, RATES, "sweep.parallel=1")
+    drive(sweep, silent)
+    order = [e["kind"] for e in read_events(sweep) if e["kind"] in ("trial_started", "trial_ended")]
+    assert order == ["trial_started", "trial_ended"] * 3
+
+
 def test_a_trial_whose_driver_dies_three_times_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.sweep.driver._POLL_S", 0.01)
     monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
     monkeypatch.setattr("flows.runtime.detached.start_driver", lambda run, env: subprocess.Popen(["true"]))
+    ended: list[str] = []
+    monkeypatch.setattr("flows.control.request_stop", lambda run, by, wait_s: ended.append(run.run_id))
     prepared = create.prepare([*SMALL, f"runs_dir={tmp_path}", RATES], folder=tmp_path, simulated=False)
     sweep = create.make(prepared, sweep_id="s", argv=[])
     with pytest.raises(TrainingError, match=r"s-t0000: its driver died 3 times, see its logs/head.log"):
         drive(sweep, silent)
     assert kinds(sweep)["trial_head_lost"] == 9
+    assert ended == ["s-t0000", "s-t0001", "s-t0002"], "a job that the drivers left would run beside the next trial"
     assert state_of(sweep).status == "failed"
 
 

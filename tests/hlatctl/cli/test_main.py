@@ -94,8 +94,32 @@ def test_help_is_in_words_everywhere_and_h_is_enough(words: list[str], capsys: p
     assert main([*words, "-h"]) == 0
     text = capsys.readouterr().out
     usage = text.splitlines()[0]
-    assert not re.search(r"[{}<>]|\[\[", usage)
+    assert not re.search(r"[{}<>]|\[\[|\.{4}", usage)
     assert not re.search(r"<(str|int|float|path|file|directory|list|bool)", text)
+
+
+@pytest.mark.parametrize("words", [["amend"], ["resume"], ["fork"], ["eval"], ["eval", "data", "status"]], ids=" ".join)
+def test_help_recommends_no_override_that_a_command_refuses(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--help"]) == 0
+    assert "experiment=" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["forecast", "latest"], ["plan", "train.tokens"], ["train", "=3"]], ids=" ".join)
+def test_a_word_that_is_no_override_is_named_without_hydras_text(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 10
+    assert capsys.readouterr().err == (
+        f"error: OVERRIDES={argv[1]}: must be KEY=VALUE\n"
+        "hint: such as train.tokens=100M; `hlatctl config keys` lists the keys\n"
+    )
+
+
+def test_several_values_belong_to_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "train.tokens=10M,20M"]) == 10
+    assert "error: train.tokens=10M,20M: has several values, which only a sweep tries\n" in capsys.readouterr().err
 
 
 def test_every_command_of_runs_takes_their_folder() -> None:

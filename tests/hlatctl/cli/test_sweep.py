@@ -68,7 +68,7 @@ def test_unknown_or_great_cost_needs_a_yes(
     priced = ["sweep", *SMALL, "seed=1,2", "cluster.price_usd_per_node_hour=20"]
     assert main(priced) == 10
     assert capsys.readouterr().err.splitlines()[-2:] == [
-        "error: sweep.confirm_above_usd=100: a sweep of unknown cost must be confirmed, and stdin is not a terminal",
+        "error: sweep.confirm_above_usd=100: a sweep of unknown cost must be confirmed, and input is not a terminal",
         "hint: --yes starts it without asking",
     ]
     assert main([*priced, *HARDWARE, "cluster.price_usd_per_node_hour=1e9"]) == 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hlatctl.report.exchange.imported import Figures
@@ -48,7 +50,7 @@ def test_scores_at_the_ends_of_their_ranges_and_those_of_unknown_metrics_are_tak
 
 
 def test_an_items_accuracy_is_a_fraction_and_its_perplexity_can_be_a_log_likelihood() -> None:
-    fixed = {"item": 0, "document": None, "prompt": "", "target": ""}
+    fixed: dict[str, Any] = {"item": 0, "document": None, "prompt": "", "target": ""}
     assert row(**fixed, metrics={"acc": True, "perplexity": -3.0})["metrics"] == [("acc", 1.0), ("perplexity", -3.0)]
     with pytest.raises(DataError, match="an item: acc=-5: must be 0 to 1"):
         row(**fixed, metrics={"acc": -5})
