@@ -43,6 +43,8 @@ def start_driver(
         if driver.returncode is not None:
             raise LaunchError(f"run {run.run_id}: driver ended with exit code {driver.returncode}", hint=f"see {log}")
         if time.monotonic() > deadline:
+            driver.kill()  # it would drive the run later, when nobody expects that any more
+            driver.wait()
             raise LaunchError(f"run {run.run_id}: no driver after {_START_TIMEOUT_S:g} s", hint=f"see {log}")
         time.sleep(_POLL_S)
     return driver
