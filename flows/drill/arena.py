@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +12,9 @@ from conf.of_run import of_run
 from flows import control
 from flows.drill.reach import reach_for
 from flows.launch.base import Handle
+from flows.launchers import launcher_for
 from flows.runtime import detached
+from flows.runtime.context import live_training
 from hlatctl.run import processes
 from hlatctl.run.errors import HlatctlError, LaunchError, TrainingError
 from hlatctl.run.fold import apply
@@ -165,7 +168,20 @@ class Arena:
         return Handle.from_json(self.attempt.handle)
 
     def stop(self) -> None:
-        """Stop the run with a checkpoint, in any state."""
+        """Stop the run with a checkpoint, in any state; a driver that doesn't obey is killed, and its job cancelled.
+
+        Raises:
+            NotRecovered: the run is still driven or still trains.
+        """
         self._driven = False
         control.request_stop(self.run, by=DRILL_WRITER, wait_s=_STOP_S)
+        if driver := processes.identify(driver_pid(self.run) or 0):
+            processes.send(driver, signal.SIGKILL)
+            control.request_stop(self.run, by=DRILL_WRITER, wait_s=_STOP_S)
         self.look()
+        launcher = launcher_for(self.config)
+        if driver_pid(self.run) is not None or live_training(self.state, launcher):
+            raise NotRecovered(
+                f"run {self.run.run_id}: doesn't stop",
+                hint=f"`hlatctl stop {self.run.run_id} --runs-dir {self.run.root.parent}`",
+            )

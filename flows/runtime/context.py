@@ -112,6 +112,8 @@ class FlowContext:
         with self._lock:
             newest = self.state.attempt
             self._journal.attempt = attempt if attempt is not None else (newest.number if newest else 0)
+            if self.world is None:
+                self._journal.after_unix_s = max(self._journal.after_unix_s, self._tail.clock_unix_s)
             # A dry run isn't resumed after a power cut, and must not wait for a disk.
             self._tail.add(self._journal.append(kind, durable=self.world is None, **fields), self._journal.path.stem)
             self.refresh()

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
+#: Field of an event that a clock that was set back has dated: the time that orders it.
+AFTER = "after_unix_s"
 #: 9999-12-31, the last day that can be shown.
 _LAST_UNIX_S = 253_402_300_799.0
 _WHOLE = (
@@ -143,8 +145,9 @@ def is_event(value: Any) -> bool:
     time_unix_s, kind = value.get("time_unix_s"), value.get("kind")
     if type(kind) is not str or type(value.get("seq")) is not int or type(value.get("attempt")) is not int:
         return False
-    if not isinstance(time_unix_s, float | int) or not abs(time_unix_s) <= _LAST_UNIX_S:
-        return False
+    for unix_s in (time_unix_s, value.get(AFTER, 0.0)):
+        if not isinstance(unix_s, float | int) or not abs(unix_s) <= _LAST_UNIX_S:
+            return False
     if any(value.get(name) is None for name in _NEEDED.get(kind, ())):
         return False
     if kind == "nonfinite" and not all(type(value[name]) is str for name in _AS_TEXT if name in value):

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from hlatctl.run import lines, reading
 from hlatctl.run.errors import RunBusyError, StorageError, cannot_write
+from hlatctl.run.events import AFTER
 from hlatctl.run.locks import try_lock
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.system_errors import FULL
@@ -38,6 +39,8 @@ NOTIFY_WRITER = "notify"
 DRILL_WRITER = "drill"
 #: Prefix of the names of the training processes' writers.
 TRAIN_WRITER = "train-"
+#: Between the time of an event and that of the next one by a clock that was set back; more than a float's resolution.
+_NEXT_S = 1e-6
 _MAX_UNWRITTEN_BYTES = 64 << 20
 #: Files with fewer new bytes are read at once and closed, so that a run with hundreds of writers needs few open files.
 _SMALL_BYTES = 1 << 20
@@ -106,7 +109,11 @@ class JournalWriter:
                 hint="wait until it ends, or stop it, then retry",
             )
         self._cut_torn_line()
-        self._seq = (lines.last_event(self.path) or {"seq": 0})["seq"] + 1
+        last = lines.last_event(self.path)
+        self._seq = last["seq"] + 1 if last else 1
+        #: Order events after this time, even if this host's clock was set back. The driver has seen all events before
+        #: it starts what writes them, so the newest event of its file is enough.
+        self.after_unix_s = _clock_of(run.journal / f"{FLOW_WRITER}.jsonl")
         self._appending = threading.Lock()
         self._full = False
         self.unwritten = b""
@@ -124,10 +131,13 @@ class JournalWriter:
             StorageError: it can't be written for another reason than a full disk, or too many bytes are kept already.
         """
         with self._appending:
+            now_unix_s = self._now_unix_s()
+            is_back = now_unix_s < self.after_unix_s
             event: Event = {
                 "v": lines.VERSION,
                 "seq": self._seq,
-                "time_unix_s": self._now_unix_s(),
+                "time_unix_s": now_unix_s,
+                **({AFTER: self.after_unix_s + _NEXT_S} if is_back else {}),
                 "attempt": self.attempt,
                 "kind": kind,
                 **{key: _json_safe(value) for key, value in fields.items()},
@@ -194,6 +204,14 @@ class JournalWriter:
             complete = start + at + 1 if (at := self._file.read(end - start).rfind(b"\n")) >= 0 else -1
         self._file.truncate(max(0, complete))
         self._file.seek(0, os.SEEK_END)
+
+
+def _clock_of(path: Path) -> float:
+    """Return the time that orders a file's newest event; minus infinity if it has none, or can't be read."""
+    with suppress(OSError):
+        if path.is_file() and (last := lines.last_event(path)):
+            return lines.clock_unix_s(last)
+    return -math.inf
 
 
 def heartbeat(run: RunPaths, writer: str) -> int:
@@ -354,7 +372,7 @@ def _ordered(events: list[Event], writer: str, place: Place) -> Iterator[_Item]:
     """Yield events that are not read from the file; the writer's offset stays."""
     clock_unix_s = place[1]
     for index, event in enumerate(events):
-        clock_unix_s = max(clock_unix_s, event["time_unix_s"])
+        clock_unix_s = max(clock_unix_s, lines.clock_unix_s(event))
         place = (place[0], clock_unix_s, event["seq"], event["time_unix_s"])
         yield clock_unix_s, writer, index, event, place
 
@@ -364,7 +382,8 @@ def _items(
 ) -> Iterator[_Item]:
     """Yield the events of a file's complete lines, and one warning for each series of damaged lines.
 
-    A clock that is set back does not reorder a writer's events.
+    A clock that is set back does not reorder a writer's events, nor those that another writer wrote after it had seen
+    them (``AFTER``).
 
     Args:
         source: the file, at the place.
@@ -394,8 +413,7 @@ def _items(
                 yield clock_unix_s, writer, index, note, (offset, clock_unix_s, seq, time_unix_s)
                 damaged, index = 0, index + 1
             seq, time_unix_s = event["seq"], event["time_unix_s"]
-            if time_unix_s > clock_unix_s:
-                clock_unix_s = time_unix_s
+            clock_unix_s = max(clock_unix_s, lines.clock_unix_s(event))
             yield clock_unix_s, writer, index, event, (end, clock_unix_s, seq, time_unix_s)
             index += 1
         offset = end

@@ -106,7 +106,7 @@ def _continue(run: RunPaths, apply: Apply, state: RunState, tail: JournalTail) -
 
 def _newest_unix_s(run: RunPaths) -> float:
     events = (lines.last_event(path) for path in run.journal.glob("*.jsonl") if path.is_file())
-    return max((event["time_unix_s"] for event in events if event), default=-math.inf)
+    return max((lines.clock_unix_s(event) for event in events if event), default=-math.inf)
 
 
 def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:

@@ -9,7 +9,7 @@ from json.scanner import make_scanner
 from pathlib import Path
 from typing import Any
 
-from hlatctl.run.events import is_event
+from hlatctl.run.events import AFTER, is_event
 from hlatctl.run.reading import parse_json
 
 Event = dict[str, Any]
@@ -76,6 +76,12 @@ def _decode(line: bytes) -> Any:
         elif (kind is int and not -_MAX_INT <= item <= _MAX_INT) or kind is dict or kind is list:
             return parse_json(text)
     return event
+
+
+def clock_unix_s(event: Event) -> float:
+    """Return the time that orders an event: its own, or a later one if a clock was set back."""
+    time_unix_s: float = event["time_unix_s"]
+    return max(time_unix_s, event[AFTER]) if AFTER in event else time_unix_s
 
 
 def last_event(path: Path) -> Event | None:

@@ -9,6 +9,7 @@ import pytest
 
 from conf.schema import Config
 from flows import pretrain
+from flows.control import request_stop
 from flows.launch.base import Allocation, Job
 from flows.launchers import open_context
 from flows.pretrain import PlainCaller
@@ -32,6 +33,7 @@ from hlatctl.run.errors import (
     TrainingError,
     dump_error,
 )
+from hlatctl.run.fold import read_state
 from hlatctl.run.journal import read_events, train_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.manifest import checkpoint_steps
@@ -305,3 +307,18 @@ def test_the_plain_caller_returns_what_a_stage_returns() -> None:
     caller = PlainCaller(RealClock())
     assert caller.call("x", lambda: 1) == 1
     assert caller.submit(lambda: ("y", lambda: 2), most=1).result(timeout=WAIT_S) == 2
+
+
+def test_a_stop_between_a_drivers_lock_and_its_first_event_is_obeyed(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, start = pretrain.create(mock_config, argv=[]), pretrain._journal_start
+
+    def asked_first(ctx: FlowContext) -> None:
+        request_stop(run, by="ana", wait_s=0)
+        start(ctx)
+
+    monkeypatch.setattr(pretrain, "_journal_start", asked_first)
+    with pytest.raises(StoppedError, match="stopped on request"):
+        pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
+    assert read_state(run).attempt is None

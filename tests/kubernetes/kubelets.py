@@ -176,10 +176,19 @@ class Kubelets:
             for node in self.nodes.values():
                 if node.reaches_server:
                     self._renew(node.name)
-        for pod in self._client.ask("GET", "/api/v1/pods")["items"]:
+        pods = self._client.ask("GET", "/api/v1/pods")["items"]
+        for pod in pods:
             place = self.nodes.get(pod["spec"].get("nodeName", ""))
             if place and place.reaches_server:
                 self._tend(place, pod)
+        self._end_orphans({pod["metadata"]["uid"] for pod in pods})
+
+    def _end_orphans(self, known: set[str]) -> None:
+        """End the programs of pods that the server no longer has, such as those that were deleted by force."""
+        for node in self.nodes.values():
+            for uid, running in node.pods.items() if node.reaches_server else ():
+                if uid not in known and running.process.poll() is None:
+                    self._terminate(running, 0)
 
     def _tend(self, node: Node, pod: Object) -> None:
         uid, path = pod["metadata"]["uid"], _path(pod)

@@ -39,10 +39,10 @@ def idle(lab: Lab) -> Iterator[None]:
     lab.clear()
 
 
-def running(launcher: KubernetesLauncher, job: Job, word: str = "started") -> tuple[Handle, tuple[str, ...]]:
-    """Start a job; return its handle and its hosts once it runs on all of them."""
+def running(launcher: KubernetesLauncher, job: Job) -> tuple[Handle, tuple[str, ...]]:
+    """Start a job; return its handle and its hosts once it runs on all of them. Each node says once that it started."""
     handle = submit(launcher, job)
-    wait_for(lambda: job.log.read_text().count(word) >= job.nodes)
+    wait_for(lambda: job.log.read_text().count("started") == job.nodes)
     wait_for(lambda: launcher.status(handle).state == "running")
     return handle, launcher.status(handle).hosts
 
@@ -59,7 +59,7 @@ def pods(lab: Lab) -> list[str]:
 
 def test_a_half_dead_node_writes_nothing_after_the_job_has_ended(lab: Lab, tmp_path: Path) -> None:
     launcher, job = a_launcher(), python_job(tmp_path, WRITES, nodes=2)
-    handle, hosts = running(launcher, job, "alive")
+    handle, hosts = running(launcher, job)
     lab.nodes.isolate(hosts[0])
     status = end_of(launcher, handle)
     assert (status.verdict, status.blamed_hosts) == ("node_failed", hosts[:1])
@@ -72,7 +72,7 @@ def test_a_half_dead_node_writes_nothing_after_the_job_has_ended(lab: Lab, tmp_p
 
 def test_a_half_dead_node_has_ended_its_processes_when_a_cancel_returns(lab: Lab, tmp_path: Path) -> None:
     launcher, job = a_launcher(), python_job(tmp_path, WRITES, nodes=2)
-    handle, hosts = running(launcher, job, "alive")
+    handle, hosts = running(launcher, job)
     lab.nodes.isolate(hosts[0])
     wait_for(lambda: hosts[0] not in a_launcher().hosts(2))
     launcher.cancel(handle, grace_s=0)
@@ -87,7 +87,7 @@ def test_an_evicted_pod_ends_the_job_as_preempted_also_if_it_is_gone(
     lab: Lab, tmp_path: Path, code: str, reason: str
 ) -> None:
     launcher, job = a_launcher(), python_job(tmp_path, code, nodes=2)
-    handle, _ = running(launcher, job, "alive" if code == WRITES else "started")
+    handle, _ = running(launcher, job)
     pod = pods(lab)[0].removeprefix("pod/")
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
     lab.server.client().ask("POST", f"/api/v1/namespaces/default/pods/{pod}/eviction", body)

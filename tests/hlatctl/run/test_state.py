@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -218,3 +219,14 @@ def test_a_profile_that_is_asked_of_an_attempt_that_is_over_fails() -> None:
     assert [profile.status for profile in story.fold().profiles] == ["failed"]
     unended = Story().train(1, 0, 3, loss=1.0).add("profile_requested", 1, **asked).train(2, 3, 4, loss=1.0)
     assert unended.fold().open_profile is None, "the end of attempt 1 is not in the journal"
+
+
+@pytest.mark.parametrize("order", [("head_started", "stop_requested"), ("stop_requested", "head_started")])
+def test_a_request_to_stop_reaches_the_driver_that_it_names_in_any_order_of_events(order: tuple[str, str]) -> None:
+    fields = {"head_started": {"token": "second"}, "stop_requested": {"driver": "second"}}
+    story = Story().add("head_started", token="first")
+    for kind in order:
+        story.add(kind, **fields[kind])
+    assert story.fold().stop_requested
+    assert not story.add("head_started", token="third").fold().stop_requested
+    assert not story.add("stop_requested", driver="second").fold().stop_requested, "its clock was ahead"
