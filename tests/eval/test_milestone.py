@@ -110,8 +110,9 @@ def test_a_process_that_stays_evaluates_the_next_milestone_alike_until_one_fails
     words = ["--run-dir", str(run.root), "--model", str(model_folder), "--step", "5"]
     folder = tmp_path / "then"
     folder.mkdir()
-    orders.give(folder, 1, (*words, "--milestone-tokens", "2000"))
-    orders.give(folder, 2, (*words[:2], "--model", str(tmp_path / "gone"), *words[4:], "--milestone-tokens", "3000"))
+    orders.give(folder, 1, ("-m", "eval", *words, "--milestone-tokens", "2000"))
+    gone = ("--model", str(tmp_path / "gone"), *words[4:], "--milestone-tokens", "3000")
+    orders.give(folder, 2, ("-m", "eval", *words[:2], *gone))
     code, _, stderr = _finish(start_eval(run, "--then", str(folder)))
     assert (code, "gone: no such folder" in stderr) == (EvaluationError.exit_code, True), stderr
     assert [orders.is_done(folder, number) for number in range(3)] == [True, True, False]

@@ -133,6 +133,7 @@ def work(number):
     orders.done(folder, number)
 work(0)
 for number, argv in orders.coming(folder, stays_s=60.0 * stays):
+    assert argv[2:] == sys.argv[1:3], argv
     work(number)
 """
 
