@@ -23,6 +23,8 @@ from hlatctl.run.errors import RunNotFoundError, run_main
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.scratch import private_folder
 
+#: The words of an order before the arguments: orders are those of ``python``.
+_MODULE = ("-m", "eval")
 #: What an evaluation imports late; transformers loads its parts when they are first used.
 _PACKAGES = (
     "torch",
@@ -55,7 +57,7 @@ def _stay(argv: list[str], options: argparse.Namespace) -> int:
             return code
         orders.done(options.then, 0)
         for number, words in orders.coming(options.then):
-            if code := _in_copy(words):
+            if code := _in_copy(words[len(_MODULE) :]):
                 return code
             orders.done(options.then, number)
     return 0

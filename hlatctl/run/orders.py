@@ -1,6 +1,6 @@
 """Orders to a job that stays after its first work, and takes more of the same: files in a folder of its own.
 
-Whoever started the job writes ``NUMBER.json``, the arguments of the next work, and the job answers with
+Whoever started the job writes ``NUMBER.json``, the arguments of ``python`` for the next work, and the job answers with
 ``NUMBER.done``. Number 0 is the work that it was started with. A job whose work fails ends with the failure. A job
 without an order for :data:`STAYS_S` ends with success, so an order without an answer must be given to another job.
 """
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from hlatctl.run import files
 
-STAYS_S = 10.0
+#: The next order comes after an export, which takes half a minute on a busy machine.
+STAYS_S = 60.0
 _POLL_S = 0.05
 
 

@@ -24,7 +24,7 @@ from conf.compose import compose
 from conf.of_run import of_run
 from eval import milestone, sandbox
 from eval.tasks import Subject
-from hlatctl.run import contract_record, journal
+from hlatctl.run import contract_record, files, journal, orders
 from hlatctl.run.contract import across_runs, digest
 from hlatctl.run.errors import ConfigError, DataError, DependencyError, EvaluationError, load_error
 from hlatctl.run.fold import fold
@@ -100,6 +100,33 @@ def test_the_process_scores_every_task_of_the_suite(make_run: MakeRun, start_eva
     assert events[-1]["scores"] == record["scores"]
     state = fold(events).milestones[1000]
     assert (state.status, state.step, state.scores) == ("evaluated", 5, record["scores"])
+
+
+@pytest.mark.processes
+def test_a_process_that_stays_evaluates_the_next_milestone_alike_until_one_fails(
+    make_run: MakeRun, start_eval: StartEval, model_folder: Path, tmp_path: Path
+) -> None:
+    run = make_run(tasks=["validation", "smoke_crows_pairs"], prompts=["def "], prompt_tokens=4)
+    words = ["--run-dir", str(run.root), "--model", str(model_folder), "--step", "5"]
+    folder = tmp_path / "then"
+    folder.mkdir()
+    orders.give(folder, 1, ("-m", "eval", *words, "--milestone-tokens", "2000"))
+    gone = ("--model", str(tmp_path / "gone"), *words[4:], "--milestone-tokens", "3000")
+    orders.give(folder, 2, ("-m", "eval", *words[:2], *gone))
+    code, _, stderr = _finish(start_eval(run, "--then", str(folder)))
+    assert (code, "gone: no such folder" in stderr) == (EvaluationError.exit_code, True), stderr
+    assert [orders.is_done(folder, number) for number in range(3)] == [True, True, False]
+    one, two = (files.read_sealed_json(run.eval(tokens) / "results.json") for tokens in (1000, 2000))
+    assert one["scores"] == two["scores"]
+    for record in (one, two):
+        tokens = record["milestone_tokens"]
+        (finished,) = (
+            event
+            for event in journal.read_events(run)
+            if (event["kind"], event.get("milestone_tokens")) == ("eval_finished", tokens)
+        )
+        assert finished["wall_s"] > record["wall_s"], "also loading and texts"
+        assert (run.eval(tokens) / "continuations.json").is_file()
 
 
 def test_a_suite_of_the_harness_tasks_is_scored_with_its_figures_off_the_network(

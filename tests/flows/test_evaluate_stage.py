@@ -17,7 +17,7 @@ from conf.compose import compose
 from flows import pretrain
 from flows.launchers import open_context
 from flows.runtime.context import FlowContext
-from flows.runtime.jobs import run_job
+from flows.runtime.jobs import end_staying, run_job
 from flows.stages import evaluate as evaluate_stage
 from flows.stages.evaluate import _run_beside_training, due_milestones, evaluate_milestone
 from hlatctl.run import files
@@ -67,8 +67,8 @@ def evaluate(ctx: FlowContext, tmp_path: Path) -> Callable[[int], threading.Thre
     return begin
 
 
-def _notes(folder: Path, count: int) -> list[list[int]]:
-    """Wait for so many jobs, and return their priorities."""
+def _notes(folder: Path, count: int) -> list[Any]:
+    """Wait for so many jobs, and return what they noted."""
     wait_for(lambda: (folder / "notes").exists() and (folder / "notes").read_text().count("\n") >= count)
     return [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
 
@@ -119,6 +119,48 @@ def test_a_later_driver_does_not_wait_for_an_evaluation_at_low_priority_after_tr
     ctx.event("attempt_ended", attempt=1, cause="finished", decision="done")
     evaluate(1).join(WAIT_S)
     assert [nice for nice, _ in _notes(tmp_path, 3)] == [first[0][0], first[0][0], first[0][0] - 5]
+
+
+#: Does its work at once and writes its process id; stays for as many orders as its second argument says.
+_STAYS = """
+import os, sys
+from pathlib import Path
+from hlatctl.run import orders
+notes, stays, folder = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[-1])
+def work(number):
+    with notes.open("a") as file:
+        print(os.getpid(), file=file, flush=True)
+    orders.done(folder, number)
+work(0)
+for number, argv in orders.coming(folder, stays_s=60.0 * stays):
+    assert argv[2:] == sys.argv[1:3], argv
+    work(number)
+"""
+
+
+def test_a_job_that_stays_does_the_next_work_and_ends_for_one_of_another_priority(
+    ctx: FlowContext, tmp_path: Path
+) -> None:
+    argv = ("-c", _STAYS, os.fspath(tmp_path / "notes"), "1")
+    for name in ("eval-1", "eval-2", "eval-3"):
+        assert run_job(ctx, replace(ctx.job(name, *argv), beside_training=True), stays=True)
+    first, second, third = _notes(tmp_path, 3)
+    assert first == second == third
+    (stayed,) = ctx.staying
+    assert run_job(ctx, ctx.job("eval-4", *argv), stays=True)
+    assert stayed.launcher.status(stayed.handle).ended
+    assert _notes(tmp_path, 4)[3] != first
+    (stayed,) = ctx.staying
+    end_staying(ctx)
+    assert (ctx.staying, stayed.launcher.status(stayed.handle).ended) == ([], True)
+
+
+def test_the_work_that_a_job_did_not_stay_for_is_given_to_another(ctx: FlowContext, tmp_path: Path) -> None:
+    argv = ("-c", _STAYS, os.fspath(tmp_path / "notes"), "0")
+    for name in ("eval-1", "eval-2"):
+        assert run_job(ctx, ctx.job(name, *argv), stays=True)
+    first, second = _notes(tmp_path, 2)
+    assert first != second
 
 
 @pytest.fixture

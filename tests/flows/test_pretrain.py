@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,8 @@ from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.processes
 
+BEFORE_TRAINING = ["validate", "provenance", "data", "preflight", "compile", "warm_cache", "coverage"]
+
 
 def kinds(run: RunPaths, *names: str) -> list[str]:
     return [event["kind"] for event in read_events(run) if event["kind"] in names]
@@ -54,6 +58,39 @@ def stage_ends(run: RunPaths) -> list[tuple[str, str]]:
         for event in read_events(run)
         if event["kind"] in ("stage_finished", "stage_skipped", "stage_failed")
     ]
+
+
+def test_the_stages_before_training_do_not_wait_for_prefect_which_gets_their_outcomes(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+
+    class Shown(PlainCaller):
+        def call(self, name: str, stage: Callable[[], Any]) -> Any:
+            shown.append((name, len(stage_ends(run))))
+            return super().call(name, stage)
+
+    def late(ctx: FlowContext, pipeline: Callable[[FlowContext, Any], None]) -> bool:
+        assert [name for name, _ in stage_ends(run)] == BEFORE_TRAINING, "all have ended when it is waited for"
+        pipeline(ctx, Shown(ctx.clock))
+        return True
+
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", late)
+    run = pretrain.create(mock_config, argv=[])
+    assert pretrain.drive(run).status == "finished"
+    ended = len(BEFORE_TRAINING)
+    assert [(name.replace(" ", "_"), count) for name, count in shown[:ended]] == [
+        (name, ended) for name in BEFORE_TRAINING
+    ]
+
+
+def test_a_run_that_fails_before_training_does_not_wait_for_prefect(
+    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *argv: pytest.fail("it is waited for"))
+    monkeypatch.setattr("flows.pretrain.prepare_data", lambda ctx: (_ for _ in ()).throw(DataError("no corpus")))
+    with pytest.raises(DataError, match="no corpus"):
+        pretrain.drive(pretrain.create(mock_config, argv=[]))
 
 
 def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_milestone(

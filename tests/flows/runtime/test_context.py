@@ -1,4 +1,4 @@
-"""The journal of a flow."""
+"""The journal of a flow, and the environment of its jobs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import conf.load
+from conf.compose import compose
 from conf.schema import Config
 from flows.launchers import open_context
+from flows.runtime.context import make_job
 from hlatctl.run import files
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events, train_writer
@@ -45,3 +47,22 @@ def test_an_attempt_is_read_in_order_although_the_clock_was_set_back_before_it(
     assert [event["attempt"] for event in read_events(run)][1:] == [1] * 6 + [2] * 6
     attempts = [(attempt.resumed_from_step, attempt.last_step) for attempt in read_state(run).attempts]
     assert attempts == [(0, 3), (2, 5)]
+
+
+def test_a_single_process_keeps_the_users_threads_and_gives_its_cores_away_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(["cluster=local", "cluster.processes_per_node=2", "cluster.threads_per_process=3"])
+
+    def openmp(*, distributed: bool = False) -> tuple[str | None, str | None]:
+        env = make_job(config, RunPaths(tmp_path), "eval-1", distributed=distributed).env
+        return env.get("OMP_NUM_THREADS"), env.get("OMP_WAIT_POLICY")
+
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert openmp() == ("6", "passive")
+    assert openmp(distributed=True) == ("3", None), "training has its cores alone"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert openmp() == ("1", "active")
+    assert openmp(distributed=True) == ("3", None), "the configuration decides about training"
