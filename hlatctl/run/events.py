@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hlatctl.run.step_metrics import BY_NAME
+
 #: 9999-12-31, the last day that can be shown.
 _LAST_UNIX_S = 253_402_300_799.0
 _WHOLE = (
@@ -45,19 +47,9 @@ _WHOLE = (
     "newest_step",
     "config_number",
     "first_step",
-    "memory_bytes",
-    "peak_memory_bytes",
 )
 _NUMBERS = (
-    "loss",
-    "grad_norm",
-    "param_norm",
-    "lr",
-    "step_s",
-    "data_wait_s",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "mfu",
+    *BY_NAME,
     "wall_s",
     "stall_s",
     "mean",
