@@ -207,6 +207,7 @@ class Training:
             "loss": metrics.loss,
             "grad_norm": metrics.grad_norm,
             "param_norm": metrics.param_norm,
+            **metrics.others,
             "lr": pending.lr,
             "step_s": step_s,
             "data_wait_s": pending.data_wait_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conf.schema import Config
+from hlatctl.run.step_metrics import texts
 
 #: As torchtitan's ``log_freq``.
 EVERY_STEPS = 10
@@ -29,16 +30,10 @@ class StepLine:
 
     def text(self, event: dict[str, Any]) -> str:
         """Return the line of a step from the fields of its event. What is unknown is left out."""
-        mfu, peak_bytes = event["mfu"], event["peak_memory_bytes"]
         parts = [
             f"step {event['step']}/{self._config.total_steps}",
             f"tokens {event['tokens']:,}",
-            f"loss {event['loss']:.4f}",
-            f"grad norm {event['grad_norm']:.3f}",
-            f"lr {event['lr']:.2e}",
-            f"{event['tokens_per_s']:,.0f} tokens/s",
-            *([] if mfu is None else [f"MFU {mfu:.1%}"]),
+            *texts(event),
             f"data wait {event['data_wait_s'] / event['step_s']:.0%}",
-            *([] if peak_bytes is None else [f"memory {peak_bytes / 2**30:.2f} GiB"]),
         ]
         return "  ".join(parts)

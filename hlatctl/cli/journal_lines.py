@@ -13,6 +13,7 @@ from hlatctl.run.labels import in_words as in_words_of_tags
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.reading import DAMAGED
 from hlatctl.run.scores import in_words
+from hlatctl.run.step_metrics import texts
 from hlatctl.units import count, duration, one_line, queued, size, utc
 
 #: Steps between two lines, as torchtitan's `log_freq`.
@@ -87,16 +88,7 @@ def _recent(run: RunPaths) -> dict[str, int]:
 
 
 def _step(event: Event) -> str:
-    return (
-        f"step {event['step']}: loss {number(event, 'loss'):.4f}, gradient norm {number(event, 'grad_norm'):.3f}, "
-        f"lr {number(event, 'lr'):.2e}, {count(number(event, 'tokens_per_s'))} tokens/s, "
-        f"{duration(number(event, 'step_s'))} a step{_used(event)}"
-    )
-
-
-def _used(event: Event) -> str:
-    mfu, peak_bytes = event.get("mfu"), event.get("peak_memory_bytes")
-    return ("" if mfu is None else f", MFU {mfu:.1%}") + ("" if peak_bytes is None else f", memory {size(peak_bytes)}")
+    return f"step {event['step']}: {', '.join(texts(event))}"
 
 
 def _at(event: Event) -> str:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hlatctl.run.step_metrics import BY_NAME
+
 #: Field of an event that a clock that was set back has dated: the time that orders it.
 AFTER = "after_unix_s"
 #: 9999-12-31, the last day that can be shown.
@@ -47,19 +49,9 @@ _WHOLE = (
     "newest_step",
     "config_number",
     "first_step",
-    "memory_bytes",
-    "peak_memory_bytes",
 )
 _NUMBERS = (
-    "loss",
-    "grad_norm",
-    "param_norm",
-    "lr",
-    "step_s",
-    "data_wait_s",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "mfu",
+    *BY_NAME,
     "wall_s",
     "stall_s",
     "mean",

@@ -13,6 +13,7 @@ import json
 import math
 import sys
 import zlib
+from array import array
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
@@ -48,6 +49,7 @@ _CODE = (
     "labels",
     "lines",
     "state",
+    "step_metrics",
     "steps",
     "stopping",
 )
@@ -125,7 +127,8 @@ def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
                 if field.name != "steps"
             },
             "ranges": state.steps.ranges,
-            "segments": [segment.crc for segment in rows.segments],
+            "others": rows.others,
+            "segments": [[segment.crc, segment.columns] for segment in rows.segments],
             "rows": len(rows.tail[0]),
         }
         body = [json.dumps(head).encode() + b"\n", *(column.tobytes() for column in rows.tail)]
@@ -163,7 +166,11 @@ def _kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
 
 
 def _restore(rows: Rows, folder: Path, head: dict[str, Any], columns: memoryview) -> None:
-    rows.segments = [Segment(folder / segment_name(number, crc), crc) for number, crc in enumerate(head["segments"])]
+    rows.segments = [
+        Segment(folder / segment_name(number, crc), crc, count) for number, (crc, count) in enumerate(head["segments"])
+    ]
+    rows.others = head["others"]
+    rows.tail += [array("d") for _ in rows.others]
     length = 8 * head["rows"]
     for number, column in enumerate(rows.tail):
         column.frombytes(columns[number * length : (number + 1) * length])

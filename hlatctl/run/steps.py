@@ -1,7 +1,7 @@
-"""The steps of a run as columns of numbers: 128 bytes each. A run has millions.
+"""The steps of a run as columns of numbers: 128 bytes each, and 8 more for each number without a row of the table.
 
-Rows are only appended, also those of steps that count no more. Full segments of rows can be moved to files, so that the
-memory of a process doesn't grow with its run.
+A run has millions of steps. Rows are only appended, also those of steps that count no more. Full segments can be
+moved to files, so that the memory of a process does not grow with its run.
 """
 
 from __future__ import annotations
@@ -14,30 +14,21 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from hlatctl.run.atomic import new_file
 from hlatctl.run.lines import Event
 from hlatctl.run.reading import read_bytes
+from hlatctl.run.step_metrics import MOST_OTHERS, PLACE, STEP_METRICS, TIME, others
 
-#: Fields of a ``step`` event that are kept, others are not; all that the trainer and a dry run write.
-_WHOLE = ("step", "tokens", "attempt", "seq", "batch", "steps")
-_NUMBERS = (
-    "time_unix_s",
-    "loss",
-    "grad_norm",
-    "param_norm",
-    "lr",
-    "step_s",
-    "data_wait_s",
-    "tokens_per_s",
-    "memory_bytes",
-)
-FIELDS = (*_WHOLE, *_NUMBERS)
+#: Fields of a ``step`` event that every run keeps.
+FIELDS = (*PLACE, TIME, *(metric.name for metric in STEP_METRICS if metric.kept))
 _COLUMN = {name: index for index, name in enumerate(FIELDS)}
-#: The last column has a bit for each field that the event has.
-_CODES = "q" * len(_WHOLE) + "d" * len(_NUMBERS) + "q"
+#: This column has a bit for each field that the event has. Columns of numbers without a row of the table follow it.
+_PRESENT = len(FIELDS)
+_CODES = "q" * len(PLACE) + "d" * (len(FIELDS) - len(PLACE)) + "q"
 _LIMIT = 1 << 63
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 #: Rows of a segment: 8 MiB.
@@ -53,6 +44,7 @@ class Segment:
 
     path: Path
     crc: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +69,8 @@ class Rows:
 
     def __init__(self, home: Home | None = None) -> None:
         self.home = home
+        #: Numbers without a row of the table, in the order in which they first came.
+        self.others: list[str] = []
         self.segments: list[Segment] = []
         self.tail: list[array[Any]] = [array(code) for code in _CODES]
         self._loaded: tuple[int, Columns] = (-1, ())
@@ -95,35 +89,50 @@ class Rows:
             value = event.get(name)
             if value is not None:
                 present |= 1 << index
-            values.append(_whole(name, value) if index < len(_WHOLE) else _number(value))
-        for column, value in zip(self.tail, (*values, present), strict=True):
+            values.append(_whole(name, value) if index < len(PLACE) else _number(value))
+        more = [_number(event.get(name)) for name in self._names(event)]
+        for column, value in zip(self.tail, (*values, present, *more), strict=True):
             column.append(value)
         if len(self.tail[0]) == SEGMENT_ROWS and self.home:
             self._seal(self.home)
 
+    def place(self, name: str) -> int:
+        """Return the index of a field's column.
+
+        Raises:
+            ValueError: the run has no such field.
+        """
+        return _COLUMN[name] if name in _COLUMN else _PRESENT + 1 + self.others.index(name)
+
     def at(self, name: str, row: int) -> Any:
         """Return one number of a row."""
         columns, index = self._find(row)
-        return columns[_COLUMN[name]][index]
+        return columns[self.place(name)][index]
 
     def event(self, row: int) -> Event:
         """Return a row as an event with the fields that it had."""
         columns, index = self._find(row)
-        present = columns[-1][index]
+        present = columns[_PRESENT][index]
         event: Event = {"kind": "step"}
         for number, name in enumerate(FIELDS):
             if present >> number & 1:
-                value = columns[number][index]
-                event[name] = value if not isinstance(value, float) or math.isfinite(value) else str(value)
+                event[name] = _as_json(columns[number][index])
+        for name, column in zip(self.others, columns[_PRESENT + 1 :], strict=False):
+            if not math.isnan(column[index]):
+                event[name] = _as_json(column[index])
         return event
 
     def columns(self, *names: str, ranges: Sequence[Sequence[int]] | None = None) -> list[array[Any]]:
         """Return fields of all rows, or of ranges of them. A number that is missing is NaN; a whole number, 0."""
-        found = [array(_CODES[_COLUMN[name]]) for name in names]
+        places = [self.place(name) for name in names]
+        found = [array(_CODES[at] if at < _PRESENT else "d") for at in places]
         for start, stop in [(0, len(self))] if ranges is None else ranges:
             for columns, first, last in self.blocks(start, stop):
-                for values, name in zip(found, names, strict=True):
-                    values.frombytes(columns[_COLUMN[name]][first:last].tobytes())
+                for values, at in zip(found, places, strict=True):
+                    if at < len(columns):
+                        values.frombytes(columns[at][first:last].tobytes())
+                    else:  # a segment from before this number came
+                        values.extend(repeat(math.nan, last - first))
         return found
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[Columns, int, int]]:
@@ -144,20 +153,30 @@ class Rows:
 
     def _load(self, number: int) -> Columns:
         segment = self.segments[number]
+        size = segment.columns * _COLUMN_BYTES
         try:
-            content = read_bytes(segment.path, most=len(_CODES) * _COLUMN_BYTES)
+            content = read_bytes(segment.path, most=size)
         except OSError:
             content = b""
-        if len(content) == len(_CODES) * _COLUMN_BYTES and zlib.crc32(content) == segment.crc:
+        if len(content) == size and zlib.crc32(content) == segment.crc:
             view = memoryview(content)
             parts = (view[at : at + _COLUMN_BYTES] for at in range(0, len(content), _COLUMN_BYTES))
-            return [part.cast(code) for part, code in zip(parts, _CODES, strict=True)]  # type: ignore[call-overload]
+            codes = _CODES + "d" * (segment.columns - len(_CODES))
+            return [part.cast(code) for part, code in zip(parts, codes, strict=True)]  # type: ignore[call-overload]
         assert self.home is not None, "segments are kept there"
         with suppress(OSError):
             segment.path.unlink()  # the next one to fold the journal writes it again
         rebuilt = self.home.rebuild()
         first = number * SEGMENT_ROWS
-        return [column[first : first + SEGMENT_ROWS] for column in rebuilt.tail]
+        return [column[first : first + SEGMENT_ROWS] for column in rebuilt.tail[: segment.columns]]
+
+    def _names(self, event: Event) -> list[str]:
+        """Return the numbers without a row of the table, with those that this event is the first to have."""
+        for name in others(event):
+            if name not in self.others and len(self.others) < MOST_OTHERS:
+                self.others.append(name)
+                self.tail.append(array("d", repeat(math.nan, len(self.tail[0]))))
+        return self.others
 
     def _seal(self, home: Home) -> None:
         """Move the rows in memory to a file. If it can't be written, they stay there."""
@@ -170,8 +189,8 @@ class Rows:
         except OSError:
             self.home = None
             return
-        self.segments.append(Segment(path, crc))
-        self.tail = [array(code) for code in _CODES]
+        self.segments.append(Segment(path, crc, len(self.tail)))
+        self.tail = [array(column.typecode) for column in self.tail]
 
 
 class StepSeries(Mapping[int, Event]):
@@ -203,7 +222,12 @@ class StepSeries(Mapping[int, Event]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StepSeries):
             return NotImplemented
-        return len(self) == len(other) and all(self._same(other, name) for name in FIELDS)
+        names = (*FIELDS, *self.rows.others)
+        return (
+            len(self) == len(other)
+            and self.rows.others == other.rows.others
+            and all(self._same(other, name) for name in names)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -329,3 +353,7 @@ def _number(value: Any) -> float:
     if type(value) is float:
         return value
     return _NOT_FINITE[value] if isinstance(value, str) else math.nan if value is None else float(value)
+
+
+def _as_json(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,12 +30,14 @@ class StepMetrics:
         signal: sum of what the processes added to it.
         grad_norm: of the whole model before clipping; counts each parameter once.
         param_norm: of the whole model before the update; counts each parameter once.
+        others: further numbers by name, such as ``router_entropy``; ``hlatctl.run.step_metrics`` can describe them.
     """
 
     loss: float
     signal: float
     grad_norm: float
     param_norm: float
+    others: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> StepMetrics:

@@ -6,7 +6,7 @@ import { drawScores, settings } from "./compare_tables.js";
 import { Curves, withoutStart } from "./curves.js";
 import { check, chip, choice, fill, h, runLink } from "./dom.js";
 import * as text from "./format.js";
-import { ordered, STEEP, titled, titleOf, traces } from "./metrics.js";
+import { isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
 import { MOST_COMPARED } from "./runs.js";
 import { change, list, range } from "./state.js";
 import { store } from "./store.js";
@@ -170,7 +170,7 @@ export class CompareView {
   drawChart(key, weight) {
     const loaded = [...this.curves.entries()].filter(([, curves]) => curves.data);
     if (!this.charts.has(key)) {
-      const chart = new Chart(titled(key, loaded[0][1].data.units), { tall: key === "loss", onZoom: (zoom) => this.zoom(key, zoom) });
+      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: (zoom) => this.zoom(key, zoom) });
       this.charts.set(key, chart);
       this.plots.append(chart.node);
     }
@@ -186,7 +186,7 @@ export class CompareView {
 
   /** The y range without the runs' first steps, unless the whole range is asked for. */
   cut(key, lines) {
-    if (!STEEP.includes(key) || this.params.start === "1" || this.params.zoom) return null;
+    if (!isSteep(key) || this.params.start === "1" || this.params.zoom) return null;
     return withoutStart(lines.map((line) => line.y));
   }
 

@@ -1,6 +1,7 @@
 /** Curves of one run: loaded once, extended while the run grows, and finer ones for a zoomed range. */
 
 import { get, runPath } from "./api.js";
+import { learn } from "./metrics.js";
 
 /** Points of a chart; the server averages more steps than these. */
 export const POINTS = 1500;
@@ -27,7 +28,9 @@ export class Curves {
       const { available } = await get(runPath(this.id, "/curves"), { keys: "loss", points: 1, x: this.x });
       query.keys = available.length ? available.join(",") : "loss";
     }
-    return this.inHours(await get(runPath(this.id, "/curves"), query));
+    const data = await get(runPath(this.id, "/curves"), query);
+    learn(data.metrics);
+    return this.inHours(data);
   }
 
   /** Return an answer with hours since the first step in the place of Unix seconds. */

@@ -1,28 +1,30 @@
-/** The series that runs record: their titles, and lines for charts. */
+/** The series that runs record: their titles, and lines for charts. The server describes them. */
 
 import { faint } from "./charts.js";
 import { smooth } from "./curves.js";
 
-/** Title by key, in the order of the charts. */
-export const METRICS = {
-  loss: "Loss", validation_loss: "Validation loss", grad_norm: "Gradient norm", param_norm: "Parameter norm", learning_rate: "Learning rate",
-  tokens_per_s: "Tokens/s", mfu: "MFU", memory_gib: "Memory", data_wait_s: "Data wait", step_s: "Step time",
-};
+/** Title, unit and steepness by key, in the order of the charts, as answers of curves have described them. */
+const known = new Map();
 
-export const titleOf = (key) => METRICS[key] || key;
+/** Take the descriptions of an answer. */
+export function learn(metrics) {
+  for (const [key, metric] of Object.entries(metrics)) known.set(key, metric);
+}
+
+export const titleOf = (key) => known.get(key)?.title || key;
 
 /** Return the title of a metric with its unit. */
-export function titled(key, units) {
-  const unit = units && units[key];
+export function titled(key) {
+  const unit = known.get(key)?.unit;
   return unit && unit.toLowerCase() !== titleOf(key).toLowerCase() ? `${titleOf(key)} (${unit})` : titleOf(key);
 }
 
-/** Series whose first steps are far from the rest. */
-export const STEEP = ["loss", "grad_norm"];
+/** Whether the first steps of a series are far from the rest. */
+export const isSteep = (key) => Boolean(known.get(key)?.steep);
 
 /** Return keys in the order of the charts; unknown ones last. */
 export function ordered(keys) {
-  const known = Object.keys(METRICS), place = (key) => (known.includes(key) ? known.indexOf(key) : known.length);
+  const order = [...known.keys()], place = (key) => (known.has(key) ? order.indexOf(key) : order.length);
   return [...new Set(keys)].sort((a, b) => place(a) - place(b));
 }
 

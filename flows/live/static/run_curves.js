@@ -6,7 +6,7 @@ import { Curves, lowerBound, valueAt, withoutStart } from "./curves.js";
 import { check, choice, fill, h } from "./dom.js";
 import * as text from "./format.js";
 import { RankTimes } from "./ranks.js";
-import { ordered, STEEP, titled, titleOf, traces } from "./metrics.js";
+import { isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
 import { range } from "./state.js";
 
 /** Shortest time between two readings of new steps. */
@@ -117,7 +117,7 @@ export class CurvesTab {
 
   drawChart(key, data) {
     if (!this.charts.has(key)) {
-      const chart = new Chart(titled(key, data.units), { tall: key === "loss", onZoom: ({ x }) => this.zoom(x) });
+      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: ({ x }) => this.zoom(x) });
       this.charts.set(key, chart);
       this.plots.append(chart.node);
     }
@@ -136,7 +136,7 @@ export class CurvesTab {
 
   /** The y range without the run's first steps, unless the whole range is asked for. */
   cut(key, data) {
-    if (!STEEP.includes(key) || this.params.start === "1" || this.params.zoom) return null;
+    if (!isSteep(key) || this.params.start === "1" || this.params.zoom) return null;
     const { y, low, high } = data.series[key];
     return withoutStart([y, low, high]);
   }

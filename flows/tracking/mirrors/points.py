@@ -9,20 +9,10 @@ from dataclasses import dataclass
 
 from hlatctl.run.journal import Event, number
 from hlatctl.run.scores import headlines
+from hlatctl.run.step_metrics import MOST_OTHERS, STEP_METRICS, others
 
-#: Fields of a ``step`` event. Tokens/s/device follow from tokens/s.
-STEP_FIELDS = (
-    "loss",
-    "grad_norm",
-    "param_norm",
-    "lr",
-    "tokens_per_s",
-    "step_s",
-    "data_wait_s",
-    "mfu",
-    "memory_bytes",
-    "peak_memory_bytes",
-)
+#: Tokens/s/device follow from tokens/s.
+_FIELDS = tuple(metric.name for metric in STEP_METRICS if metric.mirrored)
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,8 @@ class Scores:
 
 def point(event: Event, shift_s: float) -> Point:
     """Return what mirrors get of a ``step`` event. The shift is added to its time."""
-    values = {name: float(event[name]) for name in STEP_FIELDS if event.get(name) is not None}
+    names = (*_FIELDS, *others(event)[:MOST_OTHERS])
+    values = {name: float(event[name]) for name in names if event.get(name) is not None}
     return Point(int(event["step"]), int(event.get("tokens") or 0), event["time_unix_s"] + shift_s, values)
 
 

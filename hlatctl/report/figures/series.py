@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, column, envelope, smooth, thin
 from hlatctl.run.state import RunState
+from hlatctl.run.step_metrics import STEP_METRICS
 
 #: Points per line; a line has fewer pixels than this.
 MAX_POINTS = 1500
-_SHOWN = ("loss", "grad_norm", "param_norm", "lr", "tokens_per_s", "data_wait_s", "step_s")
+_SHOWN = tuple(metric.name for metric in STEP_METRICS if metric.kept)
 _RANGED = ("loss", "grad_norm", "param_norm", "tokens_per_s")
 
 

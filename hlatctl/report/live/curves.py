@@ -13,37 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conf.sizes import flops_per_token, mfu
+from hlatctl.run import step_metrics
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.state import RunState
+from hlatctl.run.step_metrics import STEP_METRICS, TIME
 from hlatctl.run.steps import StepSeries
 from hlatctl.run.suggest import suggest
 
 if TYPE_CHECKING:
     from conf.schema import Config
 
-#: Name of a curve, its field in a step's event, and its unit.
-_FIELDS = {
-    "loss": ("loss", "nats/token"),
-    "grad_norm": ("grad_norm", ""),
-    "param_norm": ("param_norm", ""),
-    "learning_rate": ("lr", ""),
-    "tokens_per_s": ("tokens_per_s", "tokens/s"),
-    "step_s": ("step_s", "s"),
-    "data_wait_s": ("data_wait_s", "s"),
-    "memory_gib": ("memory_bytes", "GiB"),
-}
-UNITS = {**{name: unit for name, (_, unit) in _FIELDS.items()}, "mfu": "", "validation_loss": "nats/token"}
+#: Curves that are no field of a step.
+_DERIVED = {"mfu": "", "validation_loss": "nats/token"}
 AXES = {"step": "", "tokens": "tokens", "time": "s", "flops": "FLOPs"}
 DEFAULT_POINTS, MOST_POINTS = 1500, 20_000
 #: Newest steps without a finite loss that are named.
 _MOST_SKIPPED = 2000
 _WHOLE = ("step", "tokens")
-_STORED: dict[str, Any] = {
-    "step": np.int64,
-    "tokens": np.int64,
-    "time_unix_s": np.float64,
-    **{source: np.float32 for source, _ in _FIELDS.values()},
-}
+_DRAWN = tuple(metric.name for metric in STEP_METRICS if metric.drawn and metric.kept)
+_STORED: dict[str, Any] = {"step": np.int64, "tokens": np.int64, TIME: np.float64, **dict.fromkeys(_DRAWN, np.float32)}
 Columns = dict[str, "np.ndarray[Any, Any]"]
 
 
@@ -65,9 +53,6 @@ class Request:
     x: str = "step"
 
     def __post_init__(self) -> None:
-        for key in self.keys:
-            if key not in UNITS:
-                raise ConfigError(f"keys={key}: no such curve", hint=suggest(key, list(UNITS)))
         if self.x not in AXES:
             raise ConfigError(f"x={self.x}: no such axis", hint=suggest(self.x, list(AXES)))
         if not 1 <= self.points <= MOST_POINTS:
@@ -94,25 +79,35 @@ class StepColumns:
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         return self._columns[name][: self.length]
 
+    @property
+    def drawn(self) -> list[str]:
+        """The numbers that can be a curve, in the order of the page."""
+        return [*_DRAWN, *(name for name in self._columns if name not in _STORED)]
+
     def update(self, steps: StepSeries) -> None:
         """Make the columns equal to the steps. Costs as much as there are new rows."""
         kept, missing = _split(self.ranges, steps.ranges)
         self.length = kept
+        for name in steps.rows.others:
+            self._columns.setdefault(name, np.full(self.length, np.nan, np.float32))
         for start, stop in missing:
             for columns, first, last in steps.rows.blocks(start, stop):
-                self._append({name: columns[_place(name)][first:last] for name in _STORED}, last - first)
+                places = {name: steps.rows.place(name) for name in self._columns}
+                parts = {name: columns[at][first:last] for name, at in places.items() if at < len(columns)}
+                self._append(parts, last - first)
         self.ranges = [list(part) for part in steps.ranges]
 
     def _append(self, parts: dict[str, Any], count: int) -> None:
         end = self.length + count
-        for name, part in parts.items():
-            column = self._columns[name]
+        for name, column in list(self._columns.items()):
+            part = parts.get(name)
             if end > len(column):
                 grown = np.empty(max(end, len(column) + len(column) // 2, 1024), column.dtype)
                 grown[: self.length] = column[: self.length]
                 self._columns[name] = column = grown
+            kind = np.int64 if name in _WHOLE else np.float64
             with np.errstate(over="ignore"):
-                column[self.length : end] = np.frombuffer(part, np.int64 if name in _WHOLE else np.float64)
+                column[self.length : end] = np.nan if part is None else np.frombuffer(part, kind)
         self.length = end
 
 
@@ -125,40 +120,53 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
         config: None if it can't be read: then there is no MFU and no axis of FLOPs.
         request: what to return.
     """
+    names = [*steps.drawn, *_DERIVED]
+    for key in request.keys:
+        if key not in names:
+            raise ConfigError(f"keys={key}: no such curve", hint=suggest(key, names))
     part = _part(steps["step"], request)
     numbers = steps["step"][part]
     axis = _axis(steps, config, request.x)
     edges = _edges(len(numbers), request.points)
-    series = {key: _reduced(_values(steps, state, config, key)[part], edges) for key in request.keys if key in _DRAWN}
+    series = {
+        key: _reduced(_values(steps, state, config, key)[part], edges)
+        for key in request.keys
+        if key != "validation_loss"
+    }
     if "validation_loss" in request.keys:
         series["validation_loss"] = _validation(steps, state, axis)
     ends = edges[1:] - 1 if len(numbers) else edges[:0]
+    found = available(steps, state, config)
     return {
         "x": request.x,
         "x_unit": AXES[request.x],
         "steps": numbers[ends],
         "xs": axis[part][ends],
         "series": series,
-        "units": {key: UNITS[key] for key in request.keys},
         "milestones": [{"x": x, "tokens": tokens, "step": step} for tokens, step, x in _milestones(steps, state, axis)],
         "spikes": _at(steps, axis, [int(spike["step"]) for spike in state.spikes[-_MOST_SKIPPED:]]),
         "skipped": axis[part][~np.isfinite(steps["loss"][part])][-_MOST_SKIPPED:],
-        "available": available(steps, state, config),
+        "available": found,
+        "metrics": {key: _described(key) for key in found},
         "newest_step": state.step,
     }
 
 
 def available(steps: StepColumns, state: RunState, config: Config | None) -> list[str]:
-    """Return the names of the curves that the run has."""
-    found = [name for name, (source, _) in _FIELDS.items() if bool(np.isfinite(steps[source]).any())]
+    """Return the names of the curves that the run has, in the order of the page."""
+    found = [name for name in steps.drawn if bool(np.isfinite(steps[name]).any())]
     if config and state.peak_flops_per_s and "tokens_per_s" in found:
-        found.append("mfu")
+        found.insert(found.index("tokens_per_s") + 1, "mfu")
     if any("validation_loss" in milestone.scores for milestone in state.milestones.values()):
         found.insert(min(1, len(found)), "validation_loss")
     return found
 
 
-_DRAWN = (*_FIELDS, "mfu")
+def _described(key: str) -> dict[str, Any]:
+    if key == "validation_loss":
+        return {"title": "Validation loss", "unit": _DERIVED[key], "steep": False}
+    metric = step_metrics.of(key)
+    return {"title": metric.title, "unit": metric.unit, "steep": metric.steep}
 
 
 def _split(before: list[list[int]], after: list[list[int]]) -> tuple[int, list[tuple[int, int]]]:
@@ -175,12 +183,6 @@ def _split(before: list[list[int]], after: list[list[int]]) -> tuple[int, list[t
     return kept, []
 
 
-def _place(name: str) -> int:
-    from hlatctl.run.steps import FIELDS
-
-    return FIELDS.index(name)
-
-
 def _part(steps: np.ndarray[Any, Any], request: Request) -> slice:
     first = 0 if request.first_step is None else int(np.searchsorted(steps, request.first_step))
     last = len(steps) if request.last_step is None else int(np.searchsorted(steps, request.last_step, "right"))
@@ -195,10 +197,9 @@ def _axis(steps: StepColumns, config: Config | None, x: str) -> np.ndarray[Any, 
 
 
 def _values(steps: StepColumns, state: RunState, config: Config | None, key: str) -> np.ndarray[Any, Any]:
-    if key == "memory_gib":
-        return np.asarray(steps["memory_bytes"] / np.float32(1 << 30))
     if key != "mfu":
-        return steps[_FIELDS[key][0]]
+        scale = step_metrics.of(key).scale
+        return steps[key] if scale == 1 else np.asarray(steps[key] / np.float32(scale))
     one = mfu(config, 1.0, state.peak_flops_per_s) if config else None
     return np.asarray(steps["tokens_per_s"] * np.float32(math.nan if one is None else one))
 

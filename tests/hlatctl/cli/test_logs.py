@@ -68,7 +68,7 @@ def test_a_run_whose_processes_print_nothing_shows_stages_steps_and_evaluations(
         assert line in lines
     steps = [line for line in lines if line.startswith("step ")]
     assert [step.split(":")[0] for step in steps] == ["step 1", *(f"step {n}" for n in range(10, 131, 10))]
-    assert steps[1] == "step 10: loss 7.7885, gradient norm 0.999, lr 7.50e-04, 16.4K tokens/s, 0.5 s a step"
+    assert steps[1] == "step 10: loss 7.7885, gradient norm 0.999, lr 7.50e-04, 16,384 tokens/s, 0.5 s/step"
 
 
 def test_the_events_of_one_rank_are_shown(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 
-from hlatctl.run.steps import StepSeries
+from hlatctl.run import steps
+from hlatctl.run.steps import Home, Rows, StepSeries
 
 
 @pytest.fixture
@@ -30,3 +34,45 @@ def test_the_newest_steps_cross_restarts(restarted: StepSeries) -> None:
     assert [event["loss"] for event in restarted.last(5)] == [609.0, 608.0, 607.0, 606.0, 405.0]
     assert len(list(restarted.last(100))) == 9
     assert list(StepSeries().until(0, 5)) == []
+
+
+def test_numbers_without_a_row_of_the_table_are_columns_from_where_they_came(restarted: StepSeries) -> None:
+    restarted.add({"kind": "step", "step": 10, "tokens": 100, "router_entropy": 1.5, "note": "text", "Bad-Name": 1})
+    restarted.add({"kind": "step", "step": 11, "tokens": 110, "router_entropy": "nan"})
+    assert restarted[10] == {"kind": "step", "step": 10, "tokens": 100, "router_entropy": 1.5}
+    assert "router_entropy" not in restarted[9]
+    values = restarted.columns("router_entropy")[0]
+    assert [value for value in values if not math.isnan(value)] == [1.5]
+    assert len(values) == 11
+
+
+def test_a_run_keeps_a_limited_number_of_them() -> None:
+    series = StepSeries()
+    series.add({"kind": "step", "step": 1, "tokens": 1, **{f"expert_{n}": n for n in range(100)}})
+    assert len(series.rows.others) == 32
+
+
+def test_files_of_rows_have_the_columns_of_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "SEGMENT_ROWS", 4)
+    monkeypatch.setattr(steps, "_COLUMN_BYTES", 32)
+    events = [
+        {"kind": "step", "step": n, "tokens": n, "loss": 1.0 / n, **({"router_entropy": n} if n > 6 else {})}
+        for n in range(1, 15)
+    ]
+
+    def rebuild() -> Rows:
+        rows = Rows()
+        for event in events:
+            rows.append(event)
+        return rows
+
+    kept = Rows(Home(tmp_path / "fold", rebuild))
+    for event in events:
+        kept.append(event)
+    assert [segment.columns for segment in kept.segments] == [len(steps.FIELDS) + 1] + [len(steps.FIELDS) + 2] * 2
+    in_memory = rebuild()
+    for name in ("loss", "router_entropy"):
+        assert kept.columns(name)[0].tobytes() == in_memory.columns(name)[0].tobytes()
+    assert [kept.event(row) for row in range(14)] == events
+    kept.segments[1].path.unlink()
+    assert [kept.event(row) for row in range(14)] == events

@@ -96,14 +96,25 @@ def test_spikes_are_named_where_the_run_has_their_steps(make_run: MakeRun) -> No
 
 def test_memory_is_a_curve_where_the_trainer_knows_it(make_run: MakeRun) -> None:
     run = make_run(until="killed")
-    assert "memory_gib" not in _curves(run)["available"]
+    assert "memory_bytes" not in _curves(run)["available"]
     with JournalWriter(run, train_writer(0), 1) as train:
         for step, used in ((131, 1 << 30), (132, None), (133, 3 << 30)):
             train.append("step", step=step, tokens=step * 8192, loss=1.0, memory_bytes=used)
-    found = _curves(run, keys=("memory_gib",), points=1, first_step=131)
-    series = found["series"]["memory_gib"]
+    found = _curves(run, keys=("memory_bytes",), points=1, first_step=131)
+    series = found["series"]["memory_bytes"]
     assert (series["y"].tolist(), series["low"].tolist(), series["high"].tolist()) == ([2.0], [1.0], [3.0])
-    assert found["units"] == {"memory_gib": "GiB"}
+    assert found["metrics"]["memory_bytes"] == {"title": "Memory", "unit": "GiB", "steep": False}
+
+
+def test_a_number_without_a_row_of_the_table_is_a_curve_too(make_run: MakeRun) -> None:
+    run = make_run(until="killed")
+    with JournalWriter(run, train_writer(0), 1) as train:
+        for step, entropy in ((131, None), (132, 2.5), (133, 3.5)):
+            train.append("step", step=step, tokens=step * 8192, loss=1.0, router_entropy=entropy)
+    found = _curves(run, keys=("router_entropy",), points=3, first_step=131)
+    assert found["available"][-1] == "router_entropy"
+    assert found["metrics"]["router_entropy"]["title"] == "Router entropy"
+    np.testing.assert_array_equal(found["series"]["router_entropy"]["y"], [math.nan, 2.5, 3.5])
 
 
 def test_a_run_without_steps_has_no_curve(make_run: MakeRun) -> None:
@@ -112,10 +123,14 @@ def test_a_run_without_steps_has_no_curve(make_run: MakeRun) -> None:
     assert found["available"] == []
 
 
+def test_a_curve_that_the_run_does_not_have_is_refused(make_run: MakeRun) -> None:
+    with pytest.raises(ConfigError, match="keys=los: no such curve"):
+        _curves(make_run(), keys=("los",))
+
+
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        ({"keys": ("los",)}, "keys=los: no such curve"),
         ({"x": "days"}, "x=days: no such axis"),
         ({"points": 0}, "points=0: must be 1 to"),
         ({"points": 10**9}, "points=1000000000: must be 1 to"),
