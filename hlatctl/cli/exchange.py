@@ -72,14 +72,15 @@ def import_scores(
     from conf.compose import compose
     from flows import import_scores as flow
     from hlatctl.report.exchange import source
-    from hlatctl.run.labels import change, write
+    from hlatctl.run import labels as run_labels
+    from hlatctl.run.labels import change
     from hlatctl.run.scratch import private_folder
 
     labels = change(name=name, tags=tag or (), note=note)
     with private_folder("import") as own:
         found = source.read(file, own.path)
         run = flow.create(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
-    write(run, labels, by=user_name())
+    run_labels.write(run, labels, by=user_name())
     items = f", and items of {counted(len(found.samples), 'task')}," if found.samples else ""
     say(f"{len(found.figures.figures)} scores{items} imported from {found.path} in {run.root}")
     write(run.run_id)

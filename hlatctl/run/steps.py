@@ -132,7 +132,7 @@ class Rows:
                     if at < len(columns):
                         values.frombytes(columns[at][first:last].tobytes())
                     else:  # a segment from before this number came
-                        values.extend(repeat(math.nan, last - first))
+                        values.extend([math.nan] * (last - first))
         return found
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[Columns, int, int]]:

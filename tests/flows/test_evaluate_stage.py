@@ -226,7 +226,7 @@ def test_an_evaluation_asks_for_its_devices_and_an_export_for_none(
     ctx: FlowContext,
     jobs: list[tuple[str, tuple[str, ...]]],
     monkeypatch: pytest.MonkeyPatch,
-    device: str,
+    device: Any,
     settings: dict[str, Any],
     devices: int,
 ) -> None:

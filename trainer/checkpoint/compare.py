@@ -92,7 +92,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float | None:
     if torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)):
         return None
     squares = [0.0, 0.0]
-    for one, two in zip(ours.split(_BLOCK), theirs.split(_BLOCK), strict=True):
+    for one, two in zip(torch.split(ours, _BLOCK), torch.split(theirs, _BLOCK), strict=True):
         squares[0] += float((one.double() - two.double()).square().sum())
         squares[1] += float(one.double().square().sum())
     difference = math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf

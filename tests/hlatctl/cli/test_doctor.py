@@ -87,7 +87,7 @@ def test_missing_tools_folders_and_packages_are_reported(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("cluster", ["slurm", "kubernetes"])
-def test_a_login_node_needs_no_tool_of_the_nodes(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_node_needs_no_tool_of_the_nodes(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     config = compose([f"runs_dir={tmp_path}", "preflight.min_open_files=1000000000"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conf.schema import ClusterConfig, Config
+from hlatctl.cli import common
 from hlatctl.cli import logs as logs_command
 from hlatctl.cli.journal_lines import TEXTS, WITHOUT_LINE, JournalLines
 from hlatctl.cli.main import main
@@ -184,7 +185,7 @@ def test_following_continues_over_a_restart_and_ends_with_the_run(
     write(run, 1, "train.log", "first\n")
     codes: list[int] = []
     shown = threading.Event()
-    print_ = logs_command.write
+    print_ = common.write
 
     def noting(message: str = "", **how: Any) -> None:
         print_(message, **how)

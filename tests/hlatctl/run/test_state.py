@@ -223,7 +223,7 @@ def test_a_profile_that_is_asked_of_an_attempt_that_is_over_fails() -> None:
 
 @pytest.mark.parametrize("order", [("head_started", "stop_requested"), ("stop_requested", "head_started")])
 def test_a_request_to_stop_reaches_the_driver_that_it_names_in_any_order_of_events(order: tuple[str, str]) -> None:
-    fields = {"head_started": {"token": "second"}, "stop_requested": {"driver": "second"}}
+    fields: dict[str, dict[str, Any]] = {"head_started": {"token": "second"}, "stop_requested": {"driver": "second"}}
     story = Story().add("head_started", token="first")
     for kind in order:
         story.add(kind, **fields[kind])
