@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Name, Note, RunsDir, Tags, place, print_json, say, user_name, with_runs_dir
+from hlatctl.cli.common import Name, Note, RunsDir, Tags, place, print_json, say, user_name, with_runs_dir, write
 from hlatctl.cli.milestone import At, EvaluatedRun, find_evaluated
 from hlatctl.run.errors import EvaluationError
 from hlatctl.units import counted
@@ -37,14 +37,16 @@ def export(
     """
     from hlatctl.report.exchange import exported, lighteval_form, lm_eval_form, olmes_form
 
-    write = {Form.LM_EVAL: lm_eval_form.write, Form.LIGHTEVAL: lighteval_form.write, Form.OLMES: olmes_form.write}[form]
+    as_form = {Form.LM_EVAL: lm_eval_form.write, Form.LIGHTEVAL: lighteval_form.write, Form.OLMES: olmes_form.write}[
+        form
+    ]
     found = find_evaluated(run, at, runs_dir)
     if found.is_imported:
         raise EvaluationError(
             f"run {found.run.run_id}: has scores that were imported, which are not written as its own",
             hint="copy the file that they were imported from",
         )
-    print_json(write(exported.read(found.run, found.milestone)))
+    print_json(as_form(exported.read(found.run, found.milestone)))
 
 
 def import_scores(
